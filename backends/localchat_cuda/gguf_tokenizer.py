@@ -14,7 +14,12 @@ TYPES: Final = "tokenizer.ggml.token_type"
 SCORES: Final = "tokenizer.ggml.scores"
 ARRAYS: Final = (TOKENS, MERGES, TYPES, SCORES)
 """Arrays of the metadata that must be kept when a header is read."""
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL: Final = 1
+_UNKNOWN: Final = 2
+_CONTROL: Final = 3
+_USER_DEFINED: Final = 4
+_KEEP_SPACE: Final = ("<unk>", "<s>", "<|endoftext|>")
+"""Control tokens of Phi-3 after which white space is kept. GGUF files do not store it."""
 _SPACE: Final = "\u2581"
 """A space in the tokens of SentencePiece."""
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -53,10 +58,16 @@ def tokenizer_files(header: Header) -> TokenizerFiles:
     """What a checkpoint's folder states of its tokenizer. Raises ModelInvalid for other kinds."""
     kind = tokenizer_kind(header)
     tokens = strings_of(header, TOKENS)
+    is_phi3 = kind == "sentencepiece" and header.architecture == "phi3"
     added = [
-        _added(number, text, special=type_ == _CONTROL)
+        _added(
+            number,
+            text,
+            special=type_ != _USER_DEFINED,
+            rstrip=is_phi3 and text not in _KEEP_SPACE,
+        )
         for number, (text, type_) in enumerate(zip(tokens, _numbers(header, TYPES), strict=False))
-        if type_ in (_CONTROL, _USER_DEFINED)
+        if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     parts = _pieces(header, tokens) if kind == "sentencepiece" else _bytes(header, kind, tokens)
     raw = {"version": "1.0", "added_tokens": added, "post_processor": None, **parts}
@@ -148,13 +159,13 @@ def _numbers(header: Header, key: str) -> tuple[Any, ...]:
     return tuple(held.values or ()) if isinstance(held, Array) else ()
 
 
-def _added(number: int, text: str, *, special: bool) -> dict[str, Any]:
+def _added(number: int, text: str, *, special: bool, rstrip: bool) -> dict[str, Any]:
     return {
         "id": number,
         "content": text,
         "single_word": False,
         "lstrip": False,
-        "rstrip": False,
+        "rstrip": rstrip,
         "normalized": False,
         "special": special,
     }

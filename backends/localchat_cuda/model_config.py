@@ -406,7 +406,15 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             f"{name} is {kind}, and cannot be rounded to {to}: {forms}.",
             hint=f"{other}, or take a GGUF file: llama.cpp runs it on this GPU too.",
         )
-    return replace(config, quantization=rounding(to))
+    group = 32 if to == "int4" and not expected and _is_small(config) else 128
+    return replace(config, quantization=rounding(to, group))
+
+
+def _is_small(config: ModelConfig) -> bool:
+    """Return whether a model has less than 3 billion weights, which four bits in groups of 128 damage."""
+    attention = config.hidden * (config.qkv_columns + config.heads * config.head_dim)
+    layer = attention + 3 * config.hidden * config.intermediate
+    return config.layers * layer + config.vocabulary * config.hidden < 3e9
 
 
 def stored_type(headers: Iterable[SafetensorsHeader]) -> FloatType:

@@ -125,6 +125,7 @@ class Quantization:
         order = 4 * k if self.act_order else 0
         if self.in_ggml_forms:
             return packed_bytes(INT8 if self.symmetric else INT8_ZEROS, n, k) + order
+        k = padded(k)
         if self.packed:
             return n * k // 2 + _side_bytes(n, k, self.packed_group) + order
         scales = -(-n // self.group) * -(-k // self.group) if self.group else n
@@ -137,7 +138,7 @@ class Quantization:
         scale."""
         if self.on_load:
             layer = ".layers." in tensor.name and tensor.name.endswith(".weight")
-            taken = layer and len(tensor.shape) == 2 and can_round(*tensor.shape)
+            taken = layer and len(tensor.shape) == 2 and can_round(tensor.name, *tensor.shape)
             return (
                 self.linear_bytes(*tensor.shape) if taken else floating_bytes(tensor, float_bytes)
             )
@@ -176,17 +177,22 @@ def padded(columns: int) -> int:
     return -(-columns // PACKED_GROUPS[0]) * PACKED_GROUPS[0]
 
 
-def can_round(n: int, k: int) -> bool:
-    """True if the gemms take a rounded layer of N x K; others stay floating."""
-    return n % _ROUNDED_ROWS == 0 and k % PACKED_GROUPS[0] == 0
+def can_round(name: str, n: int, k: int) -> bool:
+    """True if the gemms take a rounded layer of N x K; others stay floating.
+
+    Experts are not padded to the next 128 columns.
+    """
+    columns = PACKED_GROUPS[0] if "expert" in name else PACKED_GROUPS[-1]
+    return n % _ROUNDED_ROWS == 0 and k % columns == 0
 
 
-def rounding(to: RoundedType) -> Quantization:
-    """What `--quantize` makes of a floating checkpoint."""
+def rounding(to: RoundedType, group: int = PACKED_GROUPS[0]) -> Quantization:
+    """What `--quantize` makes of a floating checkpoint; `group`: columns of a scale of int4."""
     if to == "fp8":
         return Quantization("fp8", 8, 0, symmetric=True, on_load=True)
-    bits = 8 if to == "int8" else 4
-    return Quantization("packed", bits, symmetric=bits == 8, on_load=True)
+    if to == "int8":
+        return Quantization("packed", 8, symmetric=True, on_load=True)
+    return Quantization("packed", 4, group=group, on_load=True)
 
 
 def _side_bytes(n: int, k: int, group: int) -> int:

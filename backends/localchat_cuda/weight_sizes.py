@@ -9,7 +9,7 @@ from localchat_cuda.delta_net_config import TAPS
 from localchat_cuda.gemma_config import GemmaLayers
 from localchat_cuda.latent_config import LatentAttention
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import floating_bytes, padded
+from localchat_cuda.quantization_config import can_round, floating_bytes, padded
 from localchat_cuda.weights.tensor_names import canonical_name, is_in_layers, is_text
 
 _HALF, _FLOAT = 2, 4
@@ -204,8 +204,14 @@ def unpacked_bytes(config: ModelConfig) -> int:
     quantization = config.quantization
     if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
         return 0
-    experts = config.expert_layers * sum(map(prod, _expert_shapes(config)))
-    return (sum(map(prod, _all_linear_shapes(config))) - experts) * _HALF
+    columns = padded if quantization.packed else int
+    shapes = Counter(_all_linear_shapes(config))
+    shapes.subtract(list(_expert_shapes(config)) * config.expert_layers)
+    return _HALF * sum(
+        count * n * columns(k)
+        for (n, k), count in shapes.items()
+        if not quantization.on_load or can_round("", n, k)
+    )
 
 
 def head_int8_bytes(config: ModelConfig) -> int:

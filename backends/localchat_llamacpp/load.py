@@ -132,7 +132,9 @@ def _with_context(
     drafter = None
     try:
         if not api.llama_get_memory(context):
-            raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
+            raise ModelInvalid(
+                "This is an embedding model: it has no KV cache and cannot generate text."
+            )
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
         warm = WarmUp(context, batch, spec.slots, vocab_size)

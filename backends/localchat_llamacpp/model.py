@@ -31,7 +31,7 @@ from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
-from localchat_llamacpp.tokenizer import LlamaTokenizer
+from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -49,7 +49,7 @@ class GgufModel:
 
     def __init__(self, path: Path) -> None:
         """path: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
-        self.header = read_header(path)
+        self.header = read_header(path, (TYPES,))
         self._first = self.header.parts[0]
         self.shape = model_shape(self.header)
         if not self.shape.vocabulary:
@@ -63,7 +63,7 @@ class GgufModel:
         except ModelInvalid:
             library().api.llama_model_free(handle)
             raise
-        self._vocabulary = LlamaTokenizer(handle, log_lines)
+        self._vocabulary = LlamaTokenizer(handle, log_lines, self.header.metadata)
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
 
@@ -114,13 +114,12 @@ class GgufModel:
         special_tokens = self._vocabulary.special_tokens
         sealer = Sealer(token.text for token in special_tokens if token.control)
         seal = unused_seal(query + text)
-        query, text = sealer.seal(query, seal), sealer.seal(text, seal)
-        texts = {"{query}": query, "{document}": text}
+        texts = {"{query}": sealer.seal(query, seal), "{document}": sealer.seal(text, seal)}
         filled = re.sub(r"\{query\}|\{document\}", lambda match: texts[match[0]], template)
-        whole, parts = PromptSplitter(special_tokens).split(filled, seal)
+        prompt, parts = PromptSplitter(special_tokens).split(filled, seal)
         if parts:
             return PromptEncoder(self._vocabulary).encode(parts, add_bos=False)
-        return self._vocabulary.encode(whole, special=True)
+        return self._vocabulary.encode(prompt, special=True)
 
     def _separates_twice(self) -> bool:
         stated = self.header.metadata.get("tokenizer.ggml.add_sep_token")

@@ -5,22 +5,37 @@ before it reaches native code, because one out of range ends the process there.
 """
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from ctypes import create_string_buffer
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from localchat.backend_api.sealed_text import PromptSplitter, TextFinder, unused_seal
 from localchat.backend_api.special_tokens import SpecialToken
+from localchat.model_files.gguf import Array, Value
 from localchat_llamacpp.native import library
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LOGGED_EOG = re.compile(r"EOG token\s*=\s*(\d+)")
 _LOGGED_LENGTH = re.compile(r"max token length\s*=\s*(\d+)")
+TYPES: Final = "tokenizer.ggml.token_type"
+"""Key of the array of token types, which must be kept when a header is read."""
+_NORMAL: Final = 1
+_USER_DEFINED_TYPE: Final = 4
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_COMPOSED = ("qwen2", "qwen35", "command-r", "mpt", "olmo")
+"""Vocabularies whose own tokenizers bring texts to NFC, by `tokenizer.ggml.pre`. llama.cpp does not."""
+_FRAMED = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 _WORDPIECE, _UNIGRAM = 3, 4
-_UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 4, 1 << 7, 1 << 8
-"""Bits of llama_token_attr."""
+# Bits of llama_token_attr.
+_UNKNOWN = 1 << 0
+_CONTROL = 1 << 3
+_USER_DEFINED = 1 << 4
+_LSTRIP = 1 << 7
+_RSTRIP = 1 << 8
 _SPECIAL = {
     "fim_pre": "llama_vocab_fim_pre",
     "fim_suf": "llama_vocab_fim_suf",
@@ -36,11 +51,19 @@ _SPECIAL = {
 class LlamaTokenizer:
     """Tokenizer of one model. Owns its native vocabulary until `close`."""
 
-    def __init__(self, model: int, log_lines: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: int,
+        log_lines: Sequence[str] = (),
+        metadata: Mapping[str, Value] | None = None,
+    ) -> None:
         """model: a loaded llama_model (vocabulary alone suffices), which this object then owns.
 
         log_lines: the library's log lines of that load, which spare two walks over all tokens (0.1 s for
         152k).
+
+        metadata: of the file, with its token types. llama.cpp makes a control token of every token whose text
+        it knows as an end, such as `</s>`, which is ordinary text in Gemma's and Qwen's vocabularies.
         """
         self._api: Any = library().api
         self._model: int | None = model
@@ -51,20 +74,66 @@ class LlamaTokenizer:
         self.eos = int(self._api.llama_vocab_eos(self._vocab))
         self.add_bos = bool(self._api.llama_vocab_get_add_bos(self._vocab))
         self._pieces: dict[tuple[int, bool], bytes] = {}
-        self.eog = self._ends(log_lines)
-        self.longest_piece = self._longest(log_lines)
+        ends = self._ends(log_lines)
+        self._mistaken = _mistaken_ends(metadata or {}, {end: self._text(end) for end in ends})
+        self.eog = ends - self._mistaken.keys()
+        self._user_defined = self._mistaken_texts(_USER_DEFINED_TYPE)
+        self._normal = self._mistaken_texts(_NORMAL)
+        self._composes = (metadata or {}).get("tokenizer.ggml.pre") in _COMPOSED
+        # NFC shortens a text to a third at most.
+        self.longest_piece = self._longest(log_lines) * (3 if self._composes else 1)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
         begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
-        return begin + self._tokens(text, ends=False, special=special) if text else begin
+        return begin + self._checked(text, special=special) if text else begin
 
     def encode_whole(self, text: str) -> list[int]:
         """Tokens of a text as embedding models were trained: with those that begin and end one."""
         return self._tokens(text, ends=True, special=False)
 
+    def _composed(self, text: str) -> str:
+        """Bring a text to NFC, between special tokens."""
+        if not self._composes or unicodedata.is_normalized("NFC", text):
+            return text
+        pieces = self._special_texts.pieces(text)
+        return "".join(unicodedata.normalize("NFC", piece) + token for piece, token in pieces)
+
+    @cached_property
+    def _special_texts(self) -> TextFinder:
+        return TextFinder(token.text for token in self.special_tokens)
+
+    def _checked(self, text: str, *, special: bool) -> list[int]:
+        """Tokenize a text in which llama.cpp would mistake text for control tokens, or the reverse."""
+        if special and any(mistaken in text for mistaken in self._normal):
+            return self._without_normal(text)
+        if not special and any(mistaken in text for mistaken in self._user_defined):
+            return self._with_user_defined(text)
+        return self._tokens(text, ends=False, special=special)
+
+    def _without_normal(self, text: str) -> list[int]:
+        """Tokenize a text with control tokens, leaving tokens that the file marks as normal to the merges."""
+        seal = unused_seal(text)
+        for mistaken in self._normal:
+            text = text.replace(mistaken, f"{mistaken[0]}{seal}{mistaken[1:]}")
+        sealed_tokens = [SpecialToken(mistaken, control=True) for mistaken in self._normal]
+        _, parts = PromptSplitter((*self.special_tokens, *sealed_tokens)).split(text, seal)
+        return [token for part in parts for token in self._checked(part.text, special=part.special)]
+
+    def _with_user_defined(self, text: str) -> list[int]:
+        """Tokenize a plain text, recognizing tokens that the file marks as user-defined."""
+        tokens: list[int] = []
+        pattern = "|".join(map(re.escape, self._user_defined))
+        for piece in re.split(f"({pattern})", text):
+            if piece:
+                known = self._user_defined.get(piece)
+                tokens += (
+                    self._tokens(piece, ends=False, special=False) if known is None else [known]
+                )
+        return tokens
+
     def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
-        data = _SURROGATE.sub("\ufffd", text).encode()
+        data = _SURROGATE.sub("\ufffd", self._composed(text)).encode()
         # A token is one byte at least; white-space marks of SentencePiece add a few.
         room = len(data) + 16
         while True:
@@ -82,6 +151,7 @@ class LlamaTokenizer:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of one token; control tokens are empty unless `special`. Raises ValueError out of range."""
+        special = special or token in self._mistaken
         known = self._pieces.get((token, special))
         if known is not None:
             return known
@@ -100,15 +170,16 @@ class LlamaTokenizer:
     @cached_property
     def special_tokens(self) -> tuple[SpecialToken, ...]:
         """Control and user-defined tokens. Takes 0.1 s for 152k tokens."""
-        handle, attributes_of = self._handle(), self._api.llama_vocab_get_attr
+        handle = self._handle()
+        attributes_of = self._api.llama_vocab_get_attr
         tokens = []
         for token in range(self.vocab_size):
             bits = attributes_of(handle, token)
             if bits & (_UNKNOWN | _CONTROL | _USER_DEFINED):
-                text = (self._api.llama_vocab_get_text(handle, token) or b"").decode(
-                    "utf-8", "replace"
-                )
-                control = bool(bits & (_UNKNOWN | _CONTROL))
+                text = self._text(token)
+                if text in self._normal:
+                    continue
+                control = bool(bits & (_UNKNOWN | _CONTROL)) and text not in self._user_defined
                 strips = bool(bits & _LSTRIP), bool(bits & _RSTRIP)
                 tokens.append(SpecialToken(text, control, *strips))
         return tuple(token for token in tokens if token.text)
@@ -130,6 +201,17 @@ class LlamaTokenizer:
         ids = logged & set(range(self.vocab_size)) or range(self.vocab_size)
         return frozenset(t for t in ids if self._api.llama_vocab_is_eog(self._vocab, t))
 
+    def _text(self, token: int) -> str:
+        """Return the vocabulary's spelling of a token."""
+        spelling: bytes = self._api.llama_vocab_get_text(self._vocab, token) or b""
+        return spelling.decode("utf-8", "replace")
+
+    def _mistaken_texts(self, kind: int) -> dict[str, int]:
+        """Return the mistaken ends of one type, as ids by text."""
+        return {
+            self._text(token): token for token, type_ in self._mistaken.items() if type_ == kind
+        }
+
     def _longest(self, log_lines: Sequence[str]) -> int:
         """Upper bound of a token's bytes: the vocabulary's spelling is never shorter than the text it stands
         for.
@@ -148,3 +230,22 @@ class LlamaTokenizer:
         if self._model is None:
             raise ValueError("this vocabulary is closed")
         return self._vocab
+
+
+def _mistaken_ends(metadata: Mapping[str, Value], ends: Mapping[int, str]) -> dict[int, int]:
+    """Return the types of ends that the file does not have as such: ordinary text that looks like one.
+
+    Files of the first hours mark real ends as user-defined. Those are named as ends, framed like
+    `<|im_end|>`, or written by the chat template.
+    """
+    array = metadata.get(TYPES)
+    types = array.values if isinstance(array, Array) and array.values else ()
+    stated = {metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS}
+    template = str(metadata.get("tokenizer.chat_template", ""))
+    return {
+        end: int(types[end])
+        for end, text in ends.items()
+        if end < len(types)
+        and types[end] in (_NORMAL, _USER_DEFINED_TYPE)
+        and not (end in stated or _FRAMED.fullmatch(text) or text in template)
+    }

@@ -38,7 +38,7 @@ class PromptSplitter:
     def __init__(self, tokens: Sequence[SpecialToken], structural: Iterable[str] = ()) -> None:
         control = {token.text for token in tokens if token.control and token.text.strip()}
         self._user_defined = frozenset(structural) - control
-        self._boundaries = _Finder(control | self._user_defined)
+        self._boundaries = TextFinder(control | self._user_defined)
         self._stripping = {token.text: token for token in tokens if token.lstrip or token.rstrip}
 
     def split(self, rendered: str, seal: str) -> tuple[str, tuple[TextPart, ...]]:
@@ -139,7 +139,7 @@ class Sealer:
         return any(bare.startswith(rest) or rest.startswith(bare) for rest in rests)
 
 
-class _Finder:
+class TextFinder:
     """Finds given texts in a text, the longest of those that begin together."""
 
     def __init__(self, texts: Iterable[str]) -> None:

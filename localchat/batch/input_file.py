@@ -140,11 +140,11 @@ class BatchInput:
         if "body" in fields or "url" in fields:
             path, body = fields.get("url", CHAT), fields.get("body")
             if path not in PATHS:
-                raise UsageError(f"the url is {path!r}; there are {', '.join(PATHS)}")
+                raise UsageError(f"unsupported url {path!r}; use one of {', '.join(PATHS)}")
             if fields.get("method", "POST") != "POST":
                 raise UsageError(f"the method is {fields['method']!r}; it has to be POST")
             if not isinstance(body, dict):
-                raise UsageError("the body is no JSON object")
+                raise UsageError("the body is not a JSON object")
             return path, dict(body)
         rest = {key: value for key, value in fields.items() if key != "custom_id"}
         if "input" in rest:
@@ -153,7 +153,7 @@ class BatchInput:
         if "messages" not in rest:
             prompt = rest.pop("prompt", None)
             if not isinstance(prompt, str):
-                raise UsageError('there is no "prompt", "messages", "input" or "body" in this line')
+                raise UsageError('this line has no "prompt", "messages", "input" or "body"')
             rest |= self._chat([{"role": "user", "content": prompt}], system)
         if schema is not None:
             named = {"name": "answer", "schema": schema, "strict": True}
@@ -185,7 +185,7 @@ class BatchInput:
             if name in places:
                 raise UsageError(
                     f"{self.path}: lines {places[name]} and {line.number} have the same custom_id {name!r}",
-                    hint="give each line one of its own, or none",
+                    hint="give each line its own custom_id, or none",
                 )
             places[name] = line.number
 
@@ -195,7 +195,7 @@ def _object(content: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise UsageError(f"the line begins with {{ and is no JSON: {problem}") from problem
+        raise UsageError(f"the line begins with {{ and is not valid JSON: {problem}") from problem
     assert isinstance(found, dict)
     return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from localchat.bench.limits import limit_sentences
 from localchat.bench.record import BenchRecord, differing_facts
 from localchat.bench.statistics import Difference, Percentiles, PointFigures, difference
 from localchat.bench.sweep import Point, PointPlace, rates, saturation, series
@@ -13,6 +14,8 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 _BAR_CELLS: Final = 40
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+MIN_PERCENTILE_COUNT: Final = 20
+"""Fewer times show no 90th or 99th percentile."""
 _SHORT_SHARE: Final = 0.9
 """Answers that are shorter than this share of what was asked deserve a sentence."""
 
@@ -27,14 +30,18 @@ def heading(record: BenchRecord, line: list[Point]) -> str:
 
 
 def times_table(line: list[Point]) -> Table:
-    """Throughput and times of a series. Times are p50/p90/p99 in milliseconds."""
-    head = ("CLIENTS", "TOK/S", "REQ/S", "TTFT ms", "PER TOKEN ms", "GAP ms")
+    """Throughput and times of a series, in milliseconds.
+
+    Times are p50/p90/p99; of fewer than 20 requests, the median with minimum and maximum.
+    """
+    head = ("CLIENTS", "N", "TOK/S", "REQ/S", "TTFT ms", "PER TOKEN ms", "GAP ms")
     rows = []
     for point in line:
         found = point.figures
         rows.append(
             (
                 str(point.place.clients),
+                f"{found.requests:,}",
                 _number(found.tokens_per_s),
                 f"{found.requests_per_s:.2f}",
                 _times(found.ttft_ms),
@@ -89,6 +96,7 @@ def sentences(record: BenchRecord, line: list[Point]) -> Iterator[str]:
             flag = "--clients" if record.spec.clients else "--max-clients"
             further = f": {flag} {last * 4} goes on" if record.complete else ", the last measured"
             yield f"Still rising at {_clients(last)}{further}."
+    yield from limit_sentences(record, line)
     first = line[0]
     served = next((one for one in record.served if one.variant.name == first.place.variant), None)
     if served is not None and served.roof is not None and first.figures.roof_share is not None:
@@ -197,7 +205,11 @@ def _bar(share: float, cells: int) -> str:
 
 
 def _times(found: Percentiles | None) -> str:
-    return "-" if found is None else "/".join(map(_number, (found.p50, found.p90, found.p99)))
+    if found is None:
+        return "-"
+    if 0 < found.count < MIN_PERCENTILE_COUNT:
+        return f"{_number(found.p50)} [{_number(found.low)}-{_number(found.high)}]"
+    return "/".join(map(_number, (found.p50, found.p90, found.p99)))
 
 
 def _number(value: float) -> str:

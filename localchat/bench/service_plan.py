@@ -1,7 +1,7 @@
 """Plan of a service: copies of a model for a number of users, their waiting, memory, energy and money."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -22,6 +22,7 @@ from localchat.bench.sweep import Point, series
 from localchat.config.prices import Prices
 from localchat.errors import UsageError
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.units import rate
 
 DEFAULT_SLOTS: Final = 16
 _GPU_BUDGET_S, _CPU_BUDGET_S = 0.1, 0.25
@@ -117,14 +118,16 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
         one = served[place.variant]
         if place.context_tokens or (model is not None and one.variant.model != model):
             continue
-        usual = DEFAULT_SLOTS if not one.url else line[-1].place.clients
+        # More clients than slots only wait, so the last number of clients says nothing about slots.
+        best = max(line, key=lambda point: point.figures.tokens_per_s)
+        usual = DEFAULT_SLOTS if not one.url else best.place.clients
         slots = one.variant.parallel or one.properties.get("total_slots") or usual
         budget_s = _GPU_BUDGET_S if record.machine.gpus else _CPU_BUDGET_S
         kv = [total for point in line if (total := point.figures.kv_total_tokens)]
         return CostSource(
             model=one.model or one.variant.model,
             basis=f"measured: benchmark {record.id} of {record.at[:10]}, shape {place.shape}",
-            costs=cost_model(line, slots, budget_s),
+            costs=_not_above(cost_model(line, slots, budget_s), line),
             line=tuple(line),
             kv_tokens=max(kv, default=None),
         )
@@ -135,8 +138,29 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
     )
 
 
-def predicted_source(model: str, tokens_per_s: float, plan: MemoryPlan, slots: int) -> CostSource:
-    """What an estimate of the decode speed lets expect. Rough: nothing was measured."""
+def _not_above(costs: ServerCosts, line: Sequence[Point]) -> ServerCosts:
+    """Slow the cost model down until it promises no more than the best measured point."""
+    best = max(line, key=lambda point: point.figures.requests_per_s).figures
+    lengths = RequestLengths(best.prompt_tokens, best.completion_tokens)
+    promised = capacity(costs, lengths).requests_per_s
+    if promised <= best.requests_per_s or not best.requests_per_s:
+        return costs
+    factor = promised / best.requests_per_s
+    return msgspec.structs.replace(
+        costs,
+        prefill_s=costs.prefill_s * factor,
+        overhead_s=costs.overhead_s * factor,
+        steps_s=tuple((count, step_s * factor) for count, step_s in costs.steps_s),
+    )
+
+
+def predicted_source(
+    model: str, tokens_per_s: float, plan: MemoryPlan, slots: int, source: str = ""
+) -> CostSource:
+    """Costs that follow from an estimated decode speed. Rough: nothing was measured under load.
+
+    source: how the speed was found.
+    """
     on_gpu = plan.gpu_layers > 0
     step_s = 1 / tokens_per_s
     costs = ServerCosts(
@@ -150,7 +174,10 @@ def predicted_source(model: str, tokens_per_s: float, plan: MemoryPlan, slots: i
     )
     return CostSource(
         model=model,
-        basis="predicted from the expected speed; localchat bench measures it",
+        basis=(
+            f"predicted from {rate(tokens_per_s)} ({source or 'an estimate'}); it may be off by a factor "
+            "of two, localchat bench measures it"
+        ),
         costs=costs,
         kv_tokens=plan.kv_tokens or None,
         memory_bytes=plan.total_bytes,
@@ -250,6 +277,6 @@ def parse_price(word: str, known: Mapping[str, float | str | None]) -> tuple[str
     if name.strip() not in known or not equals or not 0 <= value < float("inf"):
         raise UsageError(
             f"--price {word}: it is no price",
-            hint=f"there are {', '.join(known)}, as --price kwh=0.30",
+            hint=f"use one of {', '.join(known)}, as --price kwh=0.30",
         )
     return name.strip(), value

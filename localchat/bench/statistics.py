@@ -21,13 +21,19 @@ _SAME_ARRIVAL_S: Final = 0.5e-3
 """Events closer than this were sent together."""
 
 
-class Percentiles(msgspec.Struct, frozen=True):
+class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """Distribution of a time, in milliseconds."""
 
     p50: float
     p90: float
     p99: float
     mean: float
+    count: int = 0
+    """Times in the distribution; 0 in a record of before it was stored."""
+    low: float = 0.0
+    """Smallest time."""
+    high: float = 0.0
+    """Largest time."""
 
 
 class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -141,9 +147,18 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
     """Percentiles of times in seconds. Raises statistics.StatisticsError for none."""
     mean = statistics.fmean(seconds)
     if len(seconds) == 1:
-        return Percentiles(*[mean * 1e3] * 4)
+        only_ms = mean * 1e3
+        return Percentiles(only_ms, only_ms, only_ms, only_ms, 1, only_ms, only_ms)
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return Percentiles(cuts[49] * 1e3, cuts[89] * 1e3, cuts[98] * 1e3, mean * 1e3)
+    return Percentiles(
+        p50=cuts[49] * 1e3,
+        p90=cuts[89] * 1e3,
+        p99=cuts[98] * 1e3,
+        mean=mean * 1e3,
+        count=len(seconds),
+        low=min(seconds) * 1e3,
+        high=max(seconds) * 1e3,
+    )
 
 
 def _gaps(samples: Sequence[RequestSample]) -> list[float]:

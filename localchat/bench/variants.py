@@ -63,7 +63,7 @@ def parse_vary(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
             known = [flag_word(one) for one in (*_LOAD_KEYS, PARALLEL)]
             raise UsageError(
                 f"--vary: there is no setting {name!r} of a load",
-                hint=did_you_mean(name, known) or f"there are {', '.join(known)}",
+                hint=did_you_mean(name, known) or f"use one of {', '.join(known)}",
             )
         texts = tuple(_ON_OFF.get(text.strip().lower(), text.strip()) for text in values.split(","))
         if not equals or not all(texts) or len(texts) < 2:

@@ -8,25 +8,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from localchat.bench.sample_text import sample_sentences
 from localchat.errors import UsageError
 
 Message = dict[str, str]
-Kind = Literal["unique", "prefix", "edit"]
+Kind = Literal["unique", "prefix", "edit", "file"]
 
-_WORDS: Final = (
-    *("alpha", "beta", "gamma", "delta", "river", "stone", "cloud", "amber", "quiet", "forest"),
-    *("engine", "window", "copper", "silver", "marble", "valley", "summer", "winter", "garden"),
-    *("tunnel", "bridge", "market", "planet", "signal"),
-)
 _MOST_TOKENS: Final = 1_000_000
 _LEAST_WORDS: Final = 4
 _EDIT_LINE_WORDS: Final = 4
+_TASK: Final = "Continue this text in the same style."
 
 
 def prose(words: int, seed: int | str) -> str:
-    """Text that no other seed shares a prefix with; a word takes about two tokens."""
+    """Compose natural English text. Texts of different seeds share no prefix.
+
+    Sentences come in random order, and repeat only if a text is longer than all of them.
+    """
     draw = random.Random(seed)
-    return " ".join(f"{draw.choice(_WORDS)}{draw.randrange(10)}" for _ in range(words))
+    chosen = [f"{draw.randrange(10**9)}."]
+    while len(chosen) < words:
+        sentences = list(sample_sentences())
+        draw.shuffle(sentences)
+        for sentence in sentences:
+            chosen += sentence.split()
+            if len(chosen) >= words:
+                break
+    return " ".join(chosen[:words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class Shape:
     kind: Kind = "unique"
     """`prefix`: most of the prompt is the same for all; `edit`: the answer repeats most of the prompt."""
     about: str = ""
+    prompts: tuple[tuple[Message, ...], ...] = ()
+    """Conversations of a file, for the kind `file`."""
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -65,7 +75,7 @@ def parse_shape(word: str) -> Shape:
     if not plus or not all(0 < length <= _MOST_TOKENS for length in lengths):
         raise UsageError(
             f"--shape: there is no shape {word!r}",
-            hint=f"there are {', '.join(SHAPES)}; or give the tokens of prompt and answer, as 512+128",
+            hint=f"use one of {', '.join(SHAPES)}; or give the tokens of prompt and answer, as 512+128",
         )
     return Shape(word, *lengths)
 
@@ -78,7 +88,7 @@ def _length(text: str) -> int:
 class TokenScale:
     """Number of tokens that a server makes of our words, and of what it puts around them."""
 
-    tokens_per_word: float = 2.0
+    tokens_per_word: float = 1.4
     overhead_tokens: float = 0.0
     """Of the chat template."""
     known: bool = False
@@ -113,7 +123,10 @@ def messages(shape: Shape, scale: TokenScale, seed: str, run: str) -> list[Messa
         ]
         text = "\n".join(lines)
         return [_user(f"{text}\n\nWrite this text again; replace {words[0]} by {words[1]}.")]
-    return [_user(prose(scale.words(shape.prompt_tokens), seed))]
+    if shape.kind == "file":
+        return list(random.Random(seed).choice(shape.prompts))
+    count = max(scale.words(shape.prompt_tokens) - len(_TASK.split()), _LEAST_WORDS)
+    return [_user(f"{prose(count, seed)}\n\n{_TASK}")]
 
 
 def earlier_turn(context_tokens: int, scale: TokenScale, seed: str) -> list[Message]:

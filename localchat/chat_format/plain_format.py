@@ -4,19 +4,24 @@ No markup of another model family is guessed: a model that never saw it continue
 nobody would know why. Plain labels work a little with any model, base models too.
 """
 
+from collections.abc import Iterable, Iterator
+
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.harmony_parser import ChannelParser
-from localchat.chat_format.parser import ChoiceParser, Rendered
+from localchat.chat_format.parser import Answer, ChoiceParser, Part, Rendered
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
 
 _LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
+_ANSWER = "Assistant:"
+"""Label of the answer. The model itself writes the space after it."""
 _STOP = ("\nUser:", "\nTool:", "\nSystem:")
 
 NO_TEMPLATE = (
     "This model has no chat template, so the conversation is sent as plain text "
-    "(“User: …”, “Assistant: …”). It may be a base model: an instruct version answers better."
+    "(“User: …”, “Assistant: …”). It may be a base model: --raw-prompt continues a text, and an instruct "
+    "version of the model answers questions."
 )
 NO_TOOLS = "This model has no chat template, so it does not see the tools."
 
@@ -37,7 +42,7 @@ class PlainFormat:
             messages.continue_last and bool(conversation) and conversation[-1].role == "assistant"
         )
         if not continues:
-            blocks.append("Assistant:")
+            blocks.append(_ANSWER)
         tools = messages.tools if messages.tool_choice != "none" else ()
         return Rendered(
             text="\n\n".join(blocks),
@@ -53,12 +58,13 @@ class PlainFormat:
 
         A grammar may force the answer to be a call.
         """
-        return make_answer_parser(
+        parser = make_answer_parser(
             self.reasoning_family,
             self.tool_call_family,
             rendered.tools,
             opened=rendered.opens_reasoning,
         )
+        return _TrimmedParser(parser) if rendered.text.endswith(_ANSWER) else parser
 
     def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
         """Make a parser that only knows whether an answer is inside reasoning."""
@@ -68,6 +74,32 @@ class PlainFormat:
             rendered.tools,
             opened=rendered.opens_reasoning,
         )
+
+
+class _TrimmedParser:
+    """Drops the white space that a model writes between its label and its answer."""
+
+    def __init__(self, parser: ChoiceParser) -> None:
+        self._parser = parser
+        self._began = False
+
+    @property
+    def thinking(self) -> bool:
+        return self._parser.thinking
+
+    def feed(self, text: str) -> list[Part]:
+        return list(self._trimmed(self._parser.feed(text)))
+
+    def finish(self) -> list[Part]:
+        return list(self._trimmed(self._parser.finish()))
+
+    def _trimmed(self, parts: Iterable[Part]) -> Iterator[Part]:
+        for part in parts:
+            if self._began or not isinstance(part, Answer):
+                yield part
+            elif text := part.text.lstrip():
+                self._began = True
+                yield Answer(text)
 
 
 def _block(message: Message, *, is_first: bool) -> str:

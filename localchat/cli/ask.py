@@ -139,5 +139,5 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
             raise
         raise ModelMissing(
             f"this conversation used {word}, which is not here: {problem.message}",
-            hint="-m MODEL continues with another",
+            hint="continue with another one: -m MODEL",
         ) from problem

@@ -1,7 +1,9 @@
 """Command `localchat batch`: answers a file of prompts into a file of answers, and goes on where it stopped."""
 
 import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from localchat.cli.batch_progress import BatchLines
     from localchat.cli.work_model import WorkModel
 
+_STDIN = Path("-")
 _SLOTS = 16
 _GPU_SLOTS = 128
 """Of a checkpoint on the CUDA backend: throughput still rises there."""
@@ -37,7 +40,7 @@ _UNKNOWN_SLOTS = 16
     "target",
     type=UserPath(path_type=Path, dir_okay=False),
     metavar="OUT.jsonl",
-    help="Where the answers go (required); a file of the same input is continued.",
+    help="File for the answers (required). An existing file of the same input is continued.",
 )
 @click.option(
     "-m",
@@ -45,15 +48,20 @@ _UNKNOWN_SLOTS = 16
     "word",
     metavar="MODEL",
     shell_complete=complete_model,
-    help="A model of this machine, remote:NAME, or the address of a server.",
+    help=(
+        "A model of this machine, remote:NAME, or the address of a server. Default: the "
+        "running server's, or the one used last."
+    ),
 )
-@click.option("-s", "--system", "told", metavar="TEXT", help="Instructions before each prompt.")
+@click.option(
+    "-s", "--system", "told", metavar="TEXT", help="System prompt for each line. Default: none."
+)
 @click.option(
     "--max-tokens",
     "longest",
     type=click.IntRange(1),
     metavar="N",
-    help="The longest answer, in tokens, where a line names none.",
+    help="Stop an answer after N tokens, unless its line says otherwise.",
 )
 @click.option(
     "--temperature",
@@ -61,25 +69,32 @@ _UNKNOWN_SLOTS = 16
     "randomness",
     type=FiniteRange(0, 10),
     metavar="X",
-    help="Randomness, where a line names none.",
+    help="Randomness, unless a line says otherwise. Default: the model maker's value, or 0.7.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Answer at most N lines now.")
-@click.option("--retry-errors", is_flag=True, help="Ask lines again whose answer is an error.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Answer at most N lines in this run. Default: all.",
+)
+@click.option("--retry-errors", is_flag=True, help="Retry lines whose answer is an error.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help=f"Requests computed at once; {_SLOTS}, with CUDA {_GPU_SLOTS}.",
+    help=f"Requests computed at once. Default: {_SLOTS}, with CUDA {_GPU_SLOTS}.",
 )
 @click.option(
     "--max-clients",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Requests in flight; otherwise enough to keep the server full.",
+    help="Requests in flight. Default: enough to keep the server busy.",
 )
 @load_flags
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -92,12 +107,12 @@ def command(
     quiet: bool | None,
     **_: object,
 ) -> int:
-    """Answer a file of prompts, thousands of them.
+    """Answer a file of prompts.
 
-    A line of IN.jsonl is a prompt as plain text; a JSON object with "prompt" or "messages", and perhaps
-    "schema", "system", "max_tokens" and other fields of a request; or a request in OpenAI's batch format, with
-    custom_id, url and body. Answers are lines in OpenAI's format, in the order in which they end. The same
-    command goes on after an interruption and answers no line twice.
+    A line of IN.jsonl (or of stdin, as -) is a prompt as plain text; a JSON object with "prompt" or
+    "messages", and perhaps "schema", "system", "max_tokens" and other fields of a request; or a request in
+    OpenAI's batch format, with custom_id, url and body. Answers are lines in OpenAI's format, in the order in
+    which they end. The same command continues after an interruption and answers no line twice.
     """
     from localchat.batch.input_file import BatchInput
     from localchat.batch.output_file import BatchOutput
@@ -106,14 +121,15 @@ def command(
     app = ctx.find_object(AppContext)
     assert app is not None
     terminal = Terminal(app.environ, quiet=bool(quiet))
-    _check_input(source)
+    if source != _STDIN:
+        _check_input(source)
     if target is None:
         hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
         raise UsageError("-o OUT.jsonl is missing: where the answers go", hint=hint)
     _check_output(source, target)
-    with BatchOutput(target) as output:
+    with _input_file(source) as path, BatchOutput(target) as output:
         batch = BatchRun(
-            BatchInput(source, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
+            BatchInput(path, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
         )
         problem, interrupted = _answer(ctx, terminal, batch)
     if as_json:
@@ -231,6 +247,18 @@ def _defaults(ctx: click.Context) -> "LineDefaults":
     return LineDefaults(ctx.params["told"] or "", fields)
 
 
+@contextmanager
+def _input_file(source: Path) -> Iterator[Path]:
+    """Yield a file that can be read several times: the source, or a copy of stdin."""
+    if source != _STDIN:
+        yield source
+        return
+    with tempfile.NamedTemporaryFile(prefix="localchat-batch-", suffix=".jsonl") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield Path(copy.name)
+
+
 def _check_input(source: Path) -> None:
     """Raises FileMissing, and UsageError for an input that is none."""
     if not source.is_file():
@@ -240,13 +268,14 @@ def _check_input(source: Path) -> None:
                 hint="IN.jsonl is a file with a prompt or a request a line",
             )
         raise UsageError(
-            f"{source} is no file", hint="the input is read more than once: a pipe cannot be used"
+            f"{source} is not a file",
+            hint="the input is read more than once; for a pipe, use - as its name",
         )
 
 
 def _check_output(source: Path, target: Path) -> None:
     """Raises UsageError for an output in the place of the input, or nowhere."""
-    if target.exists() and target.samefile(source):
+    if source != _STDIN and target.exists() and target.samefile(source):
         raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
     if not target.absolute().parent.is_dir():
         raise UsageError(f"-o: there is no folder {target.absolute().parent}")

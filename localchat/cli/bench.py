@@ -8,7 +8,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
@@ -29,58 +29,93 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     "shape_words",
     multiple=True,
     metavar="NAME",
-    help="chat, prompt, writing, prefix, edit, all, or tokens of prompt and answer as 512+128; repeatable.",
+    help=(
+        "Shape of the requests: chat, prompt, writing, prefix, edit, all, or tokens such "
+        "as 512+128. Repeatable. Default: chat."
+    ),
 )
 @click.option(
-    "--context", metavar="LIST", help="Tokens of conversation before each request: 0,2k,8k."
+    "--prompts",
+    "prompts_file",
+    type=UserPath(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Your own prompts instead of a shape: JSONL, as for batch.",
 )
-@click.option("--clients", metavar="LIST", help="Numbers of clients, as 1,4,16; otherwise a sweep.")
+@click.option(
+    "--context",
+    metavar="LIST",
+    help="Tokens of conversation before each request, for example 0,2k,8k. Default: 0.",
+)
+@click.option(
+    "--clients", metavar="LIST", help="Numbers of clients, for example 1,4,16. Default: a sweep."
+)
 @click.option(
     "--max-clients",
     type=click.IntRange(1, _MOST_CLIENTS),
     default=64,
     metavar="N",
-    help="End of the sweep; 64.",
+    help="End of the sweep. Default: 64.",
 )
 @click.option(
-    "--requests", type=click.IntRange(1), metavar="N", help="Requests of each client; else by time."
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests of each client. Default: as many as fit in --seconds.",
 )
 @click.option(
     "--seconds",
     type=FiniteRange(0, min_open=True),
     default=10.0,
     metavar="S",
-    help="Clients send new requests for this long at each point; 10.",
+    help="Seconds in which clients send new requests at each point. Default: 10.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, 99), metavar="N", help="Repetitions; 1, or 3 with variants."
+    "--rounds",
+    type=click.IntRange(1, 99),
+    metavar="N",
+    help="Repetitions. Default: 1, or 3 with variants.",
 )
 @click.option(
-    "--vary", multiple=True, metavar="KEY=A,B", help="A setting's values side by side; repeatable."
+    "--vary",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Compare values of a setting, for example kv-type=f16,q8_0. Repeatable.",
 )
 @click.option(
-    "--ttft", metavar="TIME", help="Target of goodput, as 500ms: most time to first token."
+    "--ttft",
+    metavar="TIME",
+    help="Goodput target: longest time to first token, for example 500ms. Default: none.",
 )
-@click.option("--tpot", metavar="TIME", help="Target of goodput, as 50ms: most time per token.")
+@click.option(
+    "--tpot",
+    metavar="TIME",
+    help="Goodput target: longest time per token, for example 50ms. Default: none.",
+)
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help="Requests at once in the server; 16, with CUDA up to 128.",
+    help="Requests that the server computes at once. Default: 16, with CUDA up to 128.",
 )
 @click.option(
-    "--temperature", type=FiniteRange(0, 10), default=0.0, metavar="X", help="Randomness; 0."
+    "--temperature",
+    type=FiniteRange(0, 10),
+    default=0.0,
+    metavar="X",
+    help="Randomness. Default: 0.",
 )
 @load_flags
 @click.option(
     "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
 )
-@click.option("--keep/--no-keep", default=True, help="Keep the result on this machine; on.")
-@click.option("--list", "as_list", is_flag=True, help="List the results that are kept.")
-@click.option("--show", metavar="N", help="Show a result again: its number, last, or a file.")
-@click.option("--compare", nargs=2, metavar="A B", help="Show two results side by side.")
+@click.option("--keep/--no-keep", default=True, help="Store the result. Default: on.")
+@click.option("--list", "as_list", is_flag=True, help="List the stored results.")
+@click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file.")
+@click.option("--compare", nargs=2, metavar="A B", help="Compare two results.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -135,6 +170,7 @@ def _measure(
 ) -> int:
     """Run the sweep; an interrupted one is kept and shown as far as it came."""
     from localchat.backend_api.registry import usable_machine
+    from localchat.bench.limits import missed_targets
     from localchat.bench.record import BenchRecord, MachineRecord, now
     from localchat.bench.sweep import Sweep
     from localchat.cli.bench_progress import progress_for
@@ -177,7 +213,12 @@ def _measure(
     present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem
-    return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    missed = missed_targets(record)
+    for sentence in missed:
+        tell(sentence)
+    return ExitCode.ERROR if missed else ExitCode.OK
 
 
 # ---------------------------------------------------------------------------- what was asked
@@ -185,6 +226,7 @@ def _measure(
 
 def sweep_spec(ctx: click.Context) -> "SweepSpec":
     """The sweep that the command line asks for. Raises UsageError."""
+    from localchat.bench.prompt_file import prompt_shape
     from localchat.bench.sweep import SweepSpec
     from localchat.bench.variants import parse_vary, variants
     from localchat.bench.workload import SHAPES, parse_shape
@@ -194,10 +236,15 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     names = asked["shape_words"] or ("chat",)
     if _ALL in names:
         names = tuple(SHAPES)
+    shapes = tuple(parse_shape(name) for name in dict.fromkeys(names))
+    if asked["prompts_file"] is not None:
+        if asked["shape_words"]:
+            raise UsageError("--prompts and --shape exclude each other")
+        shapes = (prompt_shape(asked["prompts_file"]),)
     found = variants(words, parse_vary(asked["vary"]), asked["parallel"])
     return SweepSpec(
         variants=found,
-        shapes=tuple(parse_shape(name) for name in dict.fromkeys(names)),
+        shapes=shapes,
         contexts=counts(asked["context"], "--context", least=0) or (0,),
         clients=counts(asked["clients"], "--clients", least=1, most=_MOST_CLIENTS),
         max_clients=asked["max_clients"],
@@ -227,7 +274,7 @@ def counts(
         digits = digits.removesuffix("k")
         if not (digits.isascii() and digits.isdecimal()) or int(digits) < least:
             raise UsageError(
-                f"{flag} {text}: {word.strip()!r} is no number from {least} on",
+                f"{flag} {text}: {word.strip()!r} is not a number of at least {least}",
                 hint=f"as in {flag} {'0,2k,8k' if least == 0 else '1,4,16'}",
             )
         found.append(int(digits) * (1024 if thousands else 1))
@@ -255,6 +302,6 @@ def milliseconds(text: str | None, flag: str) -> float | None:
         value = 0.0
     if found is None or value <= 0:
         raise UsageError(
-            f"{flag} is {text!r}, which is no time", hint=f"as in {flag} 500ms or {flag} 0.5s"
+            f"{flag} is {text!r}, which is not a time", hint=f"as in {flag} 500ms or {flag} 0.5s"
         )
     return value * _UNITS_MS[found[2]]

@@ -47,7 +47,9 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
         yield ""
     number = f"Kept as number {record.id}" if record.id else "Not kept"
     partial = "" if record.complete else ", interrupted"
-    yield f"{number}{partial}; times are p50/p90/p99."
+    yield (
+        f"{number}{partial}; times are p50/p90/p99, or median [minimum-maximum] of fewer than 20 requests."
+    )
 
 
 def _series_lines(record: "BenchRecord", line: "list[Point]", width: int | None) -> Iterator[str]:

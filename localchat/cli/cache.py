@@ -23,7 +23,7 @@ _HEAD = ("MODEL", "SIZE", "LAST USED")
 
 @click.group("cache", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
-    """Show or delete the KV of conversations that the disk keeps.
+    """Show or clear the KV cache on disk.
 
     A conversation that is opened again is read back instead of computed. The setting cache_disk_gb bounds it,
     --no-cache-disk does without. What only a deleted conversation had goes with its text, after thirty days.
@@ -35,7 +35,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def list_(app: AppContext, as_json: bool) -> None:
-    """List what is kept, a line for each model and build."""
+    """List the stored KV cache of each model and build."""
     found = _store(app).summaries()
     if as_json:
         print_json(app.environ, [line._asdict() for line in found])
@@ -48,7 +48,7 @@ def list_(app: AppContext, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def clear(app: AppContext, model: str, yes: bool) -> int:
-    """Delete what is kept of MODEL, or everything. No conversation is lost: it is computed again."""
+    """Delete the KV cache of MODEL, or all of it. Conversations stay; their prompts are computed again."""
     store = _store(app)
     held = sum(line.size_bytes for line in store.summaries() if model in ("", line.model))
     question = f"Delete {size(held)} of KV{f' of {model}' if model else ''}?"

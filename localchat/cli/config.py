@@ -25,8 +25,8 @@ def command() -> None:
 
 
 @command.command("show")
-@click.option("--origin", is_flag=True, help="Where each value comes from.")
-@click.option("--for", "model", metavar="MODEL", help="As they are for this model.")
+@click.option("--origin", is_flag=True, help="Show the source of each value.")
+@click.option("--for", "model", metavar="MODEL", help="Show the settings for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
@@ -54,7 +54,7 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
 
 @command.command("get")
 @click.argument("key")
-@click.option("--for", "model", metavar="MODEL", help="As it is for this model.")
+@click.option("--for", "model", metavar="MODEL", help="Show the setting for this model.")
 @click.pass_obj
 def get_value(app: AppContext, key: str, model: str | None) -> None:
     """Print one setting in effect."""
@@ -81,7 +81,7 @@ def path(app: AppContext) -> None:
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
 def set_value(app: AppContext, key: str, value: str, model: str | None) -> None:
-    """Write a setting into the file; comments stay."""
+    """Write a setting to the file. Comments are kept."""
     _write(app, key, value, model)
 
 
@@ -96,7 +96,7 @@ def unset(app: AppContext, key: str, model: str | None) -> None:
 
 @command.command("keys")
 def keys() -> None:
-    """List every key with what it means, its flag and its values."""
+    """List every key with its meaning, flag and values."""
     from localchat.config.settings import KEYS, variable
 
     for key, words in KEYS.items():

@@ -48,7 +48,7 @@ def resumed(ctx: click.Context) -> "Conversation | None":
             return history.load(named)
         summary = history.last()
         if summary is None:
-            raise UsageError("there is no conversation to continue", hint="leave --continue out")
+            raise UsageError("there is no conversation to continue", hint="leave out --continue")
         return history.load(summary.id)
     finally:
         # The last one who closes the file waits for the disk: up to 40 ms, which the screen need not wait for.

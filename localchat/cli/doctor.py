@@ -14,13 +14,16 @@ from localchat.cli.rebuild import BEST, rebuild
     is_flag=False,
     flag_value=BEST,
     metavar="[KIND]",
-    help="Build llama.cpp for this machine; use it if it is faster. KIND: cpu, cuda, vulkan, metal, undo.",
+    help=(
+        "Build llama.cpp for this machine, and use it if it is faster. KIND: cpu, cuda, "
+        "vulkan, metal or undo."
+    ),
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(app: AppContext, build: str | None, yes: bool, as_json: bool) -> int:
-    """Say what this machine and this build can do."""
+    """Show what this machine and this build can do."""
     from localchat.cli.doctor_report import diagnose, sentences
     from localchat.cli.resolve import follow_library_setting
 

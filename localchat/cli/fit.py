@@ -6,7 +6,6 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
-from msgspec import structs
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model, load_flags
@@ -36,14 +35,19 @@ _LEAST_CELLS, _MOST_CELLS = 16, 60
 @click.command("fit")
 @click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @load_flags
-@click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
-@click.option("--offline/--no-offline", default=None, help="Never use the network.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 255),
+    metavar="N",
+    help="Requests computed at once. Default: 2.",
+)
+@click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
     ctx: click.Context, /, word: str, parallel: int | None, as_json: bool, **_: object
 ) -> int:
-    """Say whether a model fits into memory, and what would help.
+    """Check whether a model fits in memory, and show what to change if it does not.
 
     MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
     megabytes. No weights are loaded. The speed comes from earlier runs, else from a benchmark of five seconds
@@ -66,6 +70,8 @@ def command(
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     # Several requests at once are a server's, whose KV cache has room for all of them.
+    from msgspec import structs
+
     options = structs.replace(options, room_for_slots=parallel is not None)
     # The verdict needs no benchmark, so a reader gets it at once and the speed after it.
     verdict = estimated(seen, options, machine) if as_json else planned(seen, options, machine)

@@ -24,42 +24,54 @@ class Verb(NamedTuple):
 
 
 VERBS: Final = {
-    "run": Verb("localchat.cli.run", "Chat with a model, or ask it one thing."),
-    "serve": Verb("localchat.cli.serve", "Serve models to editors and programs."),
-    "pull": Verb("localchat.cli.pull", "Fetch a model, or the rest of it."),
+    "run": Verb("localchat.cli.run", "Chat with a model, or ask it one question."),
+    "serve": Verb(
+        "localchat.cli.serve", "Serve models over the OpenAI, Anthropic and Ollama APIs."
+    ),
+    "pull": Verb("localchat.cli.pull", "Download a model, or resume a download."),
     "list": Verb("localchat.cli.list", "List the models on this machine."),
-    "show": Verb("localchat.cli.show", "Say what a model is and what it can do."),
-    "fit": Verb("localchat.cli.fit", "Say whether a model fits into memory, and what would help."),
-    "batch": Verb("localchat.cli.batch", "Answer a file of prompts, thousands of them."),
+    "show": Verb("localchat.cli.show", "Show a model's size, license and capabilities."),
+    "fit": Verb(
+        "localchat.cli.fit",
+        "Check whether a model fits in memory, and show what to change if it does not.",
+    ),
+    "batch": Verb("localchat.cli.batch", "Answer a file of prompts."),
     "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
     "quality": Verb(
         "localchat.cli.quality",
-        "Compare models, quantizations and KV types by what they answer.",
+        "Compare the answers of models, quantizations and KV cache types.",
     ),
     "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
-    "plan": Verb("localchat.cli.plan", "Say how many people a model serves, and what that costs."),
+    "plan": Verb(
+        "localchat.cli.plan", "Estimate how many users a model can serve, and at what cost."
+    ),
     "cp": Verb("localchat.cli.cp", "Give a model another name."),
     "rm": Verb("localchat.cli.rm", "Remove models, aliases and imported links."),
     "import": Verb(
-        "localchat.cli.import_", "Use a model file under a name, or all models of a folder."
+        "localchat.cli.import_", "Add a model file under a name, or all models of a folder."
     ),
-    "learn": Verb("localchat.cli.learn", "Read documents once, and ask about them with @NAME."),
+    "learn": Verb("localchat.cli.learn", "Index documents, then ask about them with @NAME."),
     "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
-    "cache": Verb(
-        "localchat.cli.cache", "Show or delete the KV of conversations that the disk keeps."
-    ),
-    "ps": Verb("localchat.cli.ps", "List the models that a running server has loaded."),
-    "stop": Verb("localchat.cli.stop", "End the running server, or unload one of its models."),
-    "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
+    "cache": Verb("localchat.cli.cache", "Show or clear the KV cache on disk."),
+    "ps": Verb("localchat.cli.ps", "List the models that the running server has loaded."),
+    "stop": Verb("localchat.cli.stop", "Stop the running server, or unload one of its models."),
+    "doctor": Verb("localchat.cli.doctor", "Show what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
-    "preset": Verb("localchat.cli.preset", "List and change presets, which @NAME uses."),
+    "preset": Verb("localchat.cli.preset", "List and edit presets, which @NAME applies."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),
 }
 
 _PROMPT_MODULE = "localchat.cli.run"
 _OWN_FLAGS = ("--help", "-h", "--version", "-V")
+_HELP_WORDS = ("--help", "-h", "help")
+_HELP_ALL = "localchat.cli.group.help_all"
+"""Key of the context's notes: the help lists every flag."""
 _PROMPT = "\0prompt"
 """Internal name of the prompt command in the arguments; no shell can pass a zero byte."""
+_MOST_VERB_WORDS = 3
+"""Words after which a verb behind flags is the beginning of a sentence."""
+_SEVERAL_NAMES = ("bench", "cp", "import", "quality", "rm")
+"""Verbs that take more than one name, so that two words are no sentence yet."""
 _PROMPT_FLAGS = (
     *("model", "remote", "system", "files", "continue_last", "conversation", "interactive"),
     *("schema", "regex", "grammar", "extract", "raw_prompt", "max_tokens", "temperature"),
@@ -82,6 +94,9 @@ class RootGroup(click.Group):
         return _command(VERBS[verb].module) if verb in VERBS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if len(args) == 2 and args[0] in _HELP_WORDS and args[1] == "all":
+            ctx.meta[_HELP_ALL] = True
+            args = ["--help"]
         if args and not ctx.resilient_parsing:
             verb, prompt = spoken(args, VERBS)
             args = [_PROMPT, *prompt] if prompt is not None else verb or args
@@ -113,16 +128,21 @@ class RootGroup(click.Group):
         formatter.write_usage(name, "VERB ...", prefix="   or: ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs (each has --help)"):
-            formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
+        from localchat.cli.flag_groups import write_all, write_short
         from localchat.session.commands import QUESTIONS
 
+        params = (*_prompt_command().params, *self.get_params(ctx))
+        flags = [param for param in params if isinstance(param, click.Option)]
+        if ctx.meta.get(_HELP_ALL):
+            write_all(ctx, formatter, flags)
+            return
+        with formatter.section("Verbs (each has --help)"):
+            formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
         with formatter.section("By question"):
-            formatter.write_dl([(one.asked, ", ".join(one.commands)) for one in QUESTIONS])
-        flags = [param for param in _prompt_command().params if isinstance(param, click.Option)]
-        records = [param.get_help_record(ctx) for param in (*flags, *self.get_params(ctx))]
-        with formatter.section("Flags of a prompt"):
-            formatter.write_dl([record for record in records if record is not None])
+            formatter.write_dl(
+                [(question.asked, ", ".join(question.commands)) for question in QUESTIONS]
+            )
+        write_short(ctx, formatter, flags)
 
 
 class DefaultGroup(click.Group):
@@ -156,6 +176,11 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
     first = words[0]
     as_prompt = prompt_line(ctx.meta[ARGUMENTS], ctx.command.params)
     if first in (*VERBS, *ALIASES):
+        if len(words) > _MOST_VERB_WORDS:
+            raise UsageError(
+                "a prompt that begins with a verb needs -- before it",
+                hint=f"To ask the model: {as_prompt}",
+            )
         intended, left = _intended_command(words, ctx)
         unknown = f" ({first} takes no {', '.join(left)})" if left else ""
         raise UsageError(
@@ -179,8 +204,14 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     if not args or args[0] not in (*VERBS, *ALIASES) or "--" in args:
         return ""
     words = [arg for arg in args[1:] if not arg.startswith("-")]
-    least = 2 if is_missing else 1
-    if len(words) < least or any(sign in word for word in words[:2] for sign in ":/.\\"):
+    verb = _command(VERBS[ALIASES.get(args[0], args[0])].module)
+    if isinstance(verb, click.Group) and words and words[0] in verb.commands:
+        return ""
+    needed = 1
+    if is_missing:
+        # One name, or two for some verbs, is more likely a typo than a sentence.
+        needed = 3 if args[0] in _SEVERAL_NAMES else 2
+    if len(words) < needed or any(sign in word for word in words[:2] for sign in ":/.\\"):
         return ""
     return prompt_line(args, _prompt_command().params)
 

@@ -42,7 +42,7 @@ def command() -> None:
 
 @command.command("list", epilog=_AGAIN)
 @click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--all", "everything", is_flag=True, help="List all conversations.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) -> None:
@@ -98,7 +98,7 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
 @command.command("show")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
-@click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
+@click.option("--tree", is_flag=True, help="Show all branches; as text, an outline.")
 @click.pass_obj
 def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
     """Show a conversation as text, or with --json every message with its metrics."""
@@ -116,8 +116,8 @@ def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
 
 @command.command("export")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
-@click.option("-o", "--output", metavar="FILE", help="Write to this file; otherwise to stdout.")
-@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and metrics.")
+@click.option("-o", "--output", metavar="FILE", help="File to write. Default: stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON with all branches and metrics.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
 def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:

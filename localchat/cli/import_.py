@@ -25,7 +25,7 @@ from localchat.units import size
 def command(
     app: AppContext, path: Path, name: str | None, how: str | None, forget: bool, as_json: bool
 ) -> None:
-    """Use a model file under a name, or all models of a folder.
+    """Add a model file under a name, or all models of a folder.
 
     A file gets a link in the models folder and is not copied: a hard link, which outlives the file, or a
     symbolic one where that is impossible. A folder is added to those that are searched, and its models stay in

@@ -36,12 +36,16 @@ def _complete(
 
 @click.command("learn")
 @click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
-@click.option("--name", metavar="NAME", help="Their name; otherwise that of the folder or file.")
+@click.option("--name", metavar="NAME", help="Name for @NAME. Default: that of the folder or file.")
 @click.option(
-    "--embed", metavar="MODEL", help="Find passages by this embedding model, too; none: by words."
+    "--embed",
+    metavar="MODEL",
+    help="Embedding model that also finds passages. Default: search by words only.",
 )
-@click.option("--list", "list_", is_flag=True, help="List what was learned.")
-@click.option("--forget", metavar="NAME", shell_complete=_complete, help="Delete what was learned.")
+@click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
+@click.option(
+    "--forget", metavar="NAME", shell_complete=_complete, help="Delete indexed documents."
+)
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.pass_obj
 def command(

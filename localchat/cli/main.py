@@ -16,7 +16,7 @@ from localchat.cli.signals import interruptible
 from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
 from localchat.cli.word_wrap import wrap_at_words
-from localchat.errors import ExitCode, FileMissing, LocalchatError, ModelMissing, UsageError
+from localchat.errors import ExitCode, FileMissing, LocalchatError, ModelMissing
 from localchat.sanitize import sanitize
 
 _SIGPIPE_STATUS = 141
@@ -86,7 +86,7 @@ def _status(args: Sequence[str], used: AppContext) -> int:
         if used.debugging:
             raise
         hint = problem.hint
-        if isinstance(problem, ModelMissing | FileMissing | UsageError):
+        if isinstance(problem, ModelMissing | FileMissing):
             instead = question_instead(list(args), is_missing=True)
             hint = f"{hint}\nTo ask the model: {instead}".strip() if instead else hint
         _print_error(*(_limit_reached(problem.__cause__) or (problem.message, hint)))

@@ -185,6 +185,12 @@ def _display(
             terminal.progress(tries.progress())
         return tries.method == "vote" and bool(tries.vote.open) and tries.decided
 
+    def begin() -> None:
+        info = engine.info()
+        terminal.note(context_line(info))
+        if not options.raw_prompt:
+            terminal.warn(info.warning)
+
     # With --stats and --json the answer must end by itself: its metrics come last.
     alone = settings.n == 1 and not options.tries.critique
     stops_early = options.extract and not (options.as_json or settings.stats) and alone
@@ -192,7 +198,7 @@ def _display(
         terminal,
         print_text=not _prints_whole(setup, options),
         reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
-        on_begin=lambda: terminal.note(context_line(engine.info())),
+        on_begin=begin,
         is_enough=_closed_block if stops_early else lambda text: False,
         watch=watch,
     )

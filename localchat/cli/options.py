@@ -7,6 +7,7 @@ a flag, a variable and a line of the settings file fail with the same message.
 import math
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -81,11 +82,29 @@ def complete_model(
     return found or complete_file(ctx, param, incomplete)
 
 
-def _value_option(flag: "_Flag") -> Callable[[_Decorated], _Decorated]:
+class SharedOption(click.Option):
+    """A flag that several verbs have. Their help lists these flags in one line."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        options = [param for param in ctx.command.params if isinstance(param, SharedOption)]
+        if self is not options[0]:
+            return None
+        names = ", ".join(option.opts[-1] for option in options)
+        return "Other flags", f"{names}. `localchat --help all` explains them."
+
+
+def _value_option(
+    flag: "_Flag", cls: type[click.Option] = click.Option
+) -> Callable[[_Decorated], _Decorated]:
     """The option of a flag that takes a value."""
     complete = complete_model if flag.metavar == "MODEL" else None
     return click.option(
-        *flag.names, flag.key, metavar=flag.metavar, shell_complete=complete, help=flag.about
+        *flag.names,
+        flag.key,
+        cls=cls,
+        metavar=flag.metavar,
+        shell_complete=complete,
+        help=flag.about,
     )
 
 
@@ -97,92 +116,234 @@ class _Flag(NamedTuple):
 
 
 _MODEL = (
-    _Flag("model", ("-m", "--model"), "MODEL", "The model: a name, or the path of a GGUF file."),
+    _Flag(
+        "model",
+        ("-m", "--model"),
+        "MODEL",
+        "Model to ask: a name of `localchat list`, or the path of a GGUF file. Default: the one used last.",
+    ),
 )
 _LOAD = (
     _Flag(
-        "context_length", ("--ctx",), "TOKENS", "Context, as 4k; otherwise the largest that fits."
+        "context_length",
+        ("--ctx",),
+        "TOKENS",
+        "Context length in tokens, for example 4k. Default: the largest that fits.",
     ),
-    _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0; on CUDA fp8."),
-    _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
-    _Flag("cache_disk_gb", ("--cache-disk",), "GB", "Disk for KV of conversations; 10."),
-    _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
-    _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
-    _Flag("experts_on_cpu", ("--experts-on-cpu",), "N", "Layers whose experts stay in RAM; auto."),
-    _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU."),
-    _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache."),
-    _Flag("quantize", ("--quantize",), "TYPE", "Round bf16 layers to fp8, int8 or int4 (CUDA)."),
-    _Flag("draft", ("--draft",), "MODEL", "A small model that guesses ahead."),
-    _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
-    _Flag("llamacpp_library", ("--llamacpp-library",), "PATH", "The llama.cpp to load."),
+    _Flag(
+        "kv_cache_type",
+        ("--kv-type",),
+        "TYPE",
+        "Type of the KV cache: f16, q8_0 or q4_0, with CUDA also bf16 or fp8. Default: f16 or bf16.",
+    ),
+    _Flag(
+        "cache_ram_mib",
+        ("--cache-ram",),
+        "MIB",
+        "RAM for the KV cache of idle conversations, in MiB. Default: half of the free memory, at most 2 GB.",
+    ),
+    _Flag(
+        "cache_disk_gb",
+        ("--cache-disk",),
+        "GB",
+        "Disk space for the KV cache of conversations, in GB. Default: 10.",
+    ),
+    _Flag(
+        "threads", ("--threads",), "N", "Compute threads. 0 uses all physical cores. Default: 0."
+    ),
+    _Flag(
+        "gpu_layers",
+        ("--gpu-layers",),
+        "N",
+        "Layers on the GPU: a number, all or auto. Default: auto, as many as fit.",
+    ),
+    _Flag(
+        "experts_on_cpu",
+        ("--experts-on-cpu",),
+        "N",
+        "Layers whose experts stay in RAM (mixture-of-experts models). Default: auto.",
+    ),
+    _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU, in GB. Default: none."),
+    _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache, in GB. Default: none."),
+    _Flag(
+        "quantize",
+        ("--quantize",),
+        "TYPE",
+        "Quantize bf16 layers while loading: fp8, int8 or int4 (CUDA). Default: as stored.",
+    ),
+    _Flag("draft", ("--draft",), "MODEL", "Draft model for speculative decoding. Default: none."),
+    _Flag(
+        "backend",
+        ("--backend",),
+        "NAME",
+        "Backend that runs the model; `localchat doctor` lists them. Default: chosen by the file.",
+    ),
+    _Flag(
+        "llamacpp_library",
+        ("--llamacpp-library",),
+        "PATH",
+        "llama.cpp library to load. Default: the first that `localchat doctor` lists.",
+    ),
 )
 _REMOTE = (
     _Flag(
-        "remote", ("--remote",), "URL", "An OpenAI-compatible server, or its name, that answers."
+        "remote",
+        ("--remote",),
+        "URL",
+        "Ask an OpenAI-compatible server instead: its address, or a name of the settings file.",
     ),
 )
 _SAMPLING = (
-    _Flag("temperature", ("--temp", "--temperature"), "X", "Randomness; 0 is greedy."),
-    _Flag("top_p", ("--top-p",), "P", "Keep the likeliest tokens up to this probability."),
-    _Flag("top_k", ("--top-k",), "K", "Keep the K likeliest tokens."),
-    _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely, relative to the best."),
-    _Flag("seed", ("--seed",), "N", "The same seed draws the same text."),
-    _Flag("max_tokens", ("--max-tokens",), "N", "The longest answer, in tokens."),
-    _Flag("think_budget", ("--think-budget",), "N", "The longest reasoning, in tokens."),
-    _Flag("n", ("--n",), "N", "How many answers."),
-)
-_SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the conversation."),)
-_SCREEN = (_Flag("theme", ("--theme",), "NAME", "Colours of the screen: dark, light, ansi, …"),)
-_SWITCHES = (
-    _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
     _Flag(
-        "hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Do not show the reasoning."
+        "temperature",
+        ("--temp", "--temperature"),
+        "X",
+        "Randomness. 0 always takes the most likely token. Default: the model maker's value, or 0.7.",
+    ),
+    _Flag(
+        "top_p",
+        ("--top-p",),
+        "P",
+        "Sample from the most likely tokens whose probabilities add up to P. Default: the model "
+        "maker's value, or 0.95.",
+    ),
+    _Flag(
+        "top_k",
+        ("--top-k",),
+        "K",
+        "Sample from the K most likely tokens. Default: the model maker's value, or off.",
+    ),
+    _Flag(
+        "min_p",
+        ("--min-p",),
+        "P",
+        "Drop tokens less likely than P times the most likely one. Default: the model maker's "
+        "value, or 0.05.",
+    ),
+    _Flag(
+        "seed",
+        ("--seed",),
+        "N",
+        "Random seed, for reproducible output. Default: a new one each time.",
+    ),
+    _Flag(
+        "max_tokens",
+        ("--max-tokens",),
+        "N",
+        "Stop the answer after N tokens. Default: when the model stops, or the context is full.",
+    ),
+    _Flag(
+        "think_budget",
+        ("--think-budget",),
+        "N",
+        "Stop reasoning after N tokens, then answer. Default: no limit.",
+    ),
+    _Flag("n", ("--n",), "N", "Number of answers. Default: 1."),
+)
+_SYSTEM = (
+    _Flag(
+        "system",
+        ("-s", "--system"),
+        "TEXT",
+        "System prompt: instructions before the conversation. Default: none.",
+    ),
+)
+_SCREEN = (
+    _Flag(
+        "theme",
+        ("--theme",),
+        "NAME",
+        "Colors of the screen: auto, dark, light, high-contrast, ansi or ansi-light. Default: auto.",
+    ),
+)
+_SWITCHES = (
+    _Flag(
+        "think",
+        ("--think/--no-think",),
+        "",
+        "Let the model reason before it answers. Default: the model decides.",
+    ),
+    _Flag(
+        "hide_reasoning",
+        ("--hide-reasoning/--show-reasoning",),
+        "",
+        "Hide the reasoning. Default: show it.",
     ),
     _Flag(
         "require_gpu",
         ("--require-gpu/--no-require-gpu",),
         "",
-        "Refuse rather than use the CPU alone.",
+        "Fail if the model would run on the CPU alone. Default: off.",
     ),
-    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess tokens ahead; on."),
+    _Flag(
+        "speculation",
+        ("--speculation/--no-speculation",),
+        "",
+        "Speculative decoding: draft tokens and verify them together. Default: on.",
+    ),
     _Flag(
         "loop_guard",
         ("--loop-guard/--no-loop-guard",),
         "",
-        "End answers that repeat themselves; on.",
-    ),
-    _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
-    _Flag(
-        "dummy_weights", ("--dummy-weights/--real-weights",), "", "Random weights, for speed tests."
+        "End answers that repeat themselves. Default: on.",
     ),
     _Flag(
-        "head_int8", ("--head-int8/--head-exact",), "", "Round the head to 8 bits (CUDA backend)."
+        "attach",
+        ("--attach/--no-attach",),
+        "",
+        "Use the models of a running `localchat serve`. Default: on.",
+    ),
+    _Flag(
+        "dummy_weights",
+        ("--dummy-weights/--real-weights",),
+        "",
+        "Random weights, for speed tests without a model's files. Default: off.",
+    ),
+    _Flag(
+        "head_int8",
+        ("--head-int8/--head-exact",),
+        "",
+        "Quantize the output head to 8 bits (CUDA). Default: off.",
     ),
     _Flag(
         "stats",
         ("-v", "--verbose", "--stats/--no-stats"),
         "",
-        "A line of metrics after the answer.",
+        "Print a line of metrics after the answer. Default: off.",
     ),
-    _Flag("anyway", ("--anyway/--not-anyway",), "", "Load even if memory seems too short."),
+    _Flag(
+        "anyway",
+        ("--anyway/--not-anyway",),
+        "",
+        "Load even if the model may not fit in memory. Default: off.",
+    ),
     _Flag(
         "window_only",
         ("--window-only/--whole-window-cache",),
         "",
-        "KV cache of sliding windows only: less memory.",
+        "Layers with a sliding window cache only their window: less memory, fewer prompts reused. "
+        "Default: off.",
     ),
-    _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
-    _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
-    _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
-    _Flag("history", ("--history/--no-history",), "", "Keep conversations on the disk; on."),
     _Flag(
-        "reduced_motion", ("--reduced-motion/--no-reduced-motion",), "", "Nothing moves or blinks."
+        "quiet",
+        ("-q", "--quiet/--no-quiet"),
+        "",
+        "Print nothing on stderr but errors and what was asked for. Default: off.",
+    ),
+    _Flag("color", ("--color/--no-color",), "", "Use colors on a terminal. Default: on."),
+    _Flag("offline", ("--offline/--no-offline",), "", "Never use the network. Default: off."),
+    _Flag("history", ("--history/--no-history",), "", "Store conversations on disk. Default: on."),
+    _Flag(
+        "reduced_motion",
+        ("--reduced-motion/--no-reduced-motion",),
+        "",
+        "No animations on the screen. Default: off.",
     ),
     _Flag(
         "technical_metrics",
         ("--technical-metrics/--plain-metrics",),
         "",
-        "TTFT, tok/s and KV on the screen.",
+        "Show TTFT, tok/s and KV cache on the screen instead of plain words. Default: off.",
     ),
 )
 _LOAD_SWITCHES = tuple(
@@ -210,32 +371,38 @@ STOP: Final = "stop"
 OPTION: Final = "option"
 
 
-def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
+def engine_options(
+    *, with_model: bool, cls: type[click.Option] = click.Option
+) -> Callable[[_Decorated], _Decorated]:
     """Add the flags that choose a model, load it and ask it."""
 
     def decorate(function: _Decorated) -> _Decorated:
         values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_LOAD, *_REMOTE, *_SCREEN)
-        decorators = [_value_option(flag) for flag in values]
+        decorators = [_value_option(flag, cls) for flag in values]
         decorators += [
             click.option(
                 "-o",
                 "--option",
                 OPTION,
+                cls=cls,
                 nargs=2,
                 multiple=True,
                 metavar="KEY VALUE",
-                help="Any sampling setting, as -o typical_p 0.9.",
+                help="Any sampling setting, for example -o repetition_penalty 1.1. Repeatable.",
             ),
             click.option(
                 "--stop",
                 STOP,
+                cls=cls,
                 multiple=True,
                 metavar="TEXT",
-                help="Stop before this text; repeatable.",
+                help="Stop before this text. Repeatable.",
             ),
         ]
-        decorators += [click.option(*f.names, f.key, default=None, help=f.about) for f in _SWITCHES]
-        decorators.append(_no_cache_disk)
+        decorators += [
+            click.option(*f.names, f.key, cls=cls, default=None, help=f.about) for f in _SWITCHES
+        ]
+        decorators.append(partial(_no_cache_disk, cls=cls))
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
@@ -243,25 +410,28 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
     return decorate
 
 
-def _no_cache_disk(function: _Decorated) -> _Decorated:
+def _no_cache_disk(function: _Decorated, cls: type[click.Option] = click.Option) -> _Decorated:
     """Add the flag for `--cache-disk 0`."""
 
     def note(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         if given:
             ctx.meta[_NO_CACHE_DISK] = True
 
-    about = "Keep no KV of conversations on the disk."
-    add = click.option(_NO_CACHE_DISK, is_flag=True, expose_value=False, callback=note, help=about)
+    about = "Store no KV cache on disk, like --cache-disk 0."
+    add = click.option(
+        _NO_CACHE_DISK, cls=cls, is_flag=True, expose_value=False, callback=note, help=about
+    )
     return add(function)
 
 
 def load_flags(function: _Decorated) -> _Decorated:
     """Add the flags that a load reads, for a command that asks no model."""
-    decorators = [_value_option(flag) for flag in _LOAD]
+    decorators = [_value_option(flag, SharedOption) for flag in _LOAD]
     decorators += [
-        click.option(*f.names, f.key, default=None, help=f.about) for f in _LOAD_SWITCHES
+        click.option(*f.names, f.key, cls=SharedOption, default=None, help=f.about)
+        for f in _LOAD_SWITCHES
     ]
-    decorators.append(_no_cache_disk)
+    decorators.append(partial(_no_cache_disk, cls=SharedOption))
     for decorator in reversed(decorators):
         function = decorator(function)
     return function

@@ -91,5 +91,5 @@ def confirm(question: str, *, yes: bool, verb: str) -> bool:
     if yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"{verb} asks first, and there is no terminal", hint="--yes agrees")
+        raise UsageError(f"{verb} asks first, and there is no terminal", hint="use --yes to agree")
     return click.confirm(sanitize(question), err=True)

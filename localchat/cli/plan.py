@@ -25,49 +25,75 @@ _LONG_MS = 10_000
 
 @click.command("plan")
 @click.argument("word", metavar="[MODEL]", required=False, shell_complete=complete_model)
-@click.option("--users", type=FiniteRange(0, min_open=True), metavar="N", help="People who use it.")
 @click.option(
-    "--every", metavar="TIME", default="60s", help="Time between two requests of one person; 60s."
+    "--users",
+    type=FiniteRange(0, min_open=True),
+    metavar="N",
+    help="Number of people who use the model.",
+)
+@click.option(
+    "--every",
+    metavar="TIME",
+    default="60s",
+    help="Time between two requests of one person. Default: 60s.",
 )
 @click.option(
     "--rate",
     type=FiniteRange(0, min_open=True),
     metavar="R",
-    help="Requests a second of all people.",
+    help="Requests per second of all people together.",
 )
 @click.option(
-    "--in", "prompt_tokens", type=click.IntRange(1), metavar="N", help="Tokens of a prompt; 200."
+    "--in",
+    "prompt_tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens in a prompt. Default: 200.",
 )
 @click.option(
-    "--out", "output_tokens", type=click.IntRange(1), metavar="N", help="Tokens of an answer; 200."
+    "--out",
+    "output_tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens in an answer. Default: 200.",
 )
 @click.option(
-    "--ttft", metavar="TIME", help="Most time to first token for 95 of 100 requests, as 2s."
+    "--ttft",
+    metavar="TIME",
+    help="Longest time to first token for 95 of 100 requests, for example 2s. Default: none.",
 )
 @click.option(
-    "--tpot", metavar="TIME", help="Most time per token for 95 of 100 requests, as 100ms."
+    "--tpot",
+    metavar="TIME",
+    help="Longest time per token for 95 of 100 requests, for example 100ms. Default: none.",
 )
 @click.option(
-    "--from", "number", metavar="N", help="Benchmark to plan from; the newest of the model."
+    "--from",
+    "number",
+    metavar="N",
+    help="Number of the benchmark to plan from. Default: the newest of the model.",
 )
 @click.option(
     "--price",
     "prices",
     multiple=True,
     metavar="NAME=X",
-    help="kwh, machine_hour, hosted_in, hosted_out.",
+    help="Price of kwh, machine_hour, hosted_in or hosted_out. Repeatable.",
 )
 @click.option(
-    "--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once in a copy; 16."
+    "--parallel",
+    type=click.IntRange(1, 255),
+    metavar="N",
+    help="Requests that one copy computes at once. Default: 16.",
 )
 @click.option(
     "--large-share",
     type=FiniteRange(0, 1),
     metavar="X",
-    help="Of a route: share of answers of its large model; 0.25.",
+    help="Share of a route's answers that its large model gives. Default: 0.25.",
 )
 @load_flags
-@click.option("--offline/--no-offline", default=None, help="Never use the network.")
+@click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -83,7 +109,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> int:
-    """Say how many people a model serves, and what that costs.
+    """Estimate how many users a model can serve, and at what cost.
 
     From a benchmark of this model (localchat bench MODEL) or, without one, from an estimate, which it says;
     so MODEL may be one that is not here yet, as for fit.
@@ -211,7 +237,8 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
             f"nothing was measured of {name}, and it cannot be planned from an estimate",
             hint=f"{NO_SPEED}\nlocalchat bench {name} measures it, once it is here",
         )
-    return predicted_source(name, report.expected_speed.tokens_per_s, plan, slots)
+    speed = report.expected_speed
+    return predicted_source(name, speed.tokens_per_s, plan, slots, speed.basis)
 
 
 def plan_lines(found: "ServicePlan", width: int | None) -> Iterator[str]:
@@ -282,6 +309,18 @@ def _money(found: "ServicePlan") -> Iterator[str]:
     ]
     if money:
         yield f"A thousand answers cost: {', '.join(money)}."
+    tokens = found.demand.prompt_tokens + found.demand.output_tokens
+    per_million = [
+        f"{name} {value * 1e3 / tokens:,.2f}"
+        for name, value in (
+            ("energy", price.energy_money),
+            ("machines", price.machine_money),
+            ("the hosted API instead", price.hosted_money),
+        )
+        if value is not None
+    ]
+    if per_million:
+        yield f"A million tokens, in and out, cost: {', '.join(per_million)}."
 
 
 def _time(ms: float) -> str:

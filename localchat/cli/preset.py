@@ -6,7 +6,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
-from localchat.cli.options import engine_options, given_flags
+from localchat.cli.options import SharedOption, engine_options, given_flags
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import completions, read_presets
 from localchat.cli.streams import tell
@@ -28,7 +28,7 @@ def _complete(
 
 @click.group("preset", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
-    """List and change presets, which @NAME uses.
+    """List and edit presets, which @NAME applies.
 
     \b
     localchat preset add sum -s "You are brief." --template "Sum this up: {input}"
@@ -69,7 +69,7 @@ def show(app: AppContext, name: str, as_json: bool) -> None:
 
 
 def _change_options(function: Any) -> Any:  # noqa: ANN401 - a decorator keeps the type
-    function = engine_options(with_model=True)(function)
+    function = engine_options(with_model=True, cls=SharedOption)(function)
     return click.option(
         "--template", metavar="TEXT", help="The question, with {input} for the text."
     )(function)
@@ -80,7 +80,7 @@ def _change_options(function: Any) -> Any:  # noqa: ANN401 - a decorator keeps t
 @_change_options
 @click.pass_context
 def add(ctx: click.Context, /, name: str, **_: object) -> None:
-    """Make a preset of these flags."""
+    """Add a preset with these flags."""
     app = ctx.find_object(AppContext)
     assert app is not None
     if name.removeprefix("@") in read_presets(app):
@@ -99,11 +99,11 @@ def add(ctx: click.Context, /, name: str, **_: object) -> None:
 
 @command.command("edit")
 @click.argument("name", shell_complete=_complete)
-@click.option("--unset", multiple=True, metavar="KEY", help="Remove a key; repeatable.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Remove a key. Repeatable.")
 @_change_options
 @click.pass_context
 def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) -> None:
-    """Change what these flags name."""
+    """Change the settings that these flags name."""
     app = ctx.find_object(AppContext)
     assert app is not None
     preset = _preset(app, name)
@@ -133,7 +133,7 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
         texts[TEMPLATE] = ctx.params[TEMPLATE]
     if not texts:
         raise UsageError(
-            "a preset needs a flag that it stands for",
+            "a preset needs at least one flag to set",
             hint=f'as in localchat preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
         )
     file = find_paths(app.environ).settings_file

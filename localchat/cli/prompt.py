@@ -89,7 +89,7 @@ def _bounded(stream: BinaryIO, name: str) -> bytes:
     data = stream.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
         raise ContextExceeded(
-            f"{name} holds more than {MAX_INPUT_BYTES:,} bytes, the most that is read",
+            f"{name} has more than {MAX_INPUT_BYTES:,} bytes, which is the limit",
             hint="shorten the input",
             limit_bytes=MAX_INPUT_BYTES,
         )

@@ -23,7 +23,7 @@ _MINUTE_S = 60
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(app: AppContext, as_json: bool) -> None:
-    """List the models that a running server has loaded.
+    """List the models that the running server has loaded.
 
     With their memory, their users, and when they will be unloaded because nobody uses them. Models that a
     prompt or a conversation loads for itself are unloaded with it and not listed.

@@ -30,17 +30,21 @@ Ask: TypeAlias = Literal["never", "misfit", "always"]
 
 @click.command("pull")
 @click.argument("name", required=False)
-@click.option("--check", is_flag=True, help="Only look for newer files of pulled models.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, even if it will not fit.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Check for newer files of downloaded models, and download nothing.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even if the model will not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress as lines of JSON.")
-@click.option("--offline/--no-offline", default=None, help="Never use the network.")
-@click.option("-q", "--quiet/--no-quiet", default=None, help="Only errors.")
-@click.option("--color/--no-color", default=None, help="Colours on a terminal; on.")
+@click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
+@click.option("-q", "--quiet/--no-quiet", default=None, help="Print only errors. Default: off.")
+@click.option("--color/--no-color", default=None, help="Use colors on a terminal. Default: on.")
 @click.pass_context
 def command(
     ctx: click.Context, /, name: str | None, check: bool, yes: bool, as_json: bool, **_: object
 ) -> int:
-    """Fetch a model, or the rest of it.
+    """Download a model, or resume a download.
 
     \b
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue

@@ -9,7 +9,7 @@ from localchat.cli.bench import counts, default_model
 from localchat.cli.context import AppContext
 from localchat.cli.options import UserPath, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
@@ -23,22 +23,25 @@ _NEEDLE_LENGTHS = (1024, 4096)
 @click.command("quality")
 @click.argument("words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model)
 @click.option(
-    "--vary", multiple=True, metavar="KEY=A,B", help="A setting's values side by side; repeatable."
+    "--vary",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Compare values of a setting, for example kv-type=f16,q8_0. Repeatable.",
 )
 @click.option(
     "--text",
     "text_file",
     type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Text for perplexity and KL; otherwise a small one of localchat.",
+    help="Text for perplexity and KL. Default: a small one that localchat brings.",
 )
-@click.option("--history", is_flag=True, help="Take the text from your own conversations.")
+@click.option("--history", is_flag=True, help="Use the text of your own conversations.")
 @click.option(
     "--window",
     type=click.IntRange(8, 1 << 20),
     default=512,
     metavar="N",
-    help="Tokens of a window of the text; 512.",
+    help="Tokens in each window of the text. Default: 512.",
 )
 @click.option(
     "--windows",
@@ -46,39 +49,58 @@ _NEEDLE_LENGTHS = (1024, 4096)
     type=click.IntRange(0),
     default=16,
     metavar="N",
-    help="Most windows of the text, 0 for all; 16.",
+    help="Number of windows of the text; 0 uses all. Default: 16.",
 )
-@click.option("--needles", metavar="LIST", help="Lengths of the needle texts: 1k,16k.")
 @click.option(
-    "--depths", type=click.IntRange(1, 50), default=5, metavar="N", help="Needles in each text; 5."
+    "--needles",
+    metavar="LIST",
+    help="Lengths of the needle texts, for example 1k,16k. Default: 1k,4k.",
+)
+@click.option(
+    "--depths",
+    type=click.IntRange(1, 50),
+    default=5,
+    metavar="N",
+    help="Needles in each text. Default: 5.",
 )
 @click.option(
     "--tasks",
     type=click.IntRange(1, 1000),
     default=8,
     metavar="N",
-    help="JSON schemas and tools to try; 8.",
+    help="JSON schemas and tools to try. Default: 8.",
 )
 @click.option(
     "--set",
     "questions_file",
     type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Questions with their exact answers, as JSONL.",
+    help="Questions with their exact answers, as JSONL. Default: none.",
 )
 @click.option(
-    "--only", metavar="LIST", help="Of text, greedy, json, tools, needles and questions; all."
+    "--only",
+    metavar="LIST",
+    help="Tests to run: text, greedy, json, tools, needles, questions. Default: all.",
+)
+@click.option(
+    "--gate",
+    "gates",
+    multiple=True,
+    metavar="NAME=LIMIT",
+    help="Exit with 1 if a model misses this limit, as kl=0.02, top1=0.95 or grade=close; repeatable.",
 )
 @load_flags
 @click.option(
     "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
 )
-@click.option("--keep/--no-keep", default=True, help="Keep the result on this machine; on.")
-@click.option("--list", "as_list", is_flag=True, help="List the results that are kept.")
-@click.option("--show", metavar="N", help="Show a result again: its number, last, or a file.")
-@click.option("--compare", nargs=2, metavar="A B", help="Show two results side by side.")
+@click.option("--keep/--no-keep", default=True, help="Store the result. Default: on.")
+@click.option("--list", "as_list", is_flag=True, help="List the stored results.")
+@click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file.")
+@click.option("--compare", nargs=2, metavar="A B", help="Compare two results.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -92,7 +114,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> int:
-    """Compare models, quantizations and KV types by what they answer.
+    """Compare the answers of models, quantizations and KV cache types.
 
     Is the smaller model still good? Which quantization should I take?
     Compares each MODEL with the first: perplexity and KL divergence over a text, where greedy texts part, JSON
@@ -138,10 +160,14 @@ def _measure(
     from localchat.cli.quality_targets import QualityTargets
     from localchat.cli.signals import terminate_gracefully
     from localchat.quality.comparison import Comparison
+    from localchat.quality.gate import failures, parse_gates
     from localchat.quality.record import QualityRecord
     from localchat.quality.verdict import verdicts
 
+    gates = parse_gates(ctx.params["gates"])
     spec, text, questions = _spec(ctx, app)
+    if gates and len(spec.variants) < 2:
+        raise UsageError("--gate compares models with the first: name two, or use --vary")
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
@@ -176,7 +202,12 @@ def _measure(
     _present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem
-    return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    missed = list(failures(record.measured, gates))
+    for sentence in missed:
+        tell(f"gate missed: {sentence}")
+    return ExitCode.ERROR if missed else ExitCode.OK
 
 
 def _spec(
@@ -218,7 +249,7 @@ def _tests(only: str | None, questions: "tuple[ExamQuestion, ...]") -> tuple[str
     names = [name.strip() for name in only.split(",")]
     if wrong := next((name for name in names if name not in TESTS), None):
         raise UsageError(
-            f"--only: there is no test {wrong!r}", hint=f"there are {', '.join(TESTS)}"
+            f"--only: there is no test {wrong!r}", hint=f"use one of {', '.join(TESTS)}"
         )
     if "questions" in names and not questions:
         raise UsageError("--only questions needs a file of questions", hint="as in --set FILE")
@@ -233,8 +264,8 @@ def _questions(path: Path | None) -> "tuple[ExamQuestion, ...]":
 
 def _text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, str]:
     """Name and content of the text. Raises UsageError."""
+    from localchat.bench.sample_text import NAME, sample_text
     from localchat.errors import reason
-    from localchat.quality.sample_text import NAME, sample_text
 
     if path is not None and history:
         raise UsageError("--text and --history exclude each other")

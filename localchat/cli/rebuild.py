@@ -110,7 +110,7 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         return
     if not _is_terminal(sys.stdin):
         raise UsageError(
-            "doctor --rebuild asks first, and there is no terminal", hint="--yes agrees"
+            "doctor --rebuild asks first, and there is no terminal", hint="use --yes to agree"
         )
     tell(
         f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}): about "

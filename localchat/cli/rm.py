@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("rm")
 @click.argument("words", metavar="MODEL", nargs=-1, required=True, shell_complete=complete_model)
-@click.option("--force", is_flag=True, help="Also files that belong to other programs.")
+@click.option("--force", is_flag=True, help="Also remove files of other programs.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj

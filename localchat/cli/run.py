@@ -64,25 +64,27 @@ def complete_mention(
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
     """The flags that belong to one call and are no settings."""
     for decorator in (
-        click.option("--regex", metavar="PATTERN", help="Answer with a match of this pattern."),
+        click.option(
+            "--regex", metavar="PATTERN", help="Constrain the answer to a regular expression."
+        ),
         click.option(
             "--grammar",
             metavar="FILE",
             shell_complete=complete_file,
-            help="Answer with a text of this grammar (Lark or GBNF).",
+            help="Constrain the answer to a grammar (Lark or GBNF).",
         ),
         click.option(
             "--schema",
             metavar="FILE|JSON",
             shell_complete=complete_file,
-            help="Answer with JSON that this JSON Schema allows.",
+            help="Constrain the answer to a JSON Schema.",
         ),
         click.option(
             "--conversation",
             "conversation",
             metavar="ID",
             shell_complete=complete_conversation,
-            help="Continue this conversation; the first digits of its ID are enough.",
+            help="Continue a conversation. The first digits of its ID are enough.",
         ),
         click.option(
             "-c",
@@ -94,16 +96,21 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
         click.option(
             "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object with metrics."),
         click.option(
-            "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print one JSON object with the answer and its metrics.",
+        ),
+        click.option(
+            "-x", "--extract", is_flag=True, help="Print only the first code block of the answer."
         ),
         click.option(
             "--require-complete",
             is_flag=True,
             help="Exit with code 7 if a limit or a loop ended the answer.",
         ),
-        click.option("-i", "--interactive", is_flag=True, help="Then continue as a conversation."),
+        click.option("-i", "--interactive", is_flag=True, help="Keep chatting after the answer."),
         click.option(
             "-f",
             "--file",
@@ -111,7 +118,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             multiple=True,
             metavar="FILE",
             shell_complete=complete_file,
-            help="Text, PDF, DOCX or HTML that comes first; repeatable.",
+            help="Attach a file (text, PDF, DOCX, HTML) before the prompt. Repeatable.",
         ),
     ):
         function = decorator(function)
@@ -135,7 +142,18 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
     return ask(ctx, " ".join(words))
 
 
-@click.command("run", cls=PromptWords)
+class RunCommand(PromptWords):
+    """Lists the flags of a day alone in its help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from localchat.cli.flag_groups import write_short
+
+        write_short(
+            ctx, formatter, [param for param in self.params if isinstance(param, click.Option)]
+        )
+
+
+@click.command("run", cls=RunCommand)
 @click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=complete_mention)
 @prompt_options
@@ -145,7 +163,7 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
 def command(
     ctx: click.Context, /, model_word: str | None, words: tuple[str, ...], **_: object
 ) -> int:
-    """Chat with a model, or ask it one thing.
+    """Chat with a model, or ask it one question.
 
     MODEL is the path of a GGUF file or a name. On a terminal, one that is not here is offered for download,
     and without MODEL there is a list to pick from. Without a prompt, on a terminal, a conversation begins.

@@ -36,68 +36,87 @@ _EDITOR_S = 8 * 3600
 @click.command("serve")
 @click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.option(
-    "--host", default="127.0.0.1", metavar="HOST", help="Address to listen on; this machine alone."
+    "--host",
+    default="127.0.0.1",
+    metavar="HOST",
+    help="Address to listen on. Default: 127.0.0.1, this machine only.",
 )
 @click.option(
     "--port",
     default=_PORT,
     type=click.IntRange(0, 65535),
     metavar="N",
-    help=f"{_PORT}; 0: a free one.",
+    help=f"Port to listen on. 0 picks a free one. Default: {_PORT}.",
 )
 @click.option(
     "--api-key-file",
     type=UserPath(path_type=Path),
     metavar="FILE",
-    help="Keys that clients must have, one a line; LOCALCHAT_API_KEY is one more.",
+    help="File of API keys, one per line. LOCALCHAT_API_KEY adds one. Default: no key is needed.",
 )
 @click.option(
-    "--allow-host", multiple=True, metavar="NAME", help="A name of this server; repeatable."
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Host name that clients may use for this server. Repeatable.",
 )
 @click.option(
-    "--allow-origin", multiple=True, metavar="ORIGIN", help="Pages that may ask; repeatable."
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Origin of web pages that may send requests. Repeatable.",
 )
-@click.option("--insecure-no-auth", is_flag=True, help="Serve a network without any key.")
-@click.option("--strict-models", is_flag=True, help="An unknown model name is an error.")
-@click.option("--no-loop-guard", is_flag=True, help="Let answers repeat themselves forever.")
+@click.option("--insecure-no-auth", is_flag=True, help="Serve a network without an API key.")
+@click.option("--strict-models", is_flag=True, help="Reject unknown model names.")
+@click.option("--no-loop-guard", is_flag=True, help="Do not stop answers that repeat themselves.")
 @click.option(
     "--documents",
     multiple=True,
     metavar="NAME",
-    help="Learned documents that clients may ask, as MODEL@NAME; repeatable.",
+    help="Offer indexed documents to clients as MODEL@NAME. Repeatable.",
 )
 @click.option(
     "--longest",
     type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
     metavar="TOKENS",
-    help="The longest answer. Without it 32768, and a quarter of the context (at most 8192) where a request "
-    "names no limit.",
+    help=(
+        "Longest answer in tokens. Default: 32768, and a quarter of the context (at most 8192) "
+        "for requests without a limit."
+    ),
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help="Requests at once; 16, with CUDA up to 128.",
+    help="Requests computed at once. Default: 16, with CUDA up to 128.",
 )
 @click.option(
     "--keep-alive",
     "keep_alive",
     metavar="SECONDS",
-    help="Unload a model that is idle for this long; 300, longer for an editor's. 0: at once, -1: never.",
+    help=(
+        "Unload a model after this many idle seconds; 0 at once, -1 never. Default: 300, "
+        "longer for editors."
+    ),
 )
 @load_flags
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests. Default: off."
+)
 @click.option(
     "--private",
     is_flag=True,
-    help="For the program that starts it: other commands do not find it, and it ends when its stdin is closed.",
+    help=(
+        "For use by another program: hide the server from other commands, and exit when "
+        "stdin closes."
+    ),
 )
 @click.option(
     "--print-unit",
     is_flag=False,
     flag_value=default_format(),
     type=click.Choice(FORMATS),
-    help="Print a service file that starts this server, for systemd or launchd, and how to install it.",
+    help="Print a systemd or launchd service file for this server, and how to install it.",
 )
 @click.pass_context
 def command(
@@ -119,7 +138,7 @@ def command(
     print_unit: str | None,
     **_: object,
 ) -> None:
-    """Serve models to editors and programs.
+    """Serve models over the OpenAI, Anthropic and Ollama APIs.
 
     They reach it as they would reach OpenAI's API, at http://127.0.0.1:8114/v1. MODEL is a name or the path of
     a GGUF file; without one it is the model that a prompt would go to. Ctrl+C ends it.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--offline/--no-offline", hidden=True, expose_value=False)  # as prompts have it
 @click.pass_obj
 def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
-    """Say what a model is and what it can do.
+    """Show a model's size, license and capabilities.
 
     Reads the header of its file; no weights are loaded.
     """

@@ -13,7 +13,7 @@ from localchat.errors import LocalchatError, ModelMissing
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.pass_obj
 def command(app: AppContext, model: str | None) -> None:
-    """End the running server, or unload one of its models.
+    """Stop the running server, or unload one of its models.
 
     Requests that use the model end with an error.
     """

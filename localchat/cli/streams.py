@@ -131,6 +131,15 @@ class Terminal:
             if not self._line_open:
                 self.progress(sentence)
 
+    def warn(self, sentence: str) -> None:
+        """Print what may spoil the answer, in a pipe too, unless a note with the same cause was printed."""
+        cause = notice_cause(sentence)
+        with self._lock:
+            is_known = cause in self._causes
+            self._causes.add(cause)
+        if sentence and not is_known:
+            self.notify(sentence)
+
     def notify(self, sentence: str) -> None:
         """Print a notice unless the run is quiet. It waits if it would break a line of the answer."""
         if self._quiet:

@@ -47,7 +47,7 @@ class Judge:
         verdict = self._reply(JudgeQuestion("picking the best", asked, grammar))
         place = None if verdict is None else judge.picked(verdict, len(whole))
         if place is None:
-            self.terminal.notify("the judge picked none, so the first try is kept")
+            self.terminal.notify("the judge gave no verdict, so the first try was kept")
         tries.picked = whole[place or 0]
 
     def critique(self, text: str, grammar: Grammar | None) -> Critique:
@@ -103,7 +103,7 @@ class Judge:
         try:
             answer = receive(self.engine.generate(request), display)
         except ContextExceeded:
-            self.terminal.notify("the judge's question does not fit into the context")
+            self.terminal.notify("the judge's question does not fit in the context")
             return None
         if answer.done is not None:
             self.spent.append(answer.done.usage)

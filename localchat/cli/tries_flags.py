@@ -12,27 +12,30 @@ def tries_flags(function: "click.decorators.FC") -> "click.decorators.FC":
         click.option(
             "--critique",
             is_flag=True,
-            help="Let the model judge its answer and mend the faults that it finds.",
+            help="Let the model review its answer, and keep a correction if that is better.",
         ),
         click.option(
-            "--judge", is_flag=True, help="With --best-of: the model itself picks the best."
+            "--judge", is_flag=True, help="With --best-of: let the model pick the best answer."
         ),
         click.option(
             "--vote-by",
             metavar="KIND",
-            help="What a vote counts: number (the last one), text, field:NAME or regex:PATTERN.",
+            help=(
+                "What --vote counts: number, text, field:NAME or regex:PATTERN. Default: the last"
+                " number."
+            ),
         ),
         click.option(
             "--vote",
             type=tries,
             metavar="N",
-            help="Try up to N times at once; the answer that most agree on. Ends when decided.",
+            help="Try up to N times, and keep the answer that most tries agree on.",
         ),
         click.option(
             "--best-of",
             type=tries,
             metavar="N",
-            help="Try N times at once; the answer with the highest mean log probability.",
+            help="Try N times, and keep the answer with the highest mean log probability.",
         ),
     ):
         function = decorator(function)

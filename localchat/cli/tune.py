@@ -25,20 +25,26 @@ _HEAD = ("SETTING", "INSTEAD OF", "SPEED", "")
 @click.command("tune")
 @click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @click.option(
-    "--clients", type=click.IntRange(1, 255), default=1, metavar="N", help="Requests at once; 1."
+    "--clients",
+    type=click.IntRange(1, 255),
+    default=1,
+    metavar="N",
+    help="Requests at once. Default: 1.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(2, 99),
     default=3,
     metavar="N",
-    help="Repetitions; more find smaller differences. 3.",
+    help="Repetitions. More of them find smaller differences. Default: 3.",
 )
-@click.option("--undo", is_flag=True, help="Take back what an earlier tuning wrote.")
+@click.option("--undo", is_flag=True, help="Undo what an earlier tuning wrote.")
 @click.option("-y", "--yes", is_flag=True, help="Write the settings without asking.")
 @load_flags
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -54,7 +60,7 @@ def command(
     """Find the fastest settings of a model on this machine.
 
     Measures threads, KV type, drafts and layers on the GPU beside the settings as they are, and shows what
-    each brings. What is faster by more than the noise can be written into the settings of this model. A flag
+    each brings. Settings that are measurably faster can be stored for this model. A flag
     such as --kv-type f16 keeps that setting as it is given.
     """
     from localchat.bench.tuned_settings import TunedSettings

@@ -33,7 +33,7 @@ def read_prices(path: Path, section: object) -> Prices:
     for name, value in section.items():
         if name not in FIELDS:
             raise UsageError(
-                f"{path} [prices]: there is no {name!r}", hint=f"there are {', '.join(FIELDS)}"
+                f"{path} [prices]: there is no {name!r}", hint=f"use one of {', '.join(FIELDS)}"
             )
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
             raise UsageError(

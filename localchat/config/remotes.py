@@ -79,7 +79,7 @@ def read_remotes(path: Path, section: object) -> dict[str, Remote]:
             raise UsageError(f"{where} has to hold text: {', '.join(_FIELDS)}")
         if unknown := sorted(set(table) - set(_FIELDS)):
             raise UsageError(
-                f"{where}: there is no {unknown[0]!r}", hint=f"there are {', '.join(_FIELDS)}"
+                f"{where}: there is no {unknown[0]!r}", hint=f"use one of {', '.join(_FIELDS)}"
             )
         if not table.get("url"):
             raise UsageError(f"{where} has no url", hint='as url = "http://127.0.0.1:8000"')

@@ -79,7 +79,9 @@ def _route(where: str, name: str, table: object) -> Route:
         raise UsageError(f"{where} is not a section", hint='as in [routes.easy], small = "…"')
     for key, value in table.items():
         if key not in _KINDS:
-            raise UsageError(f"{where}: there is no {key!r}", hint=f"there are {', '.join(_KINDS)}")
+            raise UsageError(
+                f"{where}: there is no {key!r}", hint=f"use one of {', '.join(_KINDS)}"
+            )
         if not isinstance(value, _KINDS[key]) or (
             isinstance(value, bool) and bool not in _KINDS[key]
         ):
@@ -97,7 +99,9 @@ def _route(where: str, name: str, table: object) -> Route:
     try:
         re.compile(table.get("regex", ""))
     except re.error as problem:
-        raise UsageError(f"{where}: regex is no regular expression: {problem}") from problem
+        raise UsageError(
+            f"{where}: regex is not a valid regular expression: {problem}"
+        ) from problem
     return Route(name, **table)
 
 

@@ -121,12 +121,12 @@ KEYS: Final[Mapping[str, Key]] = {
         reloads=True,
     ),
     "cache_ram_mib": Key(
-        "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
+        "--cache-ram", "a whole number of MiB", "RAM for the KV cache of idle conversations."
     ),
     "cache_disk_gb": Key(
         "--cache-disk",
         "a number of gigabytes; 0 is off",
-        "Disk for the KV of conversations, so that they need not be computed again.",
+        "Disk space for the KV cache of conversations.",
     ),
     "gpu_layers": Key(
         "--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU.", reloads=True
@@ -156,7 +156,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "anyway": Key(
         "--anyway",
         _YES_NO,
-        "Load even if memory seems too short; the system may end the model.",
+        "Load even if the model may not fit in memory.",
         reloads=True,
     ),
     "window_only": Key(
@@ -168,15 +168,15 @@ KEYS: Final[Mapping[str, Key]] = {
     "threads": Key(
         "--threads",
         "a whole number; 0 is every physical core",
-        "Threads that compute.",
+        "Compute threads.",
         reloads=True,
     ),
-    "speculation": Key("--no-speculation", _YES_NO, "Guess tokens ahead."),
+    "speculation": Key("--no-speculation", _YES_NO, "Speculative decoding."),
     "loop_guard": Key("--no-loop-guard", _YES_NO, "End answers that repeat themselves."),
     "draft": Key(
         "--draft",
         "a name or a path",
-        "A small model of the same family that guesses ahead.",
+        "Draft model for speculative decoding, of the same family.",
         reloads=True,
     ),
     "keep_alive": Key(
@@ -186,9 +186,15 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "attach": Key("--no-attach", _YES_NO, "Use the models of a running server."),
     "temperature": Key("--temperature", "a number from 0 to 10", "Randomness; 0 is greedy."),
-    "top_k": Key("--top-k", "a whole number; 0 is off", "Keep the k likeliest tokens."),
-    "top_p": Key("--top-p", _SHARE, "Keep the likeliest tokens up to this probability; 1 is off."),
-    "min_p": Key("--min-p", _SHARE, "Keep tokens at least this likely, relative to the best."),
+    "top_k": Key("--top-k", "a whole number; 0 is off", "Sample from the k most likely tokens."),
+    "top_p": Key(
+        "--top-p",
+        _SHARE,
+        "Sample from the most likely tokens whose probabilities add up to this; 1 is off.",
+    ),
+    "min_p": Key(
+        "--min-p", _SHARE, "Drop tokens less likely than this share of the most likely one."
+    ),
     "typical_p": Key("-o typical_p", _SHARE, "Keep tokens of typical information; 1 is off."),
     "repetition_penalty": Key("-o repetition_penalty", "a number above 0, up to 10", "1 is off."),
     "frequency_penalty": Key("-o frequency_penalty", _PENALTY, "Per earlier use; 0 is off."),
@@ -198,7 +204,7 @@ KEYS: Final[Mapping[str, Key]] = {
         'token ids with numbers from -100 to 100, as {"42": -5}',
         "Added to logits.",
     ),
-    "seed": Key("--seed", "a whole number from 0", "The same seed draws the same text."),
+    "seed": Key("--seed", "a whole number from 0", "Random seed, for reproducible output."),
     "max_tokens": Key(
         "--max-tokens", "a whole number from 1, or thousands as 2k", "Longest answer, in tokens."
     ),
@@ -210,11 +216,11 @@ KEYS: Final[Mapping[str, Key]] = {
     "think_budget": Key(
         "--think-budget",
         "a whole number from 0, or thousands as 2k",
-        "Longest reasoning, in tokens; then it answers.",
+        "Longest reasoning, in tokens.",
     ),
     "hide_reasoning": Key("--hide-reasoning", _YES_NO, "Do not show the reasoning."),
     "stats": Key("--stats", _YES_NO, "One line of metrics after the answer."),
-    "quiet": Key("-q", _YES_NO, "Nothing on stderr but errors and what was asked for."),
+    "quiet": Key("-q", _YES_NO, "Print nothing on stderr but errors and what was asked for."),
     "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
     "offline": Key("--offline", _YES_NO, "Never use the network."),
     "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
@@ -242,12 +248,16 @@ SAMPLING_KEYS: Final = (
 DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 """Sampling of the engine where neither the user nor the maker of the model chose it."""
 UNSET: Final = {
+    **dict.fromkeys(("top_k", "typical_p", "repetition_penalty"), "off"),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), "off"),
+    **dict.fromkeys(("system", "remote", "draft"), "none"),
+    "quantize": "as stored",
     "model": "the one used last",
     "backend": "the one that can run the model",
     "llamacpp_library": "the first that doctor lists",
     "context_length": "the largest that fits",
     "kv_cache_type": "f16, or what fits",
-    "cache_ram_mib": "decided when the model loads",
+    "cache_ram_mib": "half of the free memory, at most 2 GB",
     "vram_gb": "no limit",
     "kv_gb": "no limit",
     "seed": "another one for each answer",

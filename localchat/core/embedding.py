@@ -14,7 +14,7 @@ from localchat.engine.events import EngineStats, MetricsSnapshot
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 MOST_TEXTS = 4096
-ONLY_EMBEDS = "It gives embeddings and writes no text."
+ONLY_EMBEDS = "It computes embeddings and cannot generate text."
 ONLY_RANKS = "It scores texts for a query (/v1/rerank) and writes none."
 RANK = "rank"
 """Pooling of a reranker."""

@@ -314,10 +314,11 @@ class InputProcessor:
         return self._model.tokenizer.encode(text, special=special, add_bos=add_bos)
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text before it is tokenized, if its bytes alone show that it cannot fit."""
-        least = len(text.encode("utf-8", "replace")) // max(1, self._model.tokenizer.longest_piece)
-        if least >= self._context:
-            self._raise_too_long(least, at_least=True)
+        """Refuse a text before it is tokenized, if its length alone shows that it cannot fit."""
+        size_bytes = len(text.encode("utf-8", "replace"))
+        minimum = size_bytes // max(1, self._model.tokenizer.longest_piece)
+        if minimum >= self._context:
+            self._raise_too_long(minimum, at_least=True)
 
     def _closed(self, rendered: Rendered) -> Rendered:
         """A prompt that ends inside reasoning, with the reasoning closed."""

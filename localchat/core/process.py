@@ -340,7 +340,7 @@ class EngineProcess:
         query = frame.query
         if query is not None and self._opened.model.info.pooling != RANK:
             raise UsageError(
-                f"{self._spec.name} is no reranker and scores no texts",
+                f"{self._spec.name} is not a reranker and cannot score documents",
                 hint="use a reranker, such as bge-reranker-v2-m3 or qwen3-reranker",
                 no_scores=True,
             )
@@ -348,7 +348,7 @@ class EngineProcess:
             self._opened.model.info.pooling == RANK
         ):
             raise UsageError(
-                f"{self._spec.name} gives no embeddings",
+                f"{self._spec.name} cannot compute embeddings",
                 hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
                 no_embeddings=True,
             )
@@ -359,7 +359,7 @@ class EngineProcess:
         try:
             if self._opened.embedding is not None:
                 raise UsageError(
-                    f"{self._spec.name} is an embedding model or a reranker and writes no text",
+                    f"{self._spec.name} is an embedding model or a reranker and cannot generate text",
                     hint="choose a text model; this one answers at /v1/embeddings or /v1/rerank",
                 )
             request_state, accepted = self._opened.input_processor.accept(frame.id, frame.request)

@@ -86,18 +86,23 @@ def room(kv_tokens: int, context_tokens: int) -> str:
     return f"Its KV cache holds {' or '.join(told)} at once." if told else ""
 
 
+_SHOWN_MAPPED_BYTES = 10**9
+
+
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     """The plan in a few lines: whether it fits, its parts, and what would help."""
     from localchat.fit.memory_plan import all_advice  # and with it the probe of the hardware
 
-    word = "Fits" if plan.fits else "Does not fit"
     if plan.missing:
+        word = "Fits" if plan.fits else "Does not fit"
         return (f"{word}: {plan.missing}", "", *plan.notes, *plan.advice)
-    lines = [
-        f"{word}: {size(plan.total_bytes)} of {size(plan.free_bytes)} free, "
-        f"{tokens(plan.context_tokens)} of context.",
-        _shares(plan),
-    ]
+    needed = size(plan.total_bytes)
+    free = size(plan.free_bytes)
+    if plan.fits:
+        first = f"Fits: needs {needed} of the {free} that are free"
+    else:
+        first = f"Does not fit: needs {needed}, and {free} are free"
+    lines = [f"{first}, with a context of {tokens(plan.context_tokens)}.", _shares(plan)]
     if plan.gpu_layers:
         where = (
             f"{size(plan.gpu_bytes)} of {size(plan.gpu_free_bytes)} free"
@@ -105,10 +110,10 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
             else "unified memory"
         )
         lines.append(f"GPU: {plan.gpu_layers} of {plan.layers} layers, {where}.")
-    if plan.fits and plan.mapped_bytes:
+    if plan.fits and plan.mapped_bytes >= _SHOWN_MAPPED_BYTES:
         lines.append(
-            f"Task managers may show {size(plan.mapped_bytes)} more: pages of the file, which the system "
-            "drops where memory is short."
+            f"Task managers may show {size(plan.mapped_bytes)} more: cached pages of the file, which the "
+            "system can drop."
         )
     if plan.fits and plan.max_context_tokens > plan.context_tokens:
         lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")

@@ -229,7 +229,7 @@ class History:
         id_ = self.find(id_or_prefix)
         named = searchable(" ".join(title.split()))
         if not named:
-            raise UsageError("a title holds at least one sign")
+            raise UsageError("a title cannot be empty")
         with self._database.write() as connection:
             write_title(connection, id_, named)
 

@@ -146,7 +146,7 @@ def _models(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     models = table.pop("models", {})
     if table or not isinstance(models, dict):
         found = ", ".join(sorted(table)) or "models that are no tables"
-        raise UsageError(f"{path}: {found}", hint='a model stands under [models."family:size"]')
+        raise UsageError(f"{path}: {found}", hint='a model belongs under [models."family:size"]')
     return models
 
 

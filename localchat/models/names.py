@@ -23,7 +23,7 @@ _HOSTS: Final = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/",
 _PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _PART_NUMBER: Final = re.compile(r"-\d{5}-of-\d{5}$")
-_FORM: Final = "a name is qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT or user/repo"
+_FORM: Final = "names look like qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT or user/repo"
 
 
 class Reference(NamedTuple):

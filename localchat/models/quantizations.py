@@ -101,7 +101,7 @@ def choose(variants: list[Variant], quantization: str | None, repository: str) -
     """
     if not variants:
         raise ModelMissing(
-            f"{repository} holds no GGUF model",
+            f"{repository} has no GGUF model",
             hint="repositories with GGUF files mostly end in -GGUF",
         )
     if quantization is None:

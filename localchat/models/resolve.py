@@ -22,6 +22,8 @@ from localchat.fit.load_options import LoadOptions
 GUIDE = "guide"
 LAST_USED = "the model used last"
 IN_COMMAND = "the model named in the command"
+_SHOWN_NAMES = 6
+"""Names of models that an error lists."""
 _LAST_MODEL = "last-model"
 """A plain text file: a path may hold bytes that JSON cannot."""
 
@@ -210,10 +212,12 @@ def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
                 return other
             names = {*catalogue, *(one.manifest.name for one in models), *loose}
             near = quantizations_hint(word, catalogue) or similar_names(word, names)
+            yours = sorted({GUIDE, *(one.manifest.name for one in models), *loose})
+            more = ", … (localchat list)" if len(yours) > _SHOWN_NAMES else ""
             raise ModelMissing(
                 f"no model {word!r}{_chosen(why)}",
-                hint=f"{near}\nlocalchat list shows your models; localchat pull NAME downloads one. A "
-                "path to a GGUF file works too.",
+                hint=f"{near}\nYour models: {', '.join(yours[:_SHOWN_NAMES])}{more}. To download one: "
+                "localchat pull NAME. A path to a GGUF file works too.",
             ) from problem
         here = find_pulled(reference, models)
         if here is None and (other := _of_other_program(word, why, environ)):
@@ -254,7 +258,7 @@ def locate_default(
         return locate(GUIDE, paths, "the built-in model")
     except ModelMissing as problem:
         raise ModelMissing(
-            "no model was named, and there is none to fall back on",
+            "no model was named, and none is installed",
             hint="name one: localchat run PATH.gguf, or set LOCALCHAT_MODEL to its path",
         ) from problem
 

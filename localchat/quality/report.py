@@ -6,7 +6,7 @@ from localchat.quality.record import QualityRecord, TaskOutcome, VariantQuality
 from localchat.units import size
 
 HEAD = (
-    *("MODEL", "SIZE", "KV", "PERPLEXITY", "BITS/BYTE", "KL", "KL P99", "SAME TOP"),
+    *("MODEL", "SIZE", "KV", "PERPLEXITY", "BITS/BYTE", "KL", "KL P99", "TOP-1"),
     *("SAME TEXT", "JSON", "TOOLS", "NEEDLES", "RIGHT"),
 )
 

@@ -14,7 +14,7 @@ class ServerLimits:
     body_bytes: int = 16 << 20
     """Of a body as it is sent."""
     bodies_bytes: int = 256 << 20
-    """Of all bodies that are being read, without the first 256 KiB of each."""
+    """Sum of all bodies that are being read, without the first 256 KiB of each."""
     unpacked_bytes: int = 20 << 20
     """Of a body after decompression."""
     depth: int = 64

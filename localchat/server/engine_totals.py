@@ -1,4 +1,4 @@
-"""Totals of engine counters by model, which stay when a model is unloaded or its engine restarts."""
+"""Totals of engine counters by model, over unloads and restarts."""
 
 import threading
 from collections import Counter

@@ -23,46 +23,34 @@ _MAX_NAME: Final = 80
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.$-]")
 
 _HARMLESS: Final = frozenset(
-    (
-        # Accounting, routing and caching of hosted services.
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "inference_geo"),
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
-        *("request_id", "rid", "trace", "tags", "name", "description", "title", "betas", "speed"),
-        *("provider", "models", "route", "usage", "include_obfuscation", "kv_transfer_params"),
-        # Slots and caches, which the engine manages itself.
-        *("cache_prompt", "id_slot", "slot_id", "n_keep", "num_keep", "n_discard", "n_cache_reuse"),
-        *(
-            "use_cache",
-            "cache_control",
-            "priority",
-            "data_parallel_rank",
-            "shift",
-            "truncate",
-            "truncation",
-        ),
-        # Load options of Ollama: the model is loaded already.
-        *("num_gpu", "num_thread", "num_batch", "main_gpu", "low_vram", "use_mmap", "use_mlock"),
-        *("numa", "vocab_only", "f16_kv", "logits_all", "embedding_only", "num_gqa"),
-        # Parameters of a sampler that is off unless another field turns it on.
-        *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),
-        *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep"),
-        *("dynatemp_low", "dynatemp_high", "smoothing_curve", "adaptive_decay", "length_penalty"),
-        *(
-            "early_stopping",
-            "t_max_prompt_ms",
-            "penalize_newline",
-            "penalize_nl",
-            "backend_sampling",
-        ),
-        # Parts of earlier answers that clients send back.
-        *("id", "index", "type", "status", "object", "annotations", "audio", "refusal", "phase"),
-        *("signature", "data", "citations", "caller", "encrypted_content", "created_at"),
-        *("provider_specific_fields", "finish_reason", "stop_reason", "namespace"),
-        # Output that this server always has, or has in the same form.
-        *("include_reasoning", "separate_reasoning", "stream_reasoning", "reasoning_format"),
-        *("parse_tool_calls", "timings_per_token", "logprob_start_len", "echo_logprobs"),
-        *("max_tool_calls", "reasoning_in_content", "spaces_between_special_tokens"),
-    )
+    " ".join(
+        (
+            # Accounting, routing and caching of hosted services.
+            "user metadata store service_tier safety_identifier inference_geo prompt_cache_key",
+            "prompt_cache_retention prompt_cache_options prediction request_id rid trace tags",
+            "client_metadata name description title betas speed provider models route usage",
+            "include_obfuscation kv_transfer_params",
+            # Slots and caches, which the engine manages itself.
+            "cache_prompt id_slot slot_id n_keep num_keep n_discard n_cache_reuse use_cache",
+            "cache_control priority data_parallel_rank shift truncate truncation",
+            # Load options of Ollama: the model is loaded already.
+            "num_gpu num_thread num_batch main_gpu low_vram use_mmap use_mlock numa vocab_only f16_kv",
+            "logits_all embedding_only num_gqa",
+            # Parameters of a sampler that is off unless another field turns it on.
+            "mirostat_tau mirostat_eta xtc_threshold dry_base dry_allowed_length dry_penalty_last_n",
+            "dry_sequence_breakers dynatemp_exponent min_keep dynatemp_low dynatemp_high",
+            "smoothing_curve adaptive_decay length_penalty early_stopping t_max_prompt_ms",
+            "penalize_newline penalize_nl backend_sampling",
+            # Parts of earlier answers that clients send back.
+            "id index type status object annotations audio refusal phase signature data citations",
+            "caller encrypted_content created_at provider_specific_fields finish_reason stop_reason",
+            "namespace",
+            # Output that this server always has, or has in the same form.
+            "include_reasoning separate_reasoning stream_reasoning reasoning_format parse_tool_calls",
+            "timings_per_token logprob_start_len echo_logprobs max_tool_calls reasoning_in_content",
+            "spaces_between_special_tokens",
+        )
+    ).split()
 )
 """Fields that never change the text of an answer here."""
 
@@ -96,6 +84,19 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Values without effect of fields that change the answer. Null and empty values never have an effect."""
 
 
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "skip_special_tokens": True,
+    "add_special_tokens": False,
+    "add_bos_token": True,
+    "ban_eos_token": False,
+    "min_length": 0,
+    "typical": 1,
+    "repeat_last_n": -1,
+    "penalty_last_n": -1,
+}
+"""Values of other fields that describe what this server does."""
+
+
 def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
     """Return the names of the fields that are ignored, in order.
 
@@ -106,7 +107,7 @@ def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
         name = path.rpartition(".")[2]
         if name in _NEUTRAL:
             _check_neutral(path, value, _NEUTRAL[name])
-        elif name not in _HARMLESS:
+        elif name not in _HARMLESS and not (name in _DEFAULTS and value == _DEFAULTS[name]):
             ignored[path] = None
     return tuple(ignored)[:_MAX_NAMES]
 
@@ -119,11 +120,13 @@ def header_value(names: tuple[str, ...]) -> bytes:
 def _check_neutral(path: str, value: object, neutral: tuple[object, ...]) -> None:
     if value in neutral:
         return
-    shown = path if len(path) <= _MAX_NAME else f"{path[:_MAX_NAME]}..."
-    advice = f"send {msgspec.json.encode(neutral[0]).decode()} or leave it out" if neutral else ""
+    shown = path[:_MAX_NAME]
+    advice = "leave it out"
+    if neutral:
+        advice = f"send {msgspec.json.encode(neutral[0]).decode()} or leave it out"
     raise bad_request(
         f"The field {shown!r} would change the answer, and this server does not implement it; "
-        f"{advice or 'leave it out'}.",
+        f"{advice}.",
         param=shown,
         code="unsupported_parameter",
     )
@@ -142,9 +145,9 @@ def _unknown_fields(value: object, info: inspect.Type, path: str) -> Iterator[tu
         case inspect.StructType(cls) if isinstance(value, dict):
             fields = _fields(cls)
             for key, inner in value.items():
-                known = fields.get(key)
-                if known is not None:
-                    yield from _unknown_fields(inner, known, f"{path}{key}.")
+                declared = fields.get(key)
+                if declared is not None:
+                    yield from _unknown_fields(inner, declared, f"{path}{key}.")
                 elif inner is not None and inner not in ("", [], {}):
                     yield path + key, inner
 

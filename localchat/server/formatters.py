@@ -137,7 +137,7 @@ class ChunkFormatter:
     def last_chunk(
         self, usage: Usage, done: Done | None, extension: dict[str, Any] | None = None
     ) -> bytes:
-        """Write the usage, the timings, and the end of the last choice if it was kept."""
+        """Write usage, timings, and the end of the last choice if it was kept."""
         if not self.with_usage and not self.last_end and extension is None:
             return b""
         shown = usage if self.with_usage else None

@@ -116,9 +116,9 @@ class Metrics:
 
     def render(self, stats: Sequence[tuple[str, Engine, EngineStats]]) -> bytes:
         """The page for scrapers. `stats`: model name, engine and statistics of the running engines."""
-        for model, engine, found in stats:
-            self.engine_totals.observe(model, engine, found)
-        self._engines.latest = [(model, found) for model, _, found in stats]
+        for model, engine, engine_stats in stats:
+            self.engine_totals.observe(model, engine, engine_stats)
+        self._engines.latest = [(model, engine_stats) for model, _, engine_stats in stats]
         return generate_latest(self._registry)
 
 
@@ -129,7 +129,7 @@ _GAUGES: Final = (
 
 
 class _EngineMetrics(Collector):
-    """Gauges of the engines that run, and counters of all engines so far, read on every scrape."""
+    """Gauges of running engines and counters of all engines, read on every scrape."""
 
     def __init__(self, tracker: RequestTracker, totals: EngineTotals) -> None:
         self._tracker = tracker

@@ -10,7 +10,7 @@ from localchat.engine.events import Done, Usage
 
 
 def answer_timings(usage: Usage, done: Done | None, *, own: bool = False) -> dict[str, Any] | None:
-    """Return the timings of a complete answer, or None if the engine did not measure them.
+    """Return the timings of a complete answer, or None without measurements of the engine.
 
     own: with the metrics of the request too, by their names in localchat/metrics.py.
     """

@@ -56,9 +56,9 @@ class Connection(H11Protocol):
         """When the stall timer was started."""
         self._half_closed = False
         self.for_probes = False
-        """It is beyond the limit of connections."""
+        """True for a connection beyond the limit."""
         self.opened_s = self.loop.time()
-        """When the connection was opened."""
+        """Time of the event loop at which the connection was opened."""
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

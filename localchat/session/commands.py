@@ -37,7 +37,7 @@ COMMANDS: Final = (
     Command("search", "[TEXT]", "Find text in this conversation."),
     Command("history", "", "Find, open, rename and delete conversations."),
     Command("stats", "", "The metrics of the last answer, and the panel."),
-    Command("fit", "[MODEL]", "Say whether a model fits into memory."),
+    Command("fit", "[MODEL]", "Check whether a model fits in memory."),
     Command("pull", "NAME", "Download a model in the background.", required=True),
     Command("help", "", "Keys and commands.", aliases=("?",)),
     Command("quit", "", "Quit; everything is saved.", aliases=("exit", "bye")),

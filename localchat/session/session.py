@@ -139,7 +139,7 @@ class ChatSession:
         if remote is not None and not remote.model:
             self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
-            self._notice_once(sentence, "warning" if sentence == info.warning else "info")
+            self.remark(sentence, "warning" if sentence == info.warning else "info")
 
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
@@ -154,14 +154,15 @@ class ChatSession:
         return id_
 
     def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
-        """Show a message that is not about the answer under way: below it. `passing`: it is true of the
-        moment only."""
-        self._remarks.add(Remark(sentence, kind, passing))
+        """Show a message that is not about the answer under way: below it, and once.
 
-    def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
-        if sentence not in self._shown_once:
+        `passing`: it describes the moment only, so it may come again.
+        """
+        if sentence in self._shown_once:
+            return
+        if not passing:
             self._shown_once.add(sentence)
-            self.remark(sentence, kind)
+        self._remarks.add(Remark(sentence, kind, passing))
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
         """Show an error and its hint, as `notice` does."""
@@ -320,10 +321,11 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
+        parent = node.parent
         node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
-        await self.answer(node.parent, continued=node)
+        await self.answer(parent, continued=node)
 
     def stop(self) -> bool:
         """Stop generating and keep the text so far. False if nothing is being generated."""
@@ -431,8 +433,9 @@ class ChatSession:
         """Record the answer, and show why it ended unless it is complete."""
         info = self.status.info
         if problem is None:
-            outcome = Outcome("complete", node := builder.end(info))
-            offer_ways_on(self, node)
+            answered = builder.end(info)
+            outcome = Outcome("complete", answered)
+            offer_ways_on(self, answered)
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.status.finish()
             outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
@@ -445,12 +448,6 @@ class ChatSession:
         if outcome.node is not None or outcome.end == "stopped":
             self._record_answer(outcome.node)
         return outcome
-
-    def _offer_ways_on(self, node: Node | None) -> None:
-        if node is not None and node.end is not None:
-            from localchat.session.answer_end import offer_choices
-
-            offer_choices(self, node)
 
     def _failed(self, problem: LocalchatError) -> None:
         broken = problem.code == "engine_died"
@@ -465,10 +462,10 @@ class ChatSession:
         try:
             offer = await asyncio.to_thread(self.context.remember, *known)
         except (OSError, LocalchatError) as problem:
-            self._notice_once(f"cannot save the model and its speed: {problem}", "warning")
+            self.remark(f"cannot save the model and its speed: {problem}", "warning")
         else:
             if offer:
-                self._notice_once(offer, "info")
+                self.remark(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:

@@ -97,6 +97,7 @@ def reference() -> str:
 def commands() -> Iterator[tuple[str, ...]]:
     """Every command line that has its own help page."""
     yield ()
+    yield ("help", "all")
     for verb, entry in VERBS.items():
         yield (verb,)
         command = import_module(entry.module).command
@@ -108,7 +109,7 @@ def page(words: Sequence[str]) -> str:
     """Output of `localchat WORDS --help` on a terminal of 80 columns."""
     printed = io.StringIO()
     with mock.patch.dict(os.environ, {"COLUMNS": "80"}), contextlib.redirect_stdout(printed):
-        code = run([*words, "--help"])
+        code = run(words if words[:1] == ("help",) else [*words, "--help"])
     if code:
         sys.exit(f"localchat {' '.join(words)} --help ended with {code}")
     return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())

@@ -80,11 +80,11 @@ def test_what_a_line_says_goes_over_the_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"prompt": ', "no JSON"),
+        ('{"prompt": ', "not valid JSON"),
         ({"prompt": 3}, 'no "prompt"'),
         ({"url": "/v1/files", "body": {}}, "'/v1/files'"),
         ({"method": "GET", "url": "/v1/completions", "body": {}}, "'GET'"),
-        ({"url": "/v1/completions", "body": []}, "no JSON object"),
+        ({"url": "/v1/completions", "body": []}, "not a JSON object"),
     ],
 )
 def test_a_line_that_is_no_request_says_why(tmp_path: Path, line: Any, words: str) -> None:

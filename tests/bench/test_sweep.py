@@ -161,7 +161,7 @@ def test_an_earlier_turn_stands_before_each_request_of_its_client() -> None:
     openings = [lines[0] for lines in own]
     assert len(set(openings)) == 2
     assert len(own) == 2 + 4  # the first fills the cache
-    assert len({lines[-1] for lines in own}) == 6
+    assert len({lines[-3] for lines in own}) == 6
 
 
 def test_an_interrupted_sweep_keeps_its_points() -> None:

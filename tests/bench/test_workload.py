@@ -60,7 +60,7 @@ def test_an_earlier_turn_is_as_long_as_asked_for() -> None:
 def test_without_usage_lengths_are_estimates() -> None:
     assert not TokenScale.of([(16, 0), (144, 0)]).known
     assert SCALE.known
-    assert TokenScale().words(200) == 100
+    assert TokenScale().words(200) == 143
 
 
 def test_a_seed_draws_the_same_text() -> None:

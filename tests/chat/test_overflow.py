@@ -14,15 +14,20 @@ from localchat.chat.overflow import (
     examine,
     known_context,
     leave_out,
+    memory_choices,
     plan_leave_out,
     reserve_tokens,
     send_everything,
 )
 from localchat.chat.prompt_messages import left_out, sent_messages, unsent_ids
+from localchat.engine.events import MetricsSnapshot, Prefill
 from localchat.engine.interface import MemoryParts
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ContextExceeded, UsageError
+from localchat.session.blocks import SummaryBlock
+from localchat.session.view import node_blocks
+from tests.support.tui_stage import DONE, INFO
 
 ENGINE = ScriptedEngine(context_tokens=2000)
 COUNT = counter(ENGINE)
@@ -345,3 +350,44 @@ def test_an_empty_summary_is_refused_and_a_context_too_short_for_any_is_said() -
         run.take(" \n")
     with pytest.raises(ContextExceeded, match="too short"):
         Compaction(talk([10, 20, 30, 40, 50]), COUNT, 300).request()
+
+
+def test_progress_counts_the_tokens_that_are_read_and_written() -> None:
+    run = Compaction(talk([10, 20, 30, 40, 50]), COUNT, 2000)
+    assert run.request() is not None
+    shares = [run.progress]
+    for event in (
+        Prefill(50, 0, 100),
+        Prefill(100, 0, 100),
+        MetricsSnapshot("decode", completion_tokens=run.summary_tokens // 2),
+    ):
+        run.observe(event)
+        shares.append(run.progress)
+    assert shares[0] == 0
+    assert shares == sorted(set(shares))
+    assert shares[-1] < 1
+    run.take("a summary")
+    assert run.progress == 1
+
+
+def test_a_summary_knows_its_length() -> None:
+    conversation = talk([10, 20, 30, 40, 50])
+    run = Compaction(conversation, COUNT, 2000)
+    while run.request() is not None:
+        run.observe(DONE)
+        run.take("a summary")
+    (summary, *_) = run.finish(INFO)
+    blocks = list(node_blocks(conversation, summary))
+    assert isinstance(blocks[0], SummaryBlock)
+    assert blocks[0].tokens == DONE.usage.completion_tokens
+
+
+def test_the_full_context_is_offered_where_memory_is_free() -> None:
+    info = replace(
+        INFO, context_tokens=1024, context_train=8192, actual=MemoryParts(90, 1024, 10, 10)
+    )
+    info = replace(info, actual_bytes=1134, free_bytes=10**9)
+    longer = memory_choices(1100, info)[0]
+    assert longer.label.startswith("the model's full context of 8,192 tokens")
+    tight = replace(info, free_bytes=1134 + 1024)
+    assert dict(memory_choices(1100, tight)[0].settings)["context_length"] == "3072"

@@ -168,3 +168,12 @@ def test_a_template_that_knows_no_clock_gets_todays_date(
     chat = chat_format(source, now=lambda: datetime(2026, 3, 7))
     prompt = Messages((Message("user", "hi"),), template_options=options)
     assert chat.render(prompt).text == f"Today Date: {date}"
+
+
+def test_an_answer_without_a_template_does_not_begin_with_white_space() -> None:
+    chat = chat_format(None)
+    parser = chat.answer_parser(chat.render(Messages((USER,))))
+    parts = [*parser.feed(" "), *parser.feed(" Paris"), *parser.feed(" is"), *parser.finish()]
+    assert parts == [Answer("Paris"), Answer(" is")]
+    half = Messages((USER, Message("assistant", "So")), continue_last=True)
+    assert chat.answer_parser(chat.render(half)).feed(" it is") == [Answer(" it is")]

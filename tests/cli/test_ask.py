@@ -56,7 +56,7 @@ def test_reasoning_goes_to_stderr_and_can_be_hidden(call: Call) -> None:
 def test_stats_is_figures_and_the_reason_on_stderr_even_when_quiet(call: Call) -> None:
     code, out, err = call(SCENARIOS["hello"], "-q", "--stats", "hi")
     assert (code, out) == (0, "Hello.\n")
-    figures = "TTFT 0.41 s · 62.0 tok/s · KV 412/32,768 (1%) · drafts 34/51\n"
+    figures = "load 0.50 s · TTFT 0.41 s · 62.0 tok/s · KV 412/32,768 (1%) · drafts 34/51\n"
     assert err == f"{figures}GGUF runs on llama.cpp\n"
 
 
@@ -82,7 +82,12 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
         "text": "Yes",
         "reasoning": "hm so",
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 3},
+        "usage": {
+            "prompt_tokens": 12,
+            "cached_tokens": 4,
+            "why_missed": "",
+            "completion_tokens": 3,
+        },
         "timings": {
             "load_s": 0.5,
             "ttft_s": 0.41,
@@ -92,7 +97,12 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
             "tpot_ms_p95": 20.0,
         },
         "kv": {"used_tokens": 412, "total_tokens": 32768},
-        "speculation": {"drafted": 51, "accepted": 34},
+        "speculation": {
+            "drafted": 51,
+            "accepted": 34,
+            "speedup": None,
+            "speculation_off": "",
+        },
         "fingerprint": "f1",
     }
 
@@ -271,7 +281,8 @@ def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
     told = json.loads(out)
     assert code == 130
     assert (told["text"], told["finish_reason"]) == ("first ", "cancelled")
-    assert told["usage"] == {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 0}
+    usage = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 0, "why_missed": ""}
+    assert told["usage"] == usage
     assert set(told["timings"].values()) == {None}
 
 

@@ -370,6 +370,16 @@ def _last_text(request: Any) -> str:
 # ---------------------------------------------------------------------------- the model without -m
 
 
+def test_stdin_is_an_input(call: Call, tmp_path: Path) -> None:
+    script = tmp_path / "tiny.script"
+    script.write_text(json.dumps({"reply": "one two three"}))
+    flags = ("-o", tmp_path / "out.jsonl", "-m", script, "--backend", SCRIPTED)
+    for _ in range(2):  # the second time all lines are answered
+        outcome = call((), "batch", "-", *flags, stdin=b'hello\n{"prompt": "hi"}\n', named=False)
+        assert outcome.code == 0, outcome.err
+        assert ids(tmp_path) == ["line-1", "line-2"]
+
+
 def test_the_guide_never_answers_a_batch_by_default(
     batch: Batch, source: Callable[..., list[str]], tmp_path: Path
 ) -> None:

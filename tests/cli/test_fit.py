@@ -73,7 +73,7 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
 def test_a_route_plans_the_large_model_beside_the_small_one(
     fit: Fit, eight_b: Path, tmp_path: Path
 ) -> None:
-    small = llama(Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)).sparse(tmp_path / "small.gguf")
+    small = llama(Size(4, 256, 4, 4, 64, 512, 256, 131072, Q4_0)).sparse(tmp_path / "small.gguf")
     write_text(
         find_paths(os.environ).settings_file,
         f'[routes.easy]\nsmall = "{small}"\nlarge = "{eight_b}"\ncode = true\n',

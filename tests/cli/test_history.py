@@ -137,7 +137,7 @@ def test_continue_takes_the_model_of_the_conversation_unless_one_is_named(
     other.unlink()
     code, _, err = call(SCENARIOS["hello"], "-c", "more")
     assert code == 3
-    assert "-m MODEL continues with another" in err
+    assert "continue with another one: -m MODEL" in err
 
 
 def test_there_must_be_something_to_go_on_with(call: Call) -> None:

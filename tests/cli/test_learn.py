@@ -29,7 +29,7 @@ def test_a_folder_is_learned_listed_and_forgotten(call: Call, folder: Path) -> N
     learned = call((), "learn", folder)
     assert learned.code == 0
     assert "@my-contracts: 1 file, about 5 tokens (1 read)" in learned.err
-    assert "skipped 1 file: 1 (is a binary file)" in learned.err
+    assert "skipped 1 file: 1 (is a PNG image)" in learned.err
     assert "ask about it: localchat run lists models that can answer" in learned.err
     (entry,) = json.loads(call((), "learn", "--list", "--json").out)
     assert (entry["name"], entry["files"], entry["sources"]) == ("my-contracts", 1, [str(folder)])

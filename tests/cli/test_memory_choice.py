@@ -59,8 +59,8 @@ def test_a_pipe_gets_the_steps_with_their_flags_and_the_exit_code(
 ) -> None:
     code, out, err = call(NO_ROOM, "-m", eight_b, *LONG, "hi", named=False)
     assert (code, out) == (4, "")
-    assert "  1. KV type: KV cache in q4_0" in err
-    assert "--kv-type q4_0" in err
+    assert "  1. KV type: KV cache in q8_0" in err
+    assert "--kv-type q8_0" in err
     assert "  2. context: 11,008 tokens rather than 32,768" in err
     assert "no help" not in err
     assert "chunked prefill" not in err
@@ -88,7 +88,7 @@ def test_steps_that_are_not_enough_alone_add_up(
     app = Retrying(NO_ROOM, NO_ROOM, SCENARIOS["hello"])
     call(app, "-m", eight_b, *LONG, "hi", named=False)
     last = app.options[-1].load
-    assert last.kv_type == "q4_0"
+    assert last.kv_type == "q8_0"
     assert last.context_tokens is not None and last.context_tokens < 32768
 
 

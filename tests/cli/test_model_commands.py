@@ -119,8 +119,8 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
         "gemma3",
         512,
     )
-    # Two layers, both with a window of 64 tokens: nothing grows but what sees everything.
-    assert seen["kv_bytes_per_token"] == 0
+    # Two layers with a window of 64 tokens: the cache keeps all their tokens, as `fit` counts them.
+    assert seen["kv_bytes_per_token"] == 256
     assert any("64 tokens" in sentence for sentence in seen["can"])
     assert any("tools" in sentence for sentence in seen["cannot"])
     state = json.loads(verb("show", "state", "--json").out)

@@ -83,7 +83,7 @@ def test_without_a_benchmark_it_is_an_estimate(
     put_rates(monkeypatch, {Q4_0: 20_000_000_000})
     outcome = plan(model)
     assert outcome.code == 0, outcome.err
-    assert "predicted from the expected speed" in outcome.out
+    assert "it may be off by a factor of two" in outcome.out
     assert "conversations of 400 tokens at once" in outcome.out
 
 

@@ -3,13 +3,16 @@
 from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat import __version__
+from localchat.cli import flag_groups
 from localchat.cli.group import VERBS
 from localchat.cli.verb_words import similar_verb
+from localchat.config.settings import DEFAULT_SAMPLING, Settings
 from localchat.session.commands import QUESTIONS
 from scripts.tools import cli_reference
 from tests.support.cli_program import SCENARIOS, ScriptedApp
@@ -27,6 +30,31 @@ def test_help_names_every_verb(call: Call) -> None:
     code, out, err = call(NOTHING, "--help")
     assert (code, err) == (0, "")
     assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+def test_short_help_has_the_flags_of_a_day_and_names_the_long_one(call: Call) -> None:
+    out = call(NOTHING, "--help").out
+    assert len(out.splitlines()) < 80
+    assert "--max-tokens" in out and "--experts-on-cpu" not in out
+    assert "localchat --help all" in out
+    assert call(NOTHING, "help", "all") == call(NOTHING, "--help", "all")
+
+
+def test_long_help_lists_every_flag_under_a_heading(call: Call) -> None:
+    out = call(NOTHING, "--help", "all").out
+    command = import_module(VERBS["run"].module).prompt_command
+    flags = [param for param in command.params if isinstance(param, click.Option)]
+    assert all(flag.opts[-1] in out for flag in flags)
+    named = {name for names in flag_groups._GROUPS.values() for name in names}
+    assert {flag.name for flag in flags} <= named | {"help"}
+
+
+@pytest.mark.parametrize("key", [*DEFAULT_SAMPLING, "n", "threads", "cache_disk_gb"])
+def test_help_states_the_default_of_a_setting(call: Call, key: str) -> None:
+    command = import_module(VERBS["run"].module).prompt_command
+    (flag,) = (param for param in command.params if param.name == key)
+    value = DEFAULT_SAMPLING.get(key, getattr(Settings(), key))
+    assert f"Default: {value:g}" in flag.help or f"value, or {value:g}" in flag.help
 
 
 def test_the_command_line_reference_is_what_the_program_prints() -> None:
@@ -80,7 +108,7 @@ def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: 
         ("learn to cook rice", "there is no file"),
         ("quality of life tips", "no model 'of'"),
         ("stop that noise please", "unexpected"),
-        ("-m guide show me how to list models", "put flags after the verb"),
+        ("-m guide show me how to list models", "needs -- before it"),
         ("-m guide list the planets", "put flags after the verb"),
     ],
 )
@@ -185,7 +213,7 @@ def test_a_model_that_is_missing_is_said_before_the_lack_of_a_prompt(call: Call)
     code, _, err = call(NOTHING, "run", "nobody:7b")
     assert code == 3
     assert "no model 'nobody:7b'" in err
-    assert "localchat list" in err
+    assert "Your models: guide" in err
 
 
 @pytest.mark.parametrize(

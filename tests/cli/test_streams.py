@@ -153,3 +153,18 @@ def test_a_pipe_gets_no_notes_but_with_stats(capfd: pytest.CaptureFixture[str]) 
     terminal.answer("x")
     terminal.end_answer()
     assert capfd.readouterr() == ("x\n", "")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_warning_reaches_a_pipe_once_unless_the_run_is_quiet(
+    capfd: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    terminal = Terminal({}, quiet=quiet)
+    terminal.note("no chat template. Take care.")
+    terminal.warn("no chat template. Take care.")
+    terminal.warn("no chat template. Take care.")
+    terminal.warn("")
+    terminal.answer("Hello")
+    terminal.end_answer()
+    expected = "" if quiet else "localchat: no chat template. Take care.\n"
+    assert capfd.readouterr() == ("Hello\n", expected)

@@ -35,7 +35,7 @@ def test_a_route_is_read_with_its_rules(tmp_path: Path) -> None:
         ('[routes.x]\nsmall = "a"\nlarge = "b"\n', "never goes to the large"),
         ('[routes.x]\nsmall = "a"\nlarge = "b"\ncode = 1\n', "true or false"),
         ('[routes.x]\nsmall = "a"\nlarge = "b"\ndoubt = true\n', "a number"),
-        ('[routes.x]\nsmall = "a"\nlarge = "b"\nregex = "("\n', "no regular expression"),
+        ('[routes.x]\nsmall = "a"\nlarge = "b"\nregex = "("\n', "not a valid regular expression"),
         ('[routes.x]\nsmall = "a"\nlarge = "route:x"\ncode = true\n', "is a route"),
         ('[routes.x]\nsmal = "a"\n', "there is no 'smal'"),
     ],

@@ -40,7 +40,7 @@ PLAN = MemoryPlan(
 def test_a_verdict_has_both_numbers_and_the_parts() -> None:
     text = "\n".join(verdict(PLAN))
     for words in (
-        "Fits: 6.0 GB of 8.0 GB free",
+        "Fits: needs 6.0 GB of the 8.0 GB that are free",
         "weights 4.7 GB",
         "KV 1.0 GB (f16)",
         "Up to 16,384 tokens",

@@ -29,7 +29,7 @@ from localchat_cuda.tokenizer import CheckpointTokenizer
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load
 from localchat_llamacpp.backend import LlamaCppBackend
-from tests.support.gguf_files import Size, Value, llama
+from tests.support.gguf_files import Size, Value, llama, phi3
 from tests.support.tiny_models import CPU, Tiny
 
 ROOT = Path(__file__).parents[2]
@@ -204,12 +204,31 @@ def test_each_kind_of_tokenizer_cuts_as_llamacpp_does(
     opened = LlamaCppBackend().open(path, print)
     theirs = opened.tokenizer
     texts = ("hello world", " hello  helloworld", "hé 日本語\n\n\n", "x" * 3 + "aaaaaaaaaaaa", "")
-    for text in (*TEXTS, *texts, "HelloWorld isn't THE'S 123456 a//b\r\n", "hello<|im_end|> hello"):
+    marked = ("hello<|im_end|> hello", "a<unk> b", "Ko\u0308ln <|im_end|>e\u0301")
+    for text in (*TEXTS, *texts, "HelloWorld isn't THE'S 123456 a//b\r\n", *marked):
         for special in (False, True):
             tokens = theirs.encode(text, special=special)
             assert ours.encode(text, special=special) == tokens, text
             assert [ours.piece(each) for each in tokens] == [theirs.piece(each) for each in tokens]
     assert (ours.bos, ours.eos, ours.add_bos) == (theirs.bos, theirs.eos, theirs.add_bos)
+    opened.close()
+
+
+def test_control_tokens_of_phi3_drop_the_white_space_after_them(tmp_path: Path) -> None:
+    vocabulary = {**_sentencepiece(prefix=True), "general.name": "Phi-3 mini"}
+    names = [*vocabulary["tokenizer.ggml.tokens"]]  # type: ignore[misc]
+    names[names.index("<|im_end|>")] = "<|endoftext|>"
+    vocabulary["tokenizer.ggml.tokens"] = names
+    path = phi3(Size(layers=1, extra=vocabulary)).write(tmp_path / "tiny.gguf")
+    ours = CheckpointTokenizer(tokenizer_files(read_header(path, ARRAYS)))
+    opened = LlamaCppBackend().open(path, print)
+    for text in ("hello</s> \n hello", "<s> hello", "hello<|endoftext|>\nhello"):
+        tokens = ours.encode(text, special=True)
+        assert tokens == opened.tokenizer.encode(text, special=True)
+        assert tokens != ours.encode(text)
+    strips = {token.text: token.rstrip for token in opened.tokenizer.special_tokens}
+    assert strips == {token.text: token.rstrip for token in ours.special_tokens}
+    assert strips == {"<unk>": False, "<s>": False, "</s>": True, "<|endoftext|>": False}
     opened.close()
 
 

@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localchat.model_files.gguf import Array
 from localchat_llamacpp.native_model import load_vocabulary
 from localchat_llamacpp.tokenizer import LlamaTokenizer
+from tests.support import gguf_files
 from tests.support.llamacpp_models import BEGIN, CONTROL, END, VOCAB, vocabulary
 
 
@@ -97,3 +100,55 @@ def test_a_closed_vocabulary_refuses(models: dict[str, Path]) -> None:
     words.close()
     with pytest.raises(ValueError, match="closed"):
         words.encode("a")
+
+
+@pytest.mark.parametrize(("kind", "recognized"), [(1, []), (4, [True])])
+def test_an_html_tag_that_llamacpp_takes_for_an_end_is_text(
+    tmp_path: Path, kind: int, recognized: list[bool]
+) -> None:
+    metadata = dict(gguf_files.llama(gguf_files.Size()).metadata)
+    names = [*metadata["tokenizer.ggml.tokens"]]
+    kinds = [*metadata["tokenizer.ggml.token_type"]]
+    tag, turn = 310, 311
+    names[tag], names[turn] = "</s>", "<|eot_id|>"
+    kinds[tag] = kinds[turn] = kind
+    metadata |= {"tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds}
+    path = gguf_files.Gguf(metadata).write(tmp_path / "words.gguf")
+    words = LlamaTokenizer(*load_vocabulary(path), metadata=_header_values(metadata))
+    assert tag not in words.eog and turn in words.eog
+    assert words.piece(tag) == b"</s>"
+    text = "a</s> b<|im_end|> c</s>"
+    for special in (False, True):
+        ids = words.encode(text, special=special)
+        assert ids.count(tag) == 2 * len(recognized)
+        assert ids.count(words.eos) == special
+        assert b"".join(words.piece(i, special=True) for i in ids).decode() == text
+    known = {token.text: token.control for token in words.special_tokens}
+    assert known.get("</s>") == (False if recognized else None)
+    words.close()
+
+
+def _header_values(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata as a header has it."""
+    return {
+        key: Array(len(value), tuple(value)) if isinstance(value, list) else value
+        for key, value in metadata.items()
+    }
+
+
+def test_decomposed_letters_are_composed_where_the_model_s_own_tokenizer_does_so(
+    tmp_path: Path,
+) -> None:
+    metadata = dict(gguf_files.llama(gguf_files.Size()).metadata)
+    composed, decomposed = "Köln <|im_end|>é", "Ko\u0308ln <|im_end|>e\u0301"
+    for pre, equal in (("default", False), ("qwen2", True)):
+        metadata["tokenizer.ggml.pre"] = pre
+        path = gguf_files.Gguf(metadata).write(tmp_path / "words.gguf")
+        words = LlamaTokenizer(*load_vocabulary(path), metadata=_header_values(metadata))
+        for special in (False, True):
+            ids = words.encode(decomposed, special=special)
+            assert (ids == words.encode(composed, special=special)) == equal
+            assert (words.eos in ids) == special
+        mark = "<|im_end|>\u0338"
+        assert words.encode(mark, special=True)[0] == words.eos
+        words.close()

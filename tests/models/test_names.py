@@ -264,7 +264,7 @@ def test_unknown_word_names_files_and_what_a_folder_holds(paths: Paths) -> None:
         locate("tinny", paths, "why")
     near, commands = caught.value.hint.splitlines()
     assert near == "the nearest names: Tiny"
-    assert "localchat list" in commands and "localchat pull NAME" in commands
+    assert "Your models: Tiny, guide, " in commands and "localchat pull NAME" in commands
 
 
 def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None:

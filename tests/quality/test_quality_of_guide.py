@@ -12,13 +12,13 @@ from pathlib import Path
 import gguf
 import pytest
 
+from localchat.bench.sample_text import sample_text
 from localchat.bench.sweep import BenchVariant
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
 from localchat.quality.comparison import Comparison, QualityTarget
 from localchat.quality.record import VariantQuality
-from localchat.quality.sample_text import sample_text
 from localchat.quality.verdict import verdict
 from tests.support.quality_specs import quality_spec
 

@@ -54,7 +54,7 @@ def compared(scripts: dict[str, Script], *tests: str) -> list[VariantQuality]:
 
 def test_needles_that_a_bad_kv_type_loses_are_found() -> None:
     base, good, bad = compared(
-        {"f16": reader(10**6), "q8_0": reader(10**6), "bad": reader(600)}, "needles"
+        {"f16": reader(10**6), "q8_0": reader(10**6), "bad": reader(1200)}, "needles"
     )
     assert all(task.passed for task in base.needles) and len(base.needles) == 10
     assert verdict(base, good) == "q8_0: no needle lost to 2,048 tokens; safe"

@@ -62,6 +62,9 @@ def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
     )
     tail = '"finish_reason":null}]}'
     size = len(repr(stage.last.prompt))
+    lines[-2], timings = lines[-2].split(b',"timings":')
+    assert json.loads(timings.removesuffix(b"}"))["prompt_n"] == size
+    lines[-2] += b"}"
     assert [line.decode().removeprefix("data: ") for line in lines] == [
         head + '[{"index":0,"delta":{"role":"assistant","content":""},' + tail,
         head + '[{"index":0,"delta":{"content":"Hel"},' + tail,
@@ -222,9 +225,11 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
     assert stage.last.logprobs == 2
 
 
-def test_timings_come_where_they_were_asked_for(stage: Stage) -> None:
+def test_metrics_of_the_request_come_where_they_were_asked_for(stage: Stage) -> None:
+    *_, last = chat(stage, stream=True).chunks_json
+    assert "ttft_s" not in last["timings"]
     *_, last = chat(stage, stream=True, timings=True).chunks_json
-    assert last["choices"] == [] and "usage" not in last
+    assert last["choices"][0]["finish_reason"] == "stop" and "usage" not in last
     assert {"ttft_s", "decode_tokens_per_s", "queue_s"} <= set(last["timings"])
 
 

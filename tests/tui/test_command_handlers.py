@@ -301,7 +301,7 @@ def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.Monke
             assert "See:" in (tmp_path / name).read_text()
         await command(pilot, "/stats")
         assert app.chat.panel.display
-        assert notices(pilot)[-1].startswith("TTFT 0.41 s · 62.0 tok/s")
+        assert notices(pilot)[-1].startswith("load 1.20 s · TTFT 0.41 s · 62.0 tok/s")
 
     play(stage, what)
 
@@ -337,7 +337,7 @@ def test_search_fit_help_and_quit(tmp_path: Path) -> None:
         assert not app.chat.query_one(FindBar).display
         await command(pilot, "/fit other")
         await until(pilot, lambda: notices(pilot))
-        assert "Fits: 6.7 GB of 11.0 GB free" in notices(pilot)[-1]
+        assert "Fits: needs 6.7 GB of the 11.0 GB that are free" in notices(pilot)[-1]
         await command(pilot, "/fit qwen2.5:7b")  # in the catalogue, and not here
         await until(pilot, lambda: notices(pilot)[-1].startswith("qwen2.5:7b\nFits: "))
         await command(pilot, "/fit nobody:7b")

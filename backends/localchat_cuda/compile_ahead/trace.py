@@ -52,7 +52,7 @@ from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.mixture_config import Mixture
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
+from localchat_cuda.quantization_config import can_round, padded
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -259,6 +259,8 @@ def _meta_linear(
         return w4_pack.W4(_empty(*blocks, 1024, dtype=torch.int8), sides, group=32, e2m1=True)
     if quantization is None or quantization.of_experts:
         return _empty(n, k, dtype=half)
+    if quantization.on_load and not all(can_round("", part, k) for part in parts):
+        return _empty(n, k, dtype=half)
     if quantization.in_ggml_forms:
         if quantization.method != "gguf":
             stored = [INT8 if quantization.symmetric else INT8_ZEROS] * len(parts)
@@ -275,15 +277,16 @@ def _meta_linear(
     if quantization.packed:
         # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
         act_order = quantization.act_order and field != "down"
-        group = quantization.packed_group
+        group, columns = quantization.packed_group, padded(k)
         return w4_pack.W4(
-            _empty(n // 16, k // w4_pack.BLOCK_K, 1024, dtype=torch.int8),
-            _empty(*w4_pack.side_shape(n, k, group), dtype=torch.int32),
+            _empty(n // 16, columns // w4_pack.BLOCK_K, 1024, dtype=torch.int8),
+            _empty(*w4_pack.side_shape(n, columns, group), dtype=torch.int32),
             _empty(k, dtype=torch.int32) if act_order else None,
             group=group,
+            padding=columns - k,
         )
-    scales = _empty(-(-n // 128), k // 128) if quantization.group else _empty(n)
-    return w8_pack.W8(_empty(n, k, dtype=w8_pack.E4M3), scales)
+    scales = _empty(-(-n // 128), padded(k) // 128) if quantization.group else _empty(n)
+    return w8_pack.W8(_empty(n, padded(k), dtype=w8_pack.E4M3), scales, padded(k) - k)
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

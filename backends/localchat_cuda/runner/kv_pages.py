@@ -20,7 +20,7 @@ from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.rope_config import Rotation
 from localchat_cuda.runner.states import States
 
-_LAYOUT = 1
+_LAYOUT = 2
 """To be raised whenever a page's bytes are arranged in another way: pages on the disk are then misses."""
 
 

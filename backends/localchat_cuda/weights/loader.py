@@ -136,7 +136,7 @@ class ModelWeights:
     def packed(self) -> bool:
         """True if all linear layers are packed: steps of few rows use PackedLayers then."""
         return all(
-            isinstance(weight, w4_pack.W4)
+            (isinstance(weight, w4_pack.W4) and not weight.padding)
             or (isinstance(weight, GgmlWeight) and weight.features_in % w4_pack.BLOCK_K == 0)
             for layer in self.layers
             for weight in layer.linears.values()

@@ -113,7 +113,7 @@ class _Relaxation:
         return result
 
     def _pattern(self, pattern: Any) -> str | None:  # noqa: ANN401 - JSON
-        """Return the pattern in a spelling that llguidance reads; None if there is none. Raises UsageError."""
+        """Return the pattern as llguidance reads it, or None if it cannot. Raises UsageError."""
         if isinstance(pattern, str) and not is_part(pattern):
             for spelling in (pattern, plain_pattern(pattern)):
                 if _is_possible(json.dumps({"pattern": spelling})):

@@ -148,7 +148,7 @@ def chosen(word: str | None, models: Iterable[Installed]) -> list[Installed]:
     found = found or [one for one in every if one.manifest.name.casefold().startswith(f"{same}-")]
     if not found:
         raise ModelMissing(
-            f"{word!r} is no pulled model, so there is nothing to check",
+            f"{word!r} is not a downloaded model, so there is nothing to check",
             hint="localchat list shows what is here",
         )
     return found

@@ -37,7 +37,7 @@ _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text
 _RERANK_CAN: Final = ("It scores texts for a query, at /v1/rerank.",)
 _EMBEDDING_CANNOT: Final = (
     "It reads no images and hears no sound here.",
-    "It writes no text: chats and completions are refused.",
+    "It cannot generate text: chats and completions are rejected.",
 )
 
 VOCABULARY: Final = "tokenizer.ggml.tokens"

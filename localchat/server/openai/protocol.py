@@ -486,7 +486,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     add_special: bool | None = None
     """Begin with the BOS token if the model's texts do. False if absent."""
     add_special_tokens: bool | None = None
-    """The same in vLLM's form. True if absent."""
+    """vLLM's name of `add_special`. True if absent."""
     messages: list[ChatMessage] | None = None
     tools: list[ChatTool] | None = None
     model: str | None = None
@@ -494,7 +494,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     with_pieces: bool | None = None
     """Return each id with its text, as llama.cpp's clients expect."""
     return_token_strs: bool | None = None
-    """Return the text of each token in a list of its own, as vLLM's clients expect."""
+    """Return a list with the text of each token, as vLLM's clients expect."""
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):

@@ -235,7 +235,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
             raise bad_request(
-                f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",
+                f"'reasoning_effort' must be one of {', '.join(_EFFORTS)}; got {effort[:50]!r}.",
                 param="reasoning_effort",
             )
         if effort != "none":
@@ -465,9 +465,11 @@ def _min_tokens(body: GenerationBody, max_tokens: int) -> int:
     return tokens
 
 
-def _words(given: str | list[str] | None) -> tuple[str, ...]:
-    words = [given] if isinstance(given, str) else given or []
-    return tuple(word for word in words if word)
+def _words(words: str | list[str] | None) -> tuple[str, ...]:
+    """Return the words that are not empty."""
+    if isinstance(words, str):
+        words = [words]
+    return tuple(filter(None, words or []))
 
 
 def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:

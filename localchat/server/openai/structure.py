@@ -162,8 +162,8 @@ def _schema_of(format_: ResponseFormat, limits: ServerLimits) -> Grammar:
     """The schema of a response format, in any of its places. Raises ApiError."""
     wrapped = format_.json_schema
     strict = format_.strict or (wrapped is not None and wrapped.strict)
-    places = (wrapped.schema if wrapped is not None else None, format_.schema, format_.value)
-    schema = next((place for place in places if place is not None), None)
+    schemas = (wrapped.schema if wrapped is not None else None, format_.schema, format_.value)
+    schema = next((schema for schema in schemas if schema is not None), None)
     if schema is not None:
         grammar = _schema(schema, "response_format", limits)
         return msgspec.structs.replace(grammar, strict=bool(strict))

@@ -71,7 +71,7 @@ class ResponseObject:
         }
 
     def timings(self, usage: Usage, done: Done | None) -> Json:
-        """The field with the timings, if the client asked for them and the engine measured them."""
+        """Return the field `timings` if the client asked for it and the engine measured them."""
         if not (self.body.timings_per_token or self.body.timings):
             return {}
         timings = answer_timings(usage, done, own=bool(self.body.timings))

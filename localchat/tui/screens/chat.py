@@ -259,6 +259,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
+        self.set_class(event.size.height < 22, "-unframed")
         self.talk.indent(place_column(self, event.size.width, has_panel=self.shows_panel))
         self.status_changed()
 

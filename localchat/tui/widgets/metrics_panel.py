@@ -109,7 +109,7 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", panel)
     if actual is not None:
         yield _stacked(actual, info.free_bytes, panel, "actual", "actual_bytes")
-    if predicted is not None and (actual is None or _differs(actual, predicted)):
+    elif predicted is not None:
         yield _stacked(predicted, info.free_bytes, panel, "planned", "predicted_bytes")
     if shown is None:
         return
@@ -143,12 +143,6 @@ def _is_off_plan(actual_bytes: int, planned_bytes: int) -> bool:
     if actual_bytes < 0 or planned_bytes < 0:
         return False
     return abs(actual_bytes - planned_bytes) > max(1_000_000, planned_bytes // 20)
-
-
-def _differs(actual: MemoryParts, planned: MemoryParts) -> bool:
-    return any(
-        _is_off_plan(getattr(actual, name), getattr(planned, name)) for _, name, _ in _MEMORY
-    )
 
 
 def _stacked(parts: MemoryParts, free: int, panel: _Panel, label: str, metric: str) -> MetricRow:
@@ -188,9 +182,12 @@ def _kv(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
         "kv_total_tokens",
     )
     yield _line("live", panel.words.tokens(f"{used:,}"), "kv_used_tokens", panel)
-    yield _line("  of it shared", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
+    if shared:
+        yield _line("  of it shared", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
     yield _line("cached", panel.words.tokens(f"{cached:,}"), "kv_cached_tokens", panel)
-    yield _line("swapped to RAM", panel.words.tokens(f"{swapped:,}"), "kv_parked_tokens", panel)
+    if swapped:
+        words = panel.words.tokens(f"{swapped:,}")
+        yield _line("swapped to RAM", words, "kv_parked_tokens", panel)
     if status.stats is not None and status.stats.evictions:
         yield _line("evictions", f"{status.stats.evictions:,}", "evictions", panel)
 

@@ -32,7 +32,7 @@ from scripts.bench.kernels.timing import (
     timed,
 )
 
-WAYS = {"converted": kv_fp8.CONVERTED, "bits": kv_fp8.BITS}
+WAYS = {"packed": kv_fp8.PACKED, "plain": kv_fp8.PLAIN}
 WORK = ((1, 256, 1), (1, 8000, 1), (8, 8000, 1), (32, 8000, 1), (128, 8000, 1), (1, 8000, 16))
 FEW_CUTS = tuple(
     decode_attention.DecodeTileConfig(64, warps, stages, small)
@@ -182,7 +182,7 @@ def _few(streams: int, length: int, new: int) -> Results:
                     calls[0]()
                     off = error(out[: 8 * new], wanted.view(wanted.shape[0], -1))
                     tried.append((timed(calls) / count, off, name, splits, config))
-    us = next(t[0] for t in tried if t[2:] == ("converted", here, usual))
+    us = next(t[0] for t in tried if t[2:] == ("packed", here, usual))
     key = f"few8_{streams}x{length}_new{new}"
     print(f"{key}: {us:.2f} us, fp16 {plain_us:.2f}: {us / plain_us:.3f}", flush=True)
     for each in sorted(tried, key=lambda t: t[0])[:4]:
@@ -226,7 +226,7 @@ def _many(count: int, length: int) -> Results:
                     off = max(off, error(out[-256:], wanted[-256:]))
                 found.append((timed([one] * 4) / 4, off, name, config))
     usual = prefill_attention.tile_config_for(D)
-    us = next(one[0] for one in found if one[2:] == ("converted", usual))
+    us = next(one[0] for one in found if one[2:] == ("packed", usual))
     key = f"many8_{count}of{length}"
     print(f"{key}: {us:.1f} us, fp16 {plain_us:.1f}: {us / plain_us:.3f}", flush=True)
     for each in sorted(found, key=lambda t: t[0]):

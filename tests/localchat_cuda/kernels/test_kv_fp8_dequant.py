@@ -46,9 +46,8 @@ def test_dequantized_pages_match_the_reference(d: int, dtype: torch.dtype) -> No
     assert bool((plain.pool[at:] == 7.0).all())
     keys, values = plain.pool.unbind(1)
     found = attention_reference.reference(q, keys, values, plain.batch(batch), Rules())
-    assert torch.allclose(
-        found, attention_reference.reference(q, k, v, batch, Rules(), exponents), atol=1e-4
-    )
+    wanted = attention_reference.reference(q, k, v, batch, Rules(), exponents)
+    assert torch.allclose(found, wanted, atol=1e-4 if dtype == torch.float16 else 2e-2)
 
 
 def test_dequantized_nan_stays_nan() -> None:

@@ -80,11 +80,15 @@ def test_model_matches_its_reference(kind: str, half: str, tmp_path: Path) -> No
 
     exact: dict[str, object] = {"device": CPU, "kernels": False, "dtype": torch.float32}
     wanted = logs(fp8_kv=True, **exact)
-    lost = float((wanted - logs(fp8_kv=False, **exact)).norm())
+    plain = logs(fp8_kv=False, **exact)
+    lost = float((wanted - plain).norm())
+    rounded = float((logs(fp8_kv=False, dtype=HALVES[half]) - plain).norm())
     ours = float((logs(fp8_kv=True, dtype=HALVES[half]) - wanted).norm())
-    print(f"{kind} {half}: {ours:.3f} from the reference, which is {lost:.3f} from plain numbers")
-    # a rounded activation falls to a neighbouring code now and then: as much as coding itself costs
-    assert ours < max(lost, 0.05)
+    print(
+        f"{kind} {half}: {ours:.3f} from the reference; codes cost {lost:.3f}, {half} {rounded:.3f}"
+    )
+    # A rounded activation falls to a neighbouring code now and then, which costs as much as the codes do.
+    assert ours < 1.5 * max(lost, rounded, 0.05)
 
 
 def test_cuda_graphs_give_equal_logprobs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """--quantize: layers of a floating checkpoint, rounded while they are read."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -50,11 +51,25 @@ def test_weights_are_off_by_no_more_than_their_type_makes_it(
     assert 0 < float((found - weight).norm() / weight.norm()) < _ERROR[to]
 
 
-def test_four_bits_cut_what_stands_alone_if_that_errs_less(tmp_path: Path) -> None:
-    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(4)) * 0.02
-    whole = Way().rounded("it", weight).weight
-    found = part("int4", weight, tmp_path)
-    assert float((found - weight).norm()) < 0.98 * float((whole - weight).norm())
+@pytest.mark.parametrize("to", TYPES)
+@pytest.mark.parametrize("columns", [96, 160, 576])
+def test_widths_that_are_no_multiple_of_128_are_rounded_as_well(
+    columns: int, to: RoundedType, tmp_path: Path
+) -> None:
+    """SmolLM2 has 576 columns."""
+    generator = torch.Generator().manual_seed(columns)
+    weight = torch.randn(48, columns, generator=generator) * 0.02
+    rounded = part(to, weight, tmp_path)
+    assert rounded.shape == weight.shape
+    assert 0 < float((rounded - weight).norm() / weight.norm()) < _ERROR[to]
+
+
+def test_small_models_are_rounded_to_four_bits_in_groups_of_32(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
+    config = read_config(tmp_path)
+    large = replace(config, layers=36, hidden=4096, intermediate=12288)
+    groups = [rounded_config(each, "int4", "it").quantization for each in (config, large)]
+    assert [each.group for each in groups if each] == [32, 128]
 
 
 def test_layers_of_other_shapes_stay_floating(tmp_path: Path) -> None:

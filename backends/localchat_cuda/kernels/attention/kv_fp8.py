@@ -67,7 +67,8 @@ def decode_reference(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tens
     """Decode words [..., D/2] and the bytes of scales [...] to fp32 [..., D]."""
     parts = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 2))
     codes = parts.transpose(-1, -2).flatten(-2).float() - 128
-    return codes * scale_of(exponents)[..., None]
+    decoded: torch.Tensor = codes * scale_of(exponents)[..., None]
+    return decoded
 
 
 def block_of(d: int) -> int:

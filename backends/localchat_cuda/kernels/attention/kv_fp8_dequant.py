@@ -10,8 +10,9 @@ L2 cache of a Hopper), and prefill_hopper.py, which copies keys without converti
     table   int32 as the block tables, of these pages; written where a page is decoded
 
 Grid (C, 2J): a program has a page's keys, or values, of one head; programs past the last page return at once,
-so that one CUDA graph fits any lengths. Keys stay rotated, as the queries are (kv_fp8.py). A code
-of 7 bits times a scale of 4 is exact in fp16 within its range; bf16 rounds it. Entries past a sequence's length are undefined.
+so that one CUDA graph fits any lengths. Keys stay rotated, as the queries are (kv_fp8.py). A code of 7 bits
+times a scale of 4 is exact in fp16 within its range; bf16 rounds it. Entries past a sequence's length are
+undefined.
 """
 
 from typing import NamedTuple

@@ -43,6 +43,8 @@ def gemm(
     rounded: x may be rounded to e4m3 for more rows if the GPU multiplies e4m3. `kernels` False: the reference.
     out: fp32 [M, N] to be written if S is 1 and M at most 64.
     """
+    if weight.padding:
+        x = torch.nn.functional.pad(x, (0, weight.padding))
     if not kernels:
         return w8_small.reference(x, weight)[None]
     m, (n, k), device = x.shape[0], weight.codes.shape, x.device

@@ -31,6 +31,8 @@ class W8(NamedTuple):
     """[N, K]: float8_e4m3fn, or uint8 for whole numbers."""
     scales: torch.Tensor
     """fp32: [N], or [ceil(N / 128), G] for block scales."""
+    padding: int = 0
+    """Columns of zeros behind those of the layer, up to a multiple of 128: rows must be as wide."""
 
     @property
     def features_out(self) -> int:
@@ -88,7 +90,16 @@ def joined(parts: Sequence[W8]) -> W8 | None:
     if blocks and any(each.features_out % BLOCK for each in parts[:-1]):
         return None
     codes = torch.cat([each.raw for each in parts]).view(parts[0].codes.dtype)
-    return W8(codes, torch.cat([each.scales for each in parts]))
+    return W8(codes, torch.cat([each.scales for each in parts]), parts[0].padding)
+
+
+def padded(weight: W8) -> W8:
+    """Add columns of zeros up to a multiple of 128."""
+    padding = -weight.features_in % BLOCK
+    if not padding:
+        return weight
+    codes = torch.nn.functional.pad(weight.raw, (0, padding)).view(weight.codes.dtype)
+    return W8(codes, weight.scales, padding)
 
 
 def whole_rows(weight: torch.Tensor) -> W8:

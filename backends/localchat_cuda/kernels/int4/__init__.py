@@ -175,6 +175,8 @@ def gemm_of(
     and may be beyond the range of fp16.
     """
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
+    if weight.padding:
+        x = torch.nn.functional.pad(x, (0, weight.padding))
     held = weight.unpacked
     most = rows_for(weight, packed_rows(x.device, unpacked=held is not None))
     if kernels and 1 <= m <= most:

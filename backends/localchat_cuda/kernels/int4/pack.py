@@ -64,6 +64,8 @@ class W4(NamedTuple):
     """Columns of a scale and a zero, one of GROUPS."""
     e2m1: bool = False
     """Codes and scales are floating, in the order of e2m1.py: gemms of experts alone read these."""
+    padding: int = 0
+    """Columns of zeros behind those of the layer, up to a multiple of 128: rows must be as wide."""
 
     @property
     def features_out(self) -> int:
@@ -200,13 +202,34 @@ def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) 
     merged by concatenating each of the three along N first. ValueError for a group size that is none of GROUPS.
     """
     k, n = qweight.shape[0], 8 * qweight.shape[1]
-    if tuple(scales.shape) not in [(k // group, n) for group in GROUPS] or k % BLOCK_K:
+    if tuple(scales.shape) not in [(k // group, n) for group in GROUPS if k % group == 0]:
         raise ValueError(
             f"AWQ layer {k}x{n} with scales {tuple(scales.shape)}:"
-            f" groups of 32, 64 or 128 input features, {BLOCK_K}s of them, wanted"
+            " groups of 32, 64 or 128 input features wanted"
         )
-    codes = _nibbles(qweight).t()
-    return pack(codes.contiguous(), scales.t(), _nibbles(qzeros).t())
+    codes, scales, zeros, padding = with_columns(
+        _nibbles(qweight).t(), scales.t(), _nibbles(qzeros).t()
+    )
+    return pack(codes.contiguous(), scales, zeros)._replace(padding=padding)
+
+
+def with_columns(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Add columns of zeros to codes [N, K] and groups to scales and zeros [N, G]; returns their number, too.
+
+    K is then a multiple of 128. ValueError if groups do not divide it.
+    """
+    k, groups = codes.shape[1], scales.shape[1]
+    padding = -k % BLOCK_K
+    if not padding:
+        return codes, scales, zeros, 0
+    group = k // groups
+    if k % groups or padding % group:
+        raise ValueError(f"{k} columns in groups of {group} cannot be padded")
+    pad = torch.nn.functional.pad
+    more = (0, padding // group)
+    return pad(codes, (0, padding)), pad(scales, more), pad(zeros, more), padding
 
 
 def to_awq(

@@ -36,5 +36,5 @@ class Awq:
         except ValueError as error:
             raise ModelInvalid(
                 f"{prefix} cannot be packed: {error}.",
-                hint="AWQ layers need inputs in 128s and outputs in 16s here.",
+                hint="AWQ layers need groups of 32, 64 or 128 that divide their inputs, and outputs in 16s.",
             ) from error

@@ -13,7 +13,7 @@ Letters: N output and K input features.
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8, padded
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.source import LoadTarget
 
@@ -34,21 +34,16 @@ class Fp8:
         return any(self.target.source.has(f"{prefix}.{name}") for name in self.names)
 
     def part(self, prefix: str, n: int, k: int) -> W8:
-        if k % BLOCK:
-            raise ModelInvalid(
-                f"{prefix} has {k} inputs; FP8 layers need them in {BLOCK}s here.",
-                hint="Take the model in bf16, or a GGUF of it for llama.cpp.",
-            )
         codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
         # Kernels load 16 bytes at a time; a view into a file may begin anywhere.
         aligned = codes if codes.data_ptr() % 16 == 0 else codes.clone()
-        return W8(aligned, self._scales(prefix, n, k))
+        return padded(W8(aligned, self._scales(prefix, n, k)))
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
         source = self.target.source
         held = next((name for name in self.names if source.has(f"{prefix}.{name}")), self.names[0])
         name = f"{prefix}.{held}"
-        blocks = (-(-n // BLOCK), k // BLOCK)
+        blocks = (-(-n // BLOCK), -(-k // BLOCK))
         shape = source.shape(name)
         if shape is None:
             shape = blocks if self.group else (n,)

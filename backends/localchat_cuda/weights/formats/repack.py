@@ -65,12 +65,15 @@ def pack_weight(
     times = size // next((each for each in PACKED_GROUPS if size % each == 0), size)
     if times > 1:
         scales, zeros = (each.repeat_interleave(times, 1) for each in (scales, zeros))
+    padding = 0
     try:
-        found = w4_pack.pack(codes, scales, zeros)
+        if order is None:
+            codes, scales, zeros, padding = w4_pack.with_columns(codes, scales, zeros)
+        found = w4_pack.pack(codes, scales, zeros)._replace(padding=padding)
     except ValueError as error:
         raise ModelInvalid(
             f"{prefix} cannot be packed: {error}.",
-            hint="4-bit layers need inputs in 128s and outputs in 16s here.",
+            hint="4-bit layers need inputs in 32s, with act-order in 128s, and outputs in 16s here.",
         ) from error
     return found if order is None else found._replace(order=order.to(torch.int32))
 
@@ -78,9 +81,9 @@ def pack_weight(
 def group_size(prefix: str, k: int, group: int) -> int:
     """Columns of a group in a layer of K (`group` 0: all). Raises ModelInvalid if they do not divide K."""
     size = group or k
-    if k % size or k % w4_pack.BLOCK_K or size % PACKED_GROUPS[-1]:
+    if k % size or size % PACKED_GROUPS[-1]:
         raise ModelInvalid(
             f"{prefix}: {k} inputs in groups of {size} cannot be packed.",
-            hint=f"Quantized layers need inputs in 128s, in groups of multiples of {PACKED_GROUPS[-1]} here.",
+            hint=f"Quantized layers need groups of multiples of {PACKED_GROUPS[-1]} that divide their inputs.",
         )
     return size

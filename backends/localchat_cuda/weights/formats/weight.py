@@ -34,11 +34,11 @@ def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     if isinstance(weight, torch.Tensor):
         return weight.to(dtype)
     if isinstance(weight, w8_pack.W8):
-        return w8_pack.dense(weight, dtype)
+        return w8_pack.dense(weight, dtype)[:, : weight.features_in - weight.padding]
     if isinstance(weight, ggml_pack.GgmlWeight):
         found = ggml_pack.dense(weight, dtype)
     else:
-        found = w4_pack.dense(weight, dtype)
+        found = w4_pack.dense(weight, dtype)[:, : weight.features_in - weight.padding]
     if weight.order is None:
         return found
     return torch.empty_like(found).index_copy_(1, weight.order.long(), found)
@@ -131,6 +131,8 @@ def stack_rows(parts: Iterable[Weight], count: int) -> torch.Tensor | w4_pack.W4
         if isinstance(part, w4_pack.W4):
             if part.order is not None:
                 raise ValueError("their columns are sorted (act-order)")
+            if part.padding:
+                raise ValueError(f"their inputs are no multiple of {w4_pack.BLOCK_K}")
             if stack is None:
                 stack = part._replace(
                     codes=_room(part.codes, count), scale_zeros=_room(part.scale_zeros, count)

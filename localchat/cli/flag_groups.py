@@ -1,0 +1,71 @@
+"""Headings of the flags of a prompt, and the few that everybody needs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import click
+
+DAILY: Final = (
+    *("model", "system", "continue_last", "interactive", "files", "extract", "as_json", "schema"),
+    *("temperature", "max_tokens"),
+)
+"""Parameters of the short help, in order."""
+ALL_HINT: Final = "localchat --help all lists every flag with its default."
+
+_GROUPS: Final = {
+    "Prompt": (
+        *("model", "remote", "system", "files", "continue_last", "conversation", "interactive"),
+        "raw_prompt",
+    ),
+    "Answer": (
+        *("as_json", "extract", "schema", "grammar", "regex", "max_tokens", "stop", "n"),
+        "require_complete",
+    ),
+    "Sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "option"),
+    "Reasoning": ("think", "think_budget", "hide_reasoning"),
+    "Several tries": ("best_of", "judge", "vote", "vote_by", "critique"),
+    "Memory and GPU": (
+        *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),
+        *("no_cache_disk", "threads", "gpu_layers", "experts_on_cpu", "require_gpu", "vram_gb"),
+        *("kv_gb", "quantize", "head_int8", "draft", "speculation", "anyway", "backend"),
+        *("llamacpp_library", "dummy_weights"),
+    ),
+    "Output and screen": (
+        *("stats", "quiet", "color", "theme", "reduced_motion", "technical_metrics"),
+    ),
+    "Program": ("attach", "offline", "history", "version"),
+}
+_LAST: Final = "Program"
+
+
+def grouped(options: Sequence[click.Option]) -> Iterator[tuple[str, list[click.Option]]]:
+    """Yield each heading with its flags, in order. The last has those that no heading names."""
+    by_name = {option.name: option for option in options}
+    for heading, names in _GROUPS.items():
+        members = [by_name.pop(name) for name in names if name in by_name]
+        if heading == _LAST:
+            members += by_name.values()
+        if members:
+            yield heading, members
+
+
+def write_short(
+    ctx: click.Context, formatter: click.HelpFormatter, options: Sequence[click.Option]
+) -> None:
+    """Write the flags of a day and where the others are listed."""
+    by_name = {option.name: option for option in options}
+    records = [by_name[name].get_help_record(ctx) for name in DAILY if name in by_name]
+    with formatter.section("Flags that you will use most"):
+        formatter.write_dl([record for record in records if record is not None])
+    formatter.write_paragraph()
+    formatter.write_text(ALL_HINT)
+
+
+def write_all(
+    ctx: click.Context, formatter: click.HelpFormatter, options: Sequence[click.Option]
+) -> None:
+    """Write all flags under their headings."""
+    for heading, members in grouped(options):
+        records = [option.get_help_record(ctx) for option in members]
+        with formatter.section(heading):
+            formatter.write_dl([record for record in records if record is not None])

@@ -1,0 +1,169 @@
+"""Requests of real clients to a server with real weights."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.fit.load_options import LoadOptions
+from tests.support.http_server import Wire, running
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def port(smollm2: Path) -> Iterator[int]:
+    """The port of a server with SmolLM2."""
+    options = EngineOptions(smollm2, LoadOptions(context_tokens=2048, threads=1), name="smollm2")
+    engine = LocalEngine(options, notify=lambda text: None)
+    try:
+        with running(engine) as (port, _):
+            yield port
+    finally:
+        engine.close()
+
+
+def post(port: int, path: str, **fields: Any) -> Any:
+    with Wire(port) as wire:
+        wire.ask(path, fields)
+        return wire.reply()
+
+
+def chat(port: int, content: str = "hi", **fields: Any) -> Any:
+    messages = [{"role": "user", "content": content}]
+    return post(port, CHAT, messages=messages, **{"max_tokens": 40, "temperature": 0, **fields})
+
+
+def text(reply: Any) -> str:
+    content: str = reply.json["choices"][0]["message"]["content"]
+    return content
+
+
+def test_answer_has_its_minimum_length(port: int) -> None:
+    short = chat(port).json["usage"]["completion_tokens"]
+    assert short < 30
+    for fields in ({}, {"speculation": False}, {"n": 2}, {"stream": False, "seed": 3}):
+        reply = chat(port, min_tokens=30, **fields)
+        assert reply.json["usage"]["completion_tokens"] >= 30 * fields.get("n", 1)
+
+
+def test_stop_token_and_stop_string_end_an_answer(port: int) -> None:
+    whole = text(chat(port, "Count from one to twenty in words.", min_tokens=30))
+    word = whole.split()[3]
+    tokens = post(port, "/tokenize", content=f" {word}").json["tokens"]
+    question = "Count from one to twenty in words."
+    by_token = chat(port, question, stop_token_ids=tokens[:1], min_tokens=0)
+    assert by_token.json["choices"][0]["finish_reason"] == "stop"
+    assert whole.startswith(text(by_token)) and len(text(by_token)) < len(whole)
+    by_string = text(chat(port, question, stop=[word]))
+    assert word not in by_string
+    assert text(chat(port, question, stop=[word], include_stop_str_in_output=True)).endswith(word)
+
+
+def test_banned_word_does_not_occur(port: int) -> None:
+    first = text(chat(port)).split()[0].strip(",.!")
+    assert first not in text(chat(port, bad_words=[first]))
+    error = chat(port, bad_words=["antidisestablishmentarianism"]).error
+    assert error["param"] == "bad_words"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "json_object", "value": SCHEMA},
+        {"type": "json", "value": SCHEMA},
+        {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA, "strict": True}},
+    ],
+)
+def test_schema_binds_the_answer_wherever_it_stands(port: int, given: dict[str, Any]) -> None:
+    answer = json.loads(text(chat(port, "Invent a person.", response_format=given)))
+    assert set(answer) == {"name", "age"} and isinstance(answer["age"], int)
+
+
+def test_regular_expression_in_a_response_format_binds(port: int) -> None:
+    given = {"type": "regex", "value": "[A-Z]{3}-[0-9]{2}"}
+    assert len(text(chat(port, "Invent a code.", response_format=given))) == 6
+
+
+def test_invalid_pattern_is_an_error_in_every_protocol(port: int) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(x"}}}
+    messages = [{"role": "user", "content": "hi"}]
+    flat = {"type": "json_schema", "schema": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    replies = (
+        chat(port, response_format=flat),
+        post(port, "/v1/completions", prompt="hi", json_schema=schema),
+        post(port, "/v1/responses", input="hi", text={"format": {**flat, "name": "a"}}),
+        post(port, "/v1/messages", messages=messages, max_tokens=9, output_format=flat),
+        post(port, "/api/chat", model="m", messages=messages, format=schema),
+        post(port, "/completion", prompt="hi", json_schema=schema),
+        chat(port, regex="(x"),
+        chat(port, grammar="start: /(x/"),
+        chat(port, tools=[tool], tool_choice="required"),
+    )
+    assert [reply.status for reply in replies] == [400] * len(replies)
+
+
+def test_strict_schema_is_rejected_if_it_cannot_be_enforced(port: int) -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 3}, "uniqueItems": True}
+    wrapped = {"name": "a", "schema": {**schema, "maxItems": 2}}
+    relaxed = chat(port, response_format={"type": "json_schema", "json_schema": wrapped})
+    assert relaxed.headers["x-localchat-schema-relaxed"] == "uniqueItems"
+    strict = {"type": "json_schema", "json_schema": {**wrapped, "strict": True}}
+    assert "uniqueItems" in chat(port, response_format=strict).error["message"]
+
+
+def test_openai_client_streams_with_timings(port: int) -> None:
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1/v1", api_key="none")
+    chunks = list(
+        client.chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": "Say hello."}],
+            max_tokens=8,
+            stream=True,
+        )
+    )
+    assert all(chunk.choices for chunk in chunks)
+    timings = chunks[-1].model_extra["timings"]  # type: ignore[index]
+    assert timings["predicted_n"] > 0 and timings["predicted_per_second"] > 0
+    with pytest.raises(BadRequestError, match="dry_multiplier"):
+        client.chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": "hi"}],
+            extra_body={"dry_multiplier": 0.8},
+        )
+
+
+def test_tokenizer_is_described_for_remote_harnesses(port: int) -> None:
+    with Wire(port) as wire:
+        wire.ask("/tokenizer_info")
+        info = wire.reply().json
+    assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert "<|im_start|>" in info["chat_template"]
+    vllm = {"add_special_tokens": False}
+    assert post(port, "/tokenize", prompt=info["eos_token"], **vllm).json["tokens"] == [2]
+    tokens = post(port, "/tokenize", prompt="Paris is large.", **vllm).json["tokens"]
+    assert post(port, "/detokenize", tokens=tokens).json["prompt"] == "Paris is large."
+    echoed = post(
+        port, "/v1/completions", prompt=[tokens], max_tokens=1, echo=True, logprobs=1
+    ).json["choices"][0]["logprobs"]
+    assert len(echoed["token_logprobs"]) == len(tokens) + 1
+
+
+def test_why_the_cache_missed_is_reported(port: int) -> None:
+    shared = "The quick brown fox jumps over the lazy dog. " * 20
+    chat(port, f"12:01 {shared}", max_tokens=1)
+    timings = chat(port, f"12:02 {shared}", max_tokens=1, timings=True).json["timings"]
+    assert timings["cache_n"] < timings["prompt_n"]
+    assert timings["why_missed"]
+    assert {"speedup", "speculation_off", "ttft_s"} <= set(timings)
