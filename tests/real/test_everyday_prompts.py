@@ -54,6 +54,8 @@ def answered(engine: LocalEngine, prompt: str, **options: object) -> Answer:
 
 def run(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localchat", "-m", str(model), "--no-attach", "--temp", "0"]
+    # The catalog's penalty ends the loop that this test needs.
+    command += ["-o", "repetition_penalty", "1"]
     # The variables of this process name the folders of the test, not those of a person.
     return subprocess.run(
         [*command, *arguments],
