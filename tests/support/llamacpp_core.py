@@ -128,4 +128,6 @@ def request(prompt: Iterable[int], **changes: Any) -> GenerateRequest:
     sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
     sampling.setdefault("temperature", 0.0)
     chosen = {"max_tokens": 40, "logprobs": 0, **changes}
-    return GenerateRequest(TokenIds(tuple(prompt)), sampling=Sampling(**sampling), **chosen)
+    return GenerateRequest(
+        TokenIds(tuple(prompt)), loop_guard=False, sampling=Sampling(**sampling), **chosen
+    )
