@@ -36,6 +36,7 @@ TIERS = {
         "localchat_cuda/test_kv_fp8_model.py",
         "localchat_cuda/test_large_residual.py",
     ),
+    "real": ("real",),
     "process": (
         *(
             "contract",
