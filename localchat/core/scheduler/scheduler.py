@@ -361,7 +361,7 @@ class Scheduler:
         if sequence.was_preempted and not sequence.in_prompt:
             return 1  # as when the answer was generated
         chunk = self._exact_chunk - sequence.launched % self._exact_chunk
-        if self._is_alone(sequence) and not self._short_of_memory:
+        if len(self.running) == 1 and not self._short_of_memory:
             most = sequence.needs if self._can.rewind != "checkpoint" else width
             return min(most, chunk)
         return min(width, chunk)
