@@ -67,8 +67,8 @@ def test_with_a_seed_the_chunks_of_the_prompt_are_read_back_and_its_answer_is_no
     tmp_path: Path,
 ) -> None:
     sampling = {"temperature": 1.0, "seed": 5}
-    tokens = kept(tmp_path, {}, **sampling)
-    bench = restarted(tmp_path, {})
+    tokens = kept(tmp_path, KINDS[0], **sampling)
+    bench = restarted(tmp_path, KINDS[0])
     id_ = bench.ask(request([*tokens, *b" And then?"], owner="1", **sampling))
     bench.run_until_idle()
     check_received(bench, id_, peaked)
@@ -76,8 +76,8 @@ def test_with_a_seed_the_chunks_of_the_prompt_are_read_back_and_its_answer_is_no
 
 
 def test_kv_of_an_unseeded_request_is_not_read_back_with_a_seed(tmp_path: Path) -> None:
-    tokens = kept(tmp_path, {})
-    bench = restarted(tmp_path, {})
+    tokens = kept(tmp_path, KINDS[0])
+    bench = restarted(tmp_path, KINDS[0])
     id_ = bench.ask(request([*tokens, *b" And then?"], owner="1", seed=5))
     bench.run_until_idle()
     assert bench.received[id_].done.usage.cached_tokens == 0

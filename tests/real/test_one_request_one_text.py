@@ -13,7 +13,7 @@ from tests.real.conftest import OpenEngine
 from tests.support.answers import Answer, ask
 
 RULES = " ".join(f"Rule {number}: call item {number} by its name." for number in range(40))
-SUBJECTS = ("fox", "king", "ship", "river", "witch", "clock")
+SUBJECTS = ("fox", "king", "ship")
 SAMPLINGS = (
     Sampling(temperature=0.0),
     Sampling(temperature=0.9, seed=11),
@@ -23,7 +23,7 @@ SAMPLINGS = (
 
 def requests(**changes: Any) -> list[GenerateRequest]:
     """Return requests at temperature 0 and with seeds, one of them with a long system prompt."""
-    fields: dict[str, Any] = {"max_tokens": 24, "logprobs": 0, "owner": "chat", **changes}
+    fields: dict[str, Any] = {"max_tokens": 12, "logprobs": 0, "owner": "chat", **changes}
     built: list[GenerateRequest] = []
     for number, subject in enumerate(SUBJECTS):
         messages = [Message("user", f"Tell a short tale about a {subject}.")]
@@ -43,7 +43,7 @@ def next_turn(request: GenerateRequest, text: str) -> GenerateRequest:
     following = (Message("assistant", text), Message("user", "Say it again, but shorter."))
     messages = Messages((*request.prompt.messages, *following))
     return GenerateRequest(
-        messages, sampling=request.sampling, max_tokens=24, logprobs=0, owner="chat"
+        messages, sampling=request.sampling, max_tokens=12, logprobs=0, owner="chat"
     )
 
 
@@ -92,7 +92,8 @@ def test_a_seed_gives_the_same_text_beside_other_requests(
     smollm2: Path, open_engine: OpenEngine
 ) -> None:
     engine = open_engine(smollm2, max_slots=4)
-    first, *others = [one for one in requests() if one.sampling.seed is not None]
+    greedy, first, *seeded = requests()
+    others = [greedy, *seeded, greedy]
     alone = ask(engine, first)
     with ThreadPoolExecutor(4) as pool:
         busy = [pool.submit(ask, engine, one) for one in others]
