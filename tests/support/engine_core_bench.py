@@ -53,6 +53,7 @@ from localchat.errors import LocalchatError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+from tests.support.greedy import NEARLY_GREEDY
 
 MAX_STEPS = 6000
 
@@ -284,7 +285,7 @@ def request(prompt: str | Iterable[int], **changes: Any) -> GenerateRequest:
     tokens = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
     fields = set(Sampling.__struct_fields__)
     sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
-    sampling.setdefault("temperature", 0.0)
+    sampling.setdefault("temperature", NEARLY_GREEDY)
     changes.setdefault("max_tokens", 20)
     return GenerateRequest(
         prompt=TokenIds(tokens), loop_guard=False, sampling=Sampling(**sampling), **changes
