@@ -134,10 +134,10 @@ def _model_changed(conversation: Conversation, node: Node) -> bool:
 
 
 _ENDED = {
-    "stopped": "Stopped",
-    "length": "Stopped at the length limit",
-    "failed": "Interrupted",
-    "open": "Interrupted",
+    "stopped": "stopped",
+    "length": "stopped at the length limit",
+    "failed": "interrupted",
+    "open": "interrupted",
 }
 
 
@@ -145,7 +145,7 @@ def ended_words(node: Node) -> str:
     """Return why an answer is not complete; empty for a complete one."""
     done = node.metrics.done if node.metrics is not None else None
     if node.state == "length" and done is not None and _fills_context(done):
-        return "The context is full: the answer stops here"
+        return "the context is full: the answer stops here"
     return _ENDED.get(node.state, "")
 
 
