@@ -45,7 +45,11 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = published_model(parse("qwen2.5:7b", read_catalog(paths)))
     assert drawn is not None
     plan = assess(
-        Subject(drawn.name, drawn), LoadOptions(max_slots=2, context_tokens=4096), LAPTOP, None, speed=False
+        Subject(drawn.name, drawn),
+        LoadOptions(max_slots=2, context_tokens=4096),
+        LAPTOP,
+        None,
+        speed=False,
     ).plan
     found = planner.estimate("qwen2.5:7b")
     assert found is not None
