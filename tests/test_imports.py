@@ -84,10 +84,10 @@ def test_finding_backends_loads_no_native_library() -> None:
 @pytest.mark.parametrize("verb", ["list", "show guide", "fit guide"])
 def test_looking_at_models_loads_no_native_library(verb: str) -> None:
     loaded = modules_after(f"from localchat.cli.main import run; assert run({verb.split()}) == 0")
-    assert (
-        loaded & {"torch", "triton", "llama_cpp", "xllamacpp", "numpy", "huggingface_hub", "rich"}
-        == set()
-    )
+    heavy = {"torch", "triton", "llama_cpp", "xllamacpp", "numpy", "huggingface_hub", "rich"}
+    # On a machine too busy for the benchmark, `fit` measures the memory bandwidth with numpy.
+    allowed = {"numpy"} if verb.startswith("fit") else set()
+    assert loaded & (heavy - allowed) == set()
 
 
 _FIRST_FRAME = """

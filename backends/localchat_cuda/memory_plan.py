@@ -96,7 +96,8 @@ def plan(
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
     `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
     headers, limits = tuple(headers), limits or StepLimits()
-    trained = config.context_train
+    # A capped context has an error of its own.
+    trained = 0 if config.context_capped else config.context_train
     check_context("The model", options.context_tokens, trained, anyway=options.anyway)
 
     def planned(*, apart: bool) -> MemoryPlan:

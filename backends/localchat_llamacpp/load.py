@@ -212,7 +212,7 @@ def _capabilities(
         all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
-        seeded_drafts=rewind != "checkpoint" and not target.experts,
+        seeds_run_alone=not on_gpu,
         step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(spec, request),
         limits=(*limits, _ALONE) if alone else limits,

@@ -184,9 +184,9 @@ class Capabilities:
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25
     """Longest step."""
-    seeded_drafts: bool = False
-    """Requests with a seed may have drafts: steps of the same rows give the same bits, none has to be prepared,
-    and a wide one costs less than the plain steps that it may save."""
+    seeds_run_alone: bool = False
+    """Requests with a seed share no step with others. Neighbors change the bits of their rows, and a step of
+    several sequences gains little here."""
     draft_rows: int = 32
     """Sequences that run at once up to which there are drafts. With more, a step's rows fill the machine, and
     looking for drafts would cost more than they save."""

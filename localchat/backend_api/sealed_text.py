@@ -102,9 +102,10 @@ class Sealer:
                 whole.append(f"{re.escape(text[0])}(?={re.escape(text[1:])})")
             else:
                 following.setdefault(text[0], set()).add(text[1])
-        # A template may remove or append what follows the first character, hence more than whole markers.
+        # A template may remove or append what follows the first character, and JSON may escape it, hence
+        # more than whole markers.
         starts = [
-            f"{re.escape(first)}(?=[{''.join(map(re.escape, sorted(seconds | {first})))}\\s]|\\Z)"
+            f"{re.escape(first)}(?=[{''.join(map(re.escape, sorted(seconds | {first})))}\\s\\\\]|\\Z)"
             for first, seconds in following.items()
         ]
         starts += [f"\\\\u{ord(first):04x}" for first in following]

@@ -13,6 +13,7 @@ from localchat.atomic import write_text
 from localchat.bench.sweep import Point, ServedVariant, SweepSpec
 from localchat.config.paths import expand_home
 from localchat.errors import LocalchatError, UsageError, reason
+from localchat.fit.contention import BUSY_SHARE
 from localchat.fit.hardware import Machine
 
 FOLDER: Final = "benchmarks"
@@ -54,6 +55,13 @@ class BenchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the joules are counted of."""
     complete: bool = True
     """False: it was interrupted."""
+    others_share: float = 0.0
+    """Share of the CPU that other programs used meanwhile; 0 where it is unknown."""
+
+    @property
+    def disturbed(self) -> bool:
+        """True if other programs used much of the CPU."""
+        return self.others_share >= BUSY_SHARE
 
     @property
     def models(self) -> tuple[str, ...]:

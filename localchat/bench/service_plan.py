@@ -126,7 +126,8 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
         kv = [total for point in line if (total := point.figures.kv_total_tokens)]
         return CostSource(
             model=one.model or one.variant.model,
-            basis=f"measured: benchmark {record.id} of {record.at[:10]}, shape {place.shape}",
+            basis=f"measured: benchmark {record.id} of {record.at[:10]}, shape {place.shape}"
+            + (", while other programs used the CPU" if record.disturbed else ""),
             costs=_not_above(cost_model(line, slots, budget_s), line),
             line=tuple(line),
             kv_tokens=max(kv, default=None),

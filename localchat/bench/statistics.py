@@ -147,8 +147,8 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
     """Percentiles of times in seconds. Raises statistics.StatisticsError for none."""
     mean = statistics.fmean(seconds)
     if len(seconds) == 1:
-        only_ms = mean * 1e3
-        return Percentiles(only_ms, only_ms, only_ms, only_ms, 1, only_ms, only_ms)
+        ms = mean * 1e3
+        return Percentiles(p50=ms, p90=ms, p99=ms, mean=ms, count=1, low=ms, high=ms)
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return Percentiles(
         p50=cuts[49] * 1e3,

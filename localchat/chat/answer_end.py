@@ -5,7 +5,8 @@ from typing import Final
 from localchat.engine.events import Finished
 
 REPETITION_PENALTY: Final = 1.1
-"""The penalty that is suggested against loops. It ended 19 of 20 loops of SmolLM2 and Gemma 3 270M."""
+"""The penalty that is suggested against loops. With it, SmolLM2-135M looped in 0 of 15 everyday prompts
+instead of 5."""
 
 
 def ended_early(end: Finished | None) -> bool:

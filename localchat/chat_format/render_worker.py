@@ -51,11 +51,23 @@ class GenerationTag(Extension):
         return caller()
 
 
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, except that a template may append to a list and pop from it.
+
+    Kimi K2's template queues ids of tool calls so. Lists belong to one render, so nothing is shared.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
+        if type(obj) is list and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
 class TemplateRenderer:
     """Compiles and renders templates, a few of them kept compiled."""
 
     def __init__(self) -> None:
-        self._environment = ImmutableSandboxedEnvironment(
+        self._environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
         )
         self._environment.filters["tojson"] = tojson

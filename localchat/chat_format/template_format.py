@@ -128,7 +128,8 @@ class TemplateFormat:
             prompt = probe.template.render(dicts, tools=tools, options=options)
             text, parts = self._guard.split(prompt, seal)
             opens_reasoning = self.reasoning_family.left_open(text)
-        if tools and not any(_name(tool) in prompt for tool in tools):
+        # The name of a tool is in a prompt without tools too, if the history has calls.
+        if tools and not (probe.shows_tools and any(_name(tool) in prompt for tool in tools)):
             warnings = (*warnings, NO_TOOLS)
         return Rendered(
             text,
@@ -197,22 +198,45 @@ class _TemplateProbe:
                     cut_off = self._render_probe(_probe(_SHORT_ID, arguments=_CUT_OFF), convention)
                     convention = replace(convention, short_ids=short, one_call=two.count(_KEY) < 2)
                     convention = replace(convention, mappings_only=_KEY not in cut_off)
-                    return replace(convention, separate_text=self._needs_separate_text(convention))
+                    apart = self._needs_separate_text(convention)
+                    convention = replace(convention, separate_text=apart)
+                    return replace(convention, one_text=self._needs_one_text(convention))
         results = _RESULT in self._render_probe(_probe(_SHORT_ID), ToolCallConvention())
         return ToolCallConvention(calls_as_text=True, results_as_users=not results)
 
     def _needs_separate_text(self, convention: ToolCallConvention) -> bool:
         """Whether text and calls of one message appear only if they are split into two messages.
 
-        The template must accept that in the middle of a conversation.
+        The template must accept that in the middle of a conversation. A template that writes both at the end
+        of one leaves out the text on purpose once an answer follows, as gpt-oss does with thoughts.
         """
         after = Message("assistant", "probe"), Message("user", "probe")
-        probe = (*_probe(_SHORT_ID, words=_WORDS), *after)
-        together, apart = (
-            self._render_probe(probe, replace(convention, separate_text=apart))
-            for apart in (False, True)
-        )
-        return not (_WORDS in together and _KEY in together) and _WORDS in apart and _KEY in apart
+        probe = _probe(_SHORT_ID, words=_WORDS)
+        if self._writes_both(probe, convention) or self._writes_both((*probe, *after), convention):
+            return False
+        return self._writes_both((*probe, *after), replace(convention, separate_text=True))
+
+    def _writes_both(self, probe: tuple[Message, ...], convention: ToolCallConvention) -> bool:
+        """Whether both the text and the call of a probe appear."""
+        rendered = self._render_probe(probe, convention)
+        return _WORDS in rendered and _KEY in rendered
+
+    def _needs_one_text(self, convention: ToolCallConvention) -> bool:
+        """Whether the template refuses a message with calls that has reasoning and text."""
+        if convention.separate_text:
+            return False
+        plain = _probe(_SHORT_ID, words=_WORDS)
+        reasoned = _probe(_SHORT_ID, words=_WORDS, reasoning=_WORDS)
+        accepts_text = bool(self._render_probe(plain, convention))
+        return accepts_text and not self._render_probe(reasoned, convention)
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether offered tools appear in a prompt."""
+        user = Message("user", "probe")
+        probes = (user,), (Message("system", "probe"), user)
+        convention = ToolCallConvention()
+        return any(_PROBE_NAME in self._render_probe(probe, convention) for probe in probes)
 
     @property
     def turns(self) -> str:
@@ -272,6 +296,7 @@ def _name(tool: Mapping[str, Any]) -> str:
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
+_PROBE_NAME = "probe_tool"
 _KEY = "probe_argument"
 _ARGUMENTS = f'{{"{_KEY}": "value"}}'
 _CUT_OFF = _ARGUMENTS[:-2]
@@ -280,18 +305,20 @@ _WORDS = "probe_words"
 _SHORT_ID, _LONG_ID = "probe0001", "call_probe0001probe0001"
 
 
-def _probe(*ids: str, words: str = "", arguments: str = _ARGUMENTS) -> tuple[Message, ...]:
+def _probe(
+    *ids: str, words: str = "", reasoning: str = "", arguments: str = _ARGUMENTS
+) -> tuple[Message, ...]:
     """A conversation with a call of each id, text in the same message, and their results."""
-    calls = [CalledTool("probe_tool", arguments, id=id_) for id_ in ids]
-    results = [Message("tool", _RESULT, tool_call_id=id_, name="probe_tool") for id_ in ids]
-    asked = Message("assistant", words, tool_calls=tuple(calls))
+    calls = [CalledTool(_PROBE_NAME, arguments, id=id_) for id_ in ids]
+    results = [Message("tool", _RESULT, tool_call_id=id_, name=_PROBE_NAME) for id_ in ids]
+    asked = Message("assistant", words, reasoning, tool_calls=tuple(calls))
     return (Message("user", "probe"), asked, *results)
 
 
 _PROBE_TOOL = {
     "type": "function",
     "function": {
-        "name": "probe_tool",
+        "name": _PROBE_NAME,
         "description": "",
         "parameters": {"type": "object", "properties": {}},
     },

@@ -43,6 +43,8 @@ class ToolCallConvention:
     """It takes one call per message."""
     separate_text: bool = False
     """It writes the text of a message or its calls, and not both."""
+    one_text: bool = False
+    """It refuses a message with calls that has both reasoning and text."""
     calls_as_text: bool = False
     """It writes no calls, so they are added to the text."""
     results_as_users: bool = False
@@ -98,6 +100,9 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _message(message: Message, convention: ToolCallConvention) -> dict[str, Any]:
+    if convention.one_text and message.tool_calls and message.reasoning and message.content:
+        thoughts = f"{message.reasoning}\n\n{message.content}"
+        message = msgspec.structs.replace(message, reasoning=thoughts, content="")
     fields: dict[str, Any] = {}
     if message.reasoning:
         fields["thinking"] = message.reasoning

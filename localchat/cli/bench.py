@@ -173,10 +173,12 @@ def _measure(
     from localchat.bench.limits import missed_targets
     from localchat.bench.record import BenchRecord, MachineRecord, now
     from localchat.bench.sweep import Sweep
+    from localchat.bench.variants import is_running
     from localchat.cli.bench_progress import progress_for
     from localchat.cli.bench_results import present
     from localchat.cli.bench_servers import BenchServers
     from localchat.cli.signals import terminate_gracefully
+    from localchat.fit.contention import CpuWatch
 
     spec = sweep_spec(ctx)
     terminal = Terminal(app.environ, quiet=bool(ctx.params.get("quiet")))
@@ -185,6 +187,7 @@ def _measure(
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     servers.check(spec.variants)
     at, problem, interrupted = now(), None, False
+    watch = CpuWatch()
     with progress_for(terminal) as progress, terminate_gracefully():
         sweep = Sweep(spec, servers.open, progress.show)
         try:
@@ -193,6 +196,7 @@ def _measure(
             problem = trouble
         except KeyboardInterrupt:
             interrupted = True
+    others_share = watch.others_share()
     if not sweep.points:
         if problem is not None:
             raise problem
@@ -205,6 +209,8 @@ def _measure(
         points=tuple(sweep.points),
         energy=sweep.meter.sources,
         complete=problem is None and not interrupted,
+        # A server that runs already is a program of its own.
+        others_share=0.0 if any(is_running(one.model) for one in spec.variants) else others_share,
     )
     try:
         record = store.keep(record) if store is not None else record

@@ -45,6 +45,11 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
     if (found := differences_table(record)) is not None:
         yield from _aligned(*found, width)
         yield ""
+    if record.disturbed:
+        yield (
+            f"Other programs used {record.others_share:.0%} of the CPU: expect better figures without "
+            "them."
+        )
     number = f"Kept as number {record.id}" if record.id else "Not kept"
     partial = "" if record.complete else ", interrupted"
     yield (

@@ -54,6 +54,8 @@ def command(
     at most.
     Exits with 0 if the model fits and with 4 if it does not.
     """
+    from msgspec import structs
+
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.config.routes import PREFIX

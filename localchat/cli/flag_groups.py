@@ -19,7 +19,7 @@ _GROUPS: Final = {
     ),
     "Answer": (
         *("as_json", "extract", "schema", "grammar", "regex", "max_tokens", "stop", "n"),
-        "require_complete",
+        *("require_complete", "loop_guard"),
     ),
     "Sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "option"),
     "Reasoning": ("think", "think_budget", "hide_reasoning"),

@@ -348,13 +348,12 @@ def _unfinished_error(
 ) -> LocalchatError:
     kinds = {"json_schema": "JSON", "json_object": "JSON"}
     kind = "code block" if options.grammar is None else kinds.get(options.grammar.kind, "text")
-    what = f"the {kind} was not complete"
     room, context = _limits(answer, engine)
+    advice = end_advice(end, room, context)
     if end.reason == "repetition":
-        sentence = end_sentence(end, room, context, what=kind)
-        return LocalchatError(f"{what}. {sentence}", hint=end_advice(end, room, context))
+        return LocalchatError(f"{end_sentence(end, room, context, what=kind)} {advice}")
     where = "when the context was full" if end.limit == "context" else f"after {room:,} tokens"
-    return LocalchatError(f"{what} {where}", hint=end_advice(end, room, context))
+    return LocalchatError(f"The {kind} was not complete {where}. {advice}")
 
 
 def _limits(answer: ReceivedAnswer, engine: Engine) -> tuple[int, int]:

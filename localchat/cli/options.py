@@ -282,6 +282,12 @@ _SWITCHES = (
         "Speculative decoding: draft tokens and verify them together. Default: on.",
     ),
     _Flag(
+        "loop_guard",
+        ("--loop-guard/--no-loop-guard",),
+        "",
+        "End answers that repeat themselves. Default: on.",
+    ),
+    _Flag(
         "attach",
         ("--attach/--no-attach",),
         "",

@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import structs
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import FiniteRange, complete_model, load_flags
@@ -212,6 +211,8 @@ def _source(
 
 def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     """An estimate from the planner of a load, of a model that can be pulled too. Raises LocalchatError."""
+    from msgspec import structs
+
     from localchat.backend_api.registry import usable_machine
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running

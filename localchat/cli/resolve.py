@@ -287,6 +287,7 @@ def request_for(
         grammar=grammar,
         logprobs=logprobs,
         speculation=settings.speculation,
+        loop_guard=settings.loop_guard,
         default_limit=True,
     )
 

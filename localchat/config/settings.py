@@ -48,6 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     window_only: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
+    loop_guard: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
     keep_alive: Annotated[int, Meta(ge=-1, le=_MOST)] = 300
     attach: bool = True
@@ -171,6 +172,7 @@ KEYS: Final[Mapping[str, Key]] = {
         reloads=True,
     ),
     "speculation": Key("--no-speculation", _YES_NO, "Speculative decoding."),
+    "loop_guard": Key("--no-loop-guard", _YES_NO, "End answers that repeat themselves."),
     "draft": Key(
         "--draft",
         "a name or a path",

@@ -89,6 +89,7 @@ class EmbeddingQueue:
                     hint="embed it in parts",
                     prompt_tokens=len(tokens),
                     context_tokens=self._context,
+                    embeds=True,
                 )
             read.append(tokens)
         return read

@@ -321,21 +321,19 @@ class EngineCore:
 
     def _add(self, request_state: RequestState) -> None:
         first, *others = request_state.sequences
-        can, seeded = self._runner.capabilities, request_state.seeded
-        wanted = request_state.request.speculation and (can.seeded_drafts or not seeded)
+        # A step with drafts is wider, which changes the bits of its rows.
+        wanted = request_state.request.speculation and not request_state.deterministic
         if self._speculation and wanted:
-            # With a seed, neither other requests nor the clock have a say in the drafts.
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             ngrams = NgramProposer(
                 request_state.tokens,
-                self._draft_planner.assumed_cost if seeded else self._step_costs,
-                () if seeded else earlier,
-                rewinds=can.rewind != "checkpoint",
-                fund=None if seeded else self._draft_fund,
-                measured=self._step_costs,
+                self._step_costs,
+                earlier,
+                rewinds=self._runner.capabilities.rewind != "checkpoint",
+                fund=self._draft_fund,
             )
             first.proposer = ngrams
-            if self._draft_model is not None and not seeded:
+            if self._draft_model is not None:
                 first.proposer = DraftProposer(
                     first.number,
                     request_state.tokens,

@@ -220,7 +220,9 @@ def speculation(request_state: RequestState) -> Speculation:
     if not proposers:
         if not request_state.request.speculation:
             return Speculation(off="not asked")
-        return Speculation(off="off with a seed" if request_state.seeded else "")
+        if request_state.seeded:
+            return Speculation(off="off with a seed")
+        return Speculation(off="off at temperature 0" if request_state.deterministic else "")
     return Speculation(
         drafted=sum(proposer.drafted for proposer in proposers),
         accepted=sum(proposer.accepted for proposer in proposers),

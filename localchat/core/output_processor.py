@@ -271,7 +271,10 @@ class OutputProcessor:
             self._event_sender.prompt_logprobs(request_state)
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int, ahead: int = 0) -> None:
-        update = self._kv_cache.commit(sequence.number, sequence.tokens, computed, earliest, ahead)
+        exact = min(sequence.exact, computed)
+        update = self._kv_cache.commit(
+            sequence.number, sequence.tokens, computed, earliest, ahead, exact
+        )
         if update.memory:
             self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed

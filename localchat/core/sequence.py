@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from localchat.backend_api.interface import Enter, SamplingParams
+from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
 from localchat.core.spec_decode.draft_proposer import Proposer
@@ -67,6 +68,10 @@ class Sequence:
     loaded_s: float = 0.0
     """When its prefix is expected to have been copied from host memory, by time.perf_counter()."""
     was_preempted: bool = False
+    exact_mode: bool = False
+    """Its steps have fixed shapes, and it reuses only KV with the bits of a fresh computation."""
+    exact: int = 0
+    """In exact mode, leading prompt tokens whose launched steps had those shapes."""
     state_lost: bool = False
     """A step without memory may have changed its state in part, or left its slot empty: all of it is computed
     again."""
@@ -161,7 +166,7 @@ class RequestState:
     sampling: SamplingParams
     max_tokens: int
     seeded: bool
-    """It came with a seed, so its text must come out the same again: nothing measured chooses its steps."""
+    """The request has a seed."""
     timer: RequestTimer
     limit: Limit = "context"
     """What `max_tokens` comes from."""
@@ -173,6 +178,8 @@ class RequestState:
     read_back: int = 0
     """Of the cached tokens those that the disk had."""
     read_s: float = 0.0
+    disk_exact: bool = False
+    """The KV read from disk has the bits of a fresh computation."""
     disk_missed: str = ""
     """Why the disk helped less than it could have."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -185,6 +192,11 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same request must give the same text: it has a seed or temperature 0."""
+        return self.seeded or self.sampling.temperature < GREEDY_BELOW
 
     @property
     def state_at(self) -> int:

@@ -11,6 +11,10 @@ _LOAD_WINDOW_S: Final = 60.0
 """Averaging window of the first load average."""
 _WAITING_SHARE: Final = 0.5
 """Share of the time with a waiting thread from which a run counts as disturbed. A run alone stays below 0.2."""
+BUSY_SHARE: Final = 0.15
+"""Share of the CPU that other programs use, from which a benchmark counts as disturbed."""
+_TICKS_PER_S: Final = 100
+"""Of /proc/stat."""
 _OTHER_THREADS: Final = 0.5
 """Runnable threads of other programs, beyond the idle cores, from which a run counts as disturbed."""
 
@@ -29,6 +33,45 @@ def cpu_was_contended(elapsed_s: float, threads: int, cores: int, root: Path = P
         return False
     others = load - threads * _seen(elapsed_s, _LOAD_WINDOW_S)
     return others > max(cores - threads, 0) + _OTHER_THREADS
+
+
+class CpuWatch:
+    """Measures how much of the CPU other programs use, from its creation on.
+
+    Counts this process and the children that it has waited for as its own.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._start = _busy_and_total_ticks(root)
+        self._own_start_s = _own_cpu_s()
+
+    def others_share(self) -> float:
+        """Share of all cores that other programs used; 0 where the system does not tell."""
+        end = _busy_and_total_ticks(self._root)
+        if self._start is None or end is None or end[1] <= self._start[1]:
+            return 0.0
+        total_s = (end[1] - self._start[1]) / _TICKS_PER_S
+        busy_s = (end[0] - self._start[0]) / _TICKS_PER_S
+        return max(busy_s - (_own_cpu_s() - self._own_start_s), 0.0) / total_s
+
+
+def _own_cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _busy_and_total_ticks(root: Path) -> tuple[int, int] | None:
+    """Ticks of all cores since boot; None without /proc/stat."""
+    try:
+        fields = (root / "proc/stat").read_text().partition("\n")[0].split()[1:9]
+        ticks = [int(field) for field in fields]
+    except (OSError, ValueError):
+        return None
+    if len(ticks) < 5:
+        return None
+    # The fourth and fifth are idle time and waiting for disks.
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def _seen(elapsed_s: float, window_s: float) -> float:

@@ -184,6 +184,11 @@ def _too_long(error: ContextExceeded, requested: int | None) -> ApiError:
     context = error.details.get("context_tokens") or 0
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
+    if error.details.get("embeds"):
+        # Clients recognize the first sentence.
+        sentence = f"This model's maximum context length is {context} tokens"
+        message = f"{sentence}. {_with_hint(error)}"
+        return ApiError(400, "context_length_exceeded", message, param="input")
     at_least = bool(error.details.get("at_least"))
     too_long = PromptTooLong(prompt, context, max(1, requested or 1), at_least=at_least)
     too_long.steps = error.steps

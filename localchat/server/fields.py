@@ -114,7 +114,8 @@ def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
 
 def header_value(names: tuple[str, ...]) -> bytes:
     """Return names as the value of a header."""
-    return ", ".join(_UNSAFE.sub("?", name[:_MAX_NAME]) for name in names).encode("ascii")
+    shown = (_UNSAFE.sub("?", name[:_MAX_NAME]) or "?" for name in names)
+    return ", ".join(shown).encode("ascii")
 
 
 def _check_neutral(path: str, value: object, neutral: tuple[object, ...]) -> None:

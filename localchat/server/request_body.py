@@ -51,7 +51,7 @@ async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
     with budget.reservation() as reservation:
         body = await _read_body(request, limits, reservation)
         value = decode(body, kind, limits)
-        note_ignored(request.scope, check_unknown_fields(_untyped(body), kind))
+        note_ignored(request.scope, check_unknown_fields(decode(body, object, limits), kind))
         return value
 
 
@@ -135,15 +135,6 @@ def decode(body: bytes, kind: type[T], limits: ServerLimits) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json") from error
-
-
-def _untyped(body: bytes) -> object:
-    """Decode a body that is known to be valid JSON."""
-    body = body.removeprefix(b"\xef\xbb\xbf")
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return msgspec.json.decode(_SURROGATES.sub(_replace_lone_surrogate, body))
 
 
 def _decode(body: bytes, kind: type[T]) -> T:

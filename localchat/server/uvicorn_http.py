@@ -70,11 +70,13 @@ class Connection(H11Protocol):
         if len(self.connections) > self.limits.connections:
             self.for_probes = self.app_state[PROBES_ONLY] = True
             header_s = min(header_s, _PROBE_HEADER_S)
-            self._drop_oldest_probe()
+            if not self._has_reserved_place():
+                self._answer(503, "server_error", "server_busy", "Too many connections are open.")
+                return
         self._header_timer = self.loop.call_later(header_s, self._on_headers_late)
 
-    def _drop_oldest_probe(self) -> None:
-        """Close the oldest reserved connection without a request, if all reserved ones are taken.
+    def _has_reserved_place(self) -> bool:
+        """Return True if a reserved place is free, or becomes free by closing a connection without a request.
 
         A client that holds connections open must not keep a supervisor from asking for the server's health.
         """
@@ -86,8 +88,11 @@ class Connection(H11Protocol):
             and connection is not self
         ]
         idle = [connection for connection in others if connection.cycle is None]
-        if len(others) >= self.limits.probe_connections and idle:
+        if len(others) < self.limits.probe_connections:
+            return True
+        if idle:
             min(idle, key=lambda connection: connection.opened_s).transport.abort()
+        return bool(idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()

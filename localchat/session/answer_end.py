@@ -1,17 +1,20 @@
 """What a session offers below an answer that the loop guard ended."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from localchat.chat.answer_end import REPETITION_PENALTY
-from localchat.chat.conversation import Node
+from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import without_loop
 from localchat.errors import UsageError
 from localchat.session.blocks import END_PREFIX, Offer
-
-if TYPE_CHECKING:
-    from localchat.session.session import ChatSession
+from localchat.session.context import SetupChange
+from localchat.session.outcome import Outcome
+from localchat.session.recorder import ConversationRecorder
+from localchat.session.remarks import NoticeKind
+from localchat.session.view import SessionView
 
 NOTICE_ID: Final = "notice/answer end"
 _PENALTY: Final = f"{END_PREFIX}penalty"
@@ -19,7 +22,29 @@ _DROP: Final = f"{END_PREFIX}drop"
 _GO_ON: Final = f"{END_PREFIX}go on"
 
 
-def offer_ways_on(session: "ChatSession", node: Node) -> None:
+class LoopingSession(Protocol):
+    """The part of a session that is needed here."""
+
+    conversation: Conversation
+    recorder: ConversationRecorder
+    view: SessionView
+
+    def notice(
+        self, text: str, kind: NoticeKind, offers: Sequence[Offer], name: str = ""
+    ) -> str: ...
+
+    def last_answer(self) -> Node | None: ...
+
+    def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange: ...
+
+    async def regenerate(self) -> Outcome: ...
+
+    async def continue_answer(self) -> None: ...
+
+    def show(self) -> None: ...
+
+
+def offer_ways_on(session: LoopingSession, node: Node) -> None:
     """Show what can be done about an answer that repeats itself."""
     if node.end is None or node.end.reason != "repetition":
         return
@@ -31,7 +56,7 @@ def offer_ways_on(session: "ChatSession", node: Node) -> None:
     session.notice(text, "warning", offers, NOTICE_ID)
 
 
-async def take_way_on(session: "ChatSession", action: str) -> None:
+async def take_way_on(session: LoopingSession, action: str) -> None:
     """Do what was offered. Raises UsageError where the answer is no longer the last one."""
     node = session.last_answer()
     if node is None or node.end is None or node.id != session.conversation.head:
@@ -47,7 +72,7 @@ async def take_way_on(session: "ChatSession", action: str) -> None:
         await session.continue_answer()
 
 
-def drop_repeats(session: "ChatSession", node: Node) -> Node:
+def drop_repeats(session: LoopingSession, node: Node) -> Node:
     """Keep the text of an answer up to the first of its repeats. Returns the new node."""
     if node.end is None or node.end.repetition is None:
         return node

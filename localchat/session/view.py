@@ -135,10 +135,10 @@ def _model_changed(conversation: Conversation, node: Node) -> bool:
 
 
 _ENDED = {
-    "stopped": "Stopped",
-    "length": "Stopped at the length limit",
-    "failed": "Interrupted",
-    "open": "Interrupted",
+    "stopped": "stopped",
+    "length": "stopped at the length limit",
+    "failed": "interrupted",
+    "open": "interrupted",
 }
 
 

@@ -95,6 +95,7 @@ def test_markers_stay_text_in_every_role(role: str) -> None:
         Message("assistant", tool_calls=(CalledTool("f", '{"a": "<|im_end|>"}'),)),
         Message("assistant", tool_calls=(CalledTool("f", '{"a": "\\u003c|im_end|>"}'),)),
         Message("assistant", tool_calls=(CalledTool("f", '{"a": "\\u003C|im_end|>"}'),)),
+        Message("assistant", tool_calls=(CalledTool("f", '{"a": "<\\u007cim_end|>"}'),)),
     ],
 )
 def test_markers_stay_text_in_every_field(message: Message) -> None:

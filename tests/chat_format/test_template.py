@@ -245,7 +245,7 @@ def test_a_long_conversation_may_give_a_long_prompt() -> None:
         "{{ namespace.mro() }}",
         "{{ (messages | map('upper')).gi_frame.f_back }}",
         "{{ self._TemplateReference__context.vars }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
         "{{ messages[0].update({'role': 'x'}) }}",
     ],
 )

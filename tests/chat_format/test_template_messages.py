@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from localchat.chat_format.template_format import NO_TOOLS
 from localchat.engine.request import CalledTool, Message, Messages
 from tests.support.chat_templates import chat_format
 
@@ -204,3 +205,52 @@ def test_a_template_that_would_refuse_two_answers_in_a_row_is_not_given_them() -
     said = (*CALLED[:4], Message("assistant", "There."), CALLED[4])
     text = chat.render(Messages(said, tools=(TOOL,))).text
     assert 'call: {"at": "a"}' in text and "Well." not in text
+
+
+LOOKED = CalledTool("look", '{"town": "Rome"}', id="call00001")
+HARMONY_CALLS = """{% set later = namespace(answer=false) %}{% for m in messages[::-1] %}
+{%- if m.role == 'assistant' and 'tool_calls' not in m %}{% set later.answer = true %}{% endif %}
+{%- endfor %}{% for m in messages %}{% if m.tool_calls %}
+{%- if m.content and m.thinking %}{{ raise_exception('one text') }}{% endif %}
+{%- if m.content or m.thinking %}{% if not later.answer %}
+analysis:{{ m.content or m.thinking }}{% endif %}{% endif %}
+{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}{% else %}
+{{ m.role }}:{{ m.content }}{% endif %}{% endfor %}"""
+
+
+def test_text_before_a_call_is_not_an_answer_of_its_own() -> None:
+    chat = chat_format(HARMONY_CALLS)
+    text = chat.render(
+        Messages(
+            (
+                Message("user", "Weather?"),
+                Message("assistant", "Let me look.", "Rome, so", (LOOKED,)),
+                Message("tool", "sunny", tool_call_id="call00001", name="look"),
+            )
+        )
+    ).text
+    assert "analysis:Rome, so\n\nLet me look." in text
+    assert "assistant:" not in text
+
+
+def test_a_template_may_queue_the_ids_of_calls_in_a_list() -> None:
+    chat = chat_format(
+        "{% set queue = namespace(ids=[]) %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{% set _ = queue.ids.append(c.function.name) %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% if m.role == 'tool' %} of {{ queue.ids.pop(0) }}{% endif %}{% endfor %}"
+    )
+    asked = Message("assistant", tool_calls=(LOOKED,))
+    result = Message("tool", "sunny", tool_call_id="call00001", name="look")
+    rendered = chat.render(Messages((Message("user", "hi"), asked, result)))
+    assert rendered.text == '[user]hi[assistant]{"town": "Rome"}[tool]sunny of look'
+
+
+def test_a_template_without_tools_is_reported_after_a_call_too() -> None:
+    chat = chat_format("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    asked = Message("assistant", tool_calls=(LOOKED,))
+    for history in ((), (asked, Message("tool", "sunny", name="look"))):
+        messages = (Message("user", "hi"), *history, Message("user", "look again"))
+        rendered = chat.render(Messages(messages, tools=(tool,)))
+        assert rendered.warnings == (NO_TOOLS,)

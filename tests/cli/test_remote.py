@@ -76,3 +76,18 @@ def test_an_unknown_remote_and_an_offline_one_are_refused(call: Call, settings: 
     found = call(app, "--remote", "box", "--offline", "hello", named=False)
     assert found.code == 2 and "offline" in found.err
     assert not app.options
+
+
+@pytest.mark.parametrize("variable", ["", "LOCALCHAT_REMOTE"])
+def test_run_with_a_remote_asks_for_no_local_model(
+    call: Call, settings: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    flags = ("--remote", "box")
+    if variable:
+        monkeypatch.setenv(variable, "box")
+        flags = ()
+    app = ScriptedApp(answer("hi"))
+    outcome = call(app, "run", *flags, stdin=b"hello", named=False)
+    assert (outcome.code, outcome.out) == (0, "hi\n"), outcome.err
+    remote = app.options[-1].remote
+    assert remote is not None and remote.url == "http://10.0.0.5:8000"

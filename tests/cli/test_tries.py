@@ -117,7 +117,7 @@ def test_a_judge_picks_among_the_tries(call: Call) -> None:
     unsure = Answers([_whole("a", "b"), _whole("hm")])
     code, out, err = call(unsure.app(), "--best-of", "2", "--judge", "hi")
     assert (code, out) == (0, "a\n")
-    assert "the first try is kept" in err
+    assert "the first try was kept" in err
 
 
 def test_a_critique_mends_the_faults_that_it_finds(call: Call) -> None:

@@ -9,9 +9,11 @@ from localchat.engine.request import GenerateRequest, Message, Messages, Samplin
 from localchat.errors import ContextExceeded, UsageError
 from tests.support.answers import Answer, ask, told_apart
 from tests.support.contract_engines import Open
+from tests.support.greedy import NEARLY_GREEDY
 
 CHAIN = "abcdefghijklmnopqrstuvwxyz 0123456789.,;:!?"
-GREEDY = Sampling(temperature=0)
+GREEDY = Sampling(temperature=NEARLY_GREEDY)
+EXACT = (Sampling(temperature=0), Sampling(temperature=1.0, top_p=1.0, min_p=0.0, seed=11))
 
 
 def request(text: str = CHAIN, tokens: int = 40, **fields: object) -> GenerateRequest:
@@ -45,11 +47,32 @@ def test_a_seed_gives_the_same_text_each_time(start: Open, temperature: float) -
     assert one.text == other.text
 
 
+@pytest.mark.parametrize("sampling", EXACT, ids=["greedy", "seeded"])
+def test_an_exact_request_gives_one_text_cold_warm_and_without_drafts(
+    start: Open, sampling: Sampling
+) -> None:
+    engine = start()
+    answers = [
+        ask(engine, request(CHAIN * 4, 60, sampling=sampling, speculation=on, logprobs=0))
+        for on in (True, True, False)
+    ]
+    for other in answers[1:]:
+        assert other.logprobs == answers[0].logprobs
+
+
+@pytest.mark.parametrize("sampling", EXACT, ids=["greedy", "seeded"])
+def test_an_exact_request_uses_no_kv_of_another_shape(start: Open, sampling: Sampling) -> None:
+    cold = ask(start(), request(CHAIN * 4, 40, sampling=sampling, logprobs=0))
+    engine = start()
+    ask(engine, request(CHAIN * 4, 40))
+    beside = ask(engine, request(CHAIN * 4, 40, sampling=sampling, logprobs=0))
+    assert beside.logprobs == cold.logprobs
+
+
 def test_drafts_change_a_text_only_at_a_near_tie(start: Open) -> None:
     engine = start()
-    greedy = Sampling(temperature=0, seed=11)
     drafted, plain = (
-        ask(engine, request(CHAIN * 3, 120, sampling=greedy, salt=salt, logprobs=2, speculation=on))
+        ask(engine, request(CHAIN * 3, 120, salt=salt, logprobs=2, speculation=on))
         for salt, on in (("a", True), ("b", False))
     )
     assert told_apart(plain, drafted) < 0.1

@@ -53,14 +53,11 @@ def prefill(bench: Bench, id_: int) -> Prefill:
     return found
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}])
-def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(
-    tmp_path: Path, sampling: dict[str, Any]
-) -> None:
-    tokens = kept(tmp_path, **sampling)
+def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(tmp_path: Path) -> None:
+    tokens = kept(tmp_path)
     following = [*tokens, *b" And then?"]
     bench = started(tmp_path)
-    id_ = bench.ask(request(following, owner="1", **sampling))
+    id_ = bench.ask(request(following, owner="1"))
     bench.run_until_idle()
     check_received(bench, id_, peaked)
     whole = (len(tokens) - 1) // 4 * 4

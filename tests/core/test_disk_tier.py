@@ -44,14 +44,13 @@ def read_back(bench: Bench, id_: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}])
 def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(
-    tmp_path: Path, kind: dict[str, Any], sampling: dict[str, Any]
+    tmp_path: Path, kind: dict[str, Any]
 ) -> None:
-    tokens = kept(tmp_path, kind, **sampling)
+    tokens = kept(tmp_path, kind)
     following = [*tokens, *b" And then?"]
     bench = restarted(tmp_path, kind)
-    id_ = bench.ask(request(following, owner="1", **sampling))
+    id_ = bench.ask(request(following, owner="1"))
     bench.run_until_idle()
     check_received(bench, id_, peaked)
     # The last sampled token was never computed.
@@ -62,6 +61,26 @@ def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(
     again = bench.ask(request(following, owner="1"))
     bench.run_until_idle()
     assert read_back(bench, again) == 0
+
+
+def test_with_a_seed_the_chunks_of_the_prompt_are_read_back_and_its_answer_is_not(
+    tmp_path: Path,
+) -> None:
+    sampling = {"temperature": 1.0, "seed": 5}
+    tokens = kept(tmp_path, KINDS[0], **sampling)
+    bench = restarted(tmp_path, KINDS[0])
+    id_ = bench.ask(request([*tokens, *b" And then?"], owner="1", **sampling))
+    bench.run_until_idle()
+    check_received(bench, id_, peaked)
+    assert read_back(bench, id_) == len(TEXT) // 64 * 64
+
+
+def test_kv_of_an_unseeded_request_is_not_read_back_with_a_seed(tmp_path: Path) -> None:
+    tokens = kept(tmp_path, KINDS[0])
+    bench = restarted(tmp_path, KINDS[0])
+    id_ = bench.ask(request([*tokens, *b" And then?"], owner="1", seed=5))
+    bench.run_until_idle()
+    assert bench.received[id_].done.usage.cached_tokens == 0
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])

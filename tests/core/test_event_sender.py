@@ -82,7 +82,9 @@ def test_waiting_events_are_sent_before_a_long_step(next_s: float) -> None:
         lambda sender_bench: sender_bench.token(102, 1.002, 0.001, ToolCall(0, 0, "id", "name")),
         lambda sender_bench: sender_bench.event_sender.queued(sender_bench.request_state, 3),
         lambda sender_bench: sender_bench.event_sender.prefill(sender_bench.request_state, 2),
-        lambda sender_bench: sender_bench.event_sender.finished(sender_bench.sequence, "stop", ""),
+        lambda sender_bench: sender_bench.event_sender.finished(
+            sender_bench.sequence.request_state, Finished(0, "stop")
+        ),
         lambda sender_bench: sender_bench.event_sender.done(
             sender_bench.request_state, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002
         ),

@@ -15,6 +15,7 @@ from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
 from localchat.errors import UsageError
 from tests.support.chat_templates import RENDER_PROCESS, reasoning_template
 from tests.support.engine_core_bench import Bench, Received, _Model, capabilities
+from tests.support.greedy import NEARLY_GREEDY
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})
@@ -59,7 +60,7 @@ def bench(family: ReasoningFamily, logits: Logits, *, opened: bool, **kind: Any)
 def asked(budget: int | None, **fields: Any) -> GenerateRequest:
     prompt = Messages((Message("user", "hi"),), think_budget=budget, **fields.pop("prompt", {}))
     fields.setdefault("max_tokens", 300)
-    return GenerateRequest(prompt, Sampling(temperature=0.0), **fields)
+    return GenerateRequest(prompt, Sampling(temperature=NEARLY_GREEDY), **fields)
 
 
 def thoughts(received: Received, choice: int = 0) -> str:

@@ -48,3 +48,19 @@ def test_without_any_source_no_run_is_contended(
 ) -> None:
     monkeypatch.setattr(contention, "_load_average", lambda: None)
     assert not contention.cpu_was_contended(60, 2, 2, tmp_path)
+
+
+def test_time_of_other_programs_is_measured_without_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proc").mkdir()
+    stat, own = tmp_path / "proc/stat", [5.0, 9.0]
+    monkeypatch.setattr(contention, "_own_cpu_s", lambda: own.pop(0))
+    stat.write_text("cpu 1000 0 0 5000 0 0 0 0 0 0\n")
+    watch = contention.CpuWatch(tmp_path)
+    stat.write_text("cpu 2000 0 0 6000 0 0 0 0 0 0\ncpu0 1 1\n")
+    assert watch.others_share() == pytest.approx((10 - 4) / 20)
+
+
+def test_a_system_without_counters_tells_nothing(tmp_path: Path) -> None:
+    assert contention.CpuWatch(tmp_path).others_share() == 0.0

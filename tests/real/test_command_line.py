@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.terminal_screen import Screen
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _PATIENCE_S = 120
@@ -16,18 +18,24 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def run(smollm2: Path, tmp_path: Path) -> Run:
-    """Run the program in an empty home with SmolLM2, 12 tokens at most, at temperature 0."""
-    environment = {
+def environment(smollm2: Path, tmp_path: Path) -> dict[str, str]:
+    """Environment of a program in an empty home: SmolLM2, 12 tokens at most, temperature 0."""
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("XDG_", "LOCALCHAT_"))
     }
-    environment |= {"HOME": str(tmp_path), "LOCALCHAT_MODEL": str(smollm2)}
-    environment |= {"LOCALCHAT_TEMPERATURE": "0", "LOCALCHAT_MAX_TOKENS": "12"}
-    environment |= {"LOCALCHAT_CONTEXT_LENGTH": "1024", "LOCALCHAT_ATTACH": "off"}
+    variables |= {"HOME": str(tmp_path), "LOCALCHAT_MODEL": str(smollm2)}
+    variables |= {"LOCALCHAT_TEMPERATURE": "0", "LOCALCHAT_MAX_TOKENS": "12"}
+    variables |= {"LOCALCHAT_CONTEXT_LENGTH": "1024", "LOCALCHAT_ATTACH": "false"}
     paths = (_ROOT, _ROOT / "backends", os.environ.get("PYTHONPATH", ""))
-    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
+    variables["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
+    return variables
+
+
+@pytest.fixture
+def run(environment: dict[str, str], tmp_path: Path) -> Run:
+    """Run the program with these arguments."""
 
     def run(
         *args: str, stdin: str = "", variables: Mapping[str, str] | None = None
@@ -92,10 +100,24 @@ def test_a_pattern_in_another_locale_is_kept(run: Run) -> None:
     assert (answer.returncode, answer.stdout) == (0, "é🦄 ok\n"), answer.stderr
 
 
-def test_line_mode_answers_each_line(run: Run) -> None:
-    answer = run("-i", "--max-tokens", "5", "Say hi.", stdin="")
-    assert answer.returncode in (0, 2), answer.stderr
-    assert "Traceback" not in answer.stderr
+def test_line_mode_keeps_the_conversation(
+    run: Run, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    screen = Screen(("-m", "localchat", "-i", "Say hi."), term="dumb")
+    try:
+        screen.wait_for("> ")
+        screen.press("And again.\n")
+        screen.wait_for("> ")
+        screen.press("\x04")
+        assert screen.finish()[0] == 0
+    finally:
+        screen.close()
+    listed = json.loads(run("history", "list", "--json").stdout)
+    assert [conversation["messages"] for conversation in listed] == [4]
 
 
 def test_a_refused_prompt_leaves_a_small_history(run: Run, tmp_path: Path) -> None:

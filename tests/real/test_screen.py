@@ -48,11 +48,11 @@ def test_a_conversation_is_asked_stopped_continued_and_branched(
     screen.ask("Write a long story about a river.")
     screen.until(lambda: "● writing" in screen.text)
     screen.type("\x1b")
-    screen.see("■ Stopped")
+    screen.see("■ stopped")
     screen.ask("/set max_tokens 12")
     screen.type("\x1b[18~")  # F7 continues
     screen.until(
-        lambda: "● ready" in screen.text and "■ Stopped at the length limit" in screen.text
+        lambda: "● ready" in screen.text and "■ stopped at the length limit" in screen.text
     )
 
     screen.type("\x1b[15~")  # F5 answers again

@@ -19,6 +19,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.errors import to_api_error
 from tests.support.http_server import Stage, Wire, ask, chat, serving, settled
 
 USER = [{"role": "user", "content": "hi"}]
@@ -411,3 +412,19 @@ def test_full_queue_is_refused_at_once() -> None:
         reply = chat(stage)
     assert (reply.status, reply.error["code"]) == (503, "server_busy")
     assert reply.headers["retry-after"] == "1"
+
+
+def test_a_text_too_long_to_embed_is_reported_without_a_completion() -> None:
+    refusal = ContextExceeded(
+        "text 2 has 700 tokens, and minilm reads 512 at once",
+        hint="embed it in parts",
+        prompt_tokens=700,
+        context_tokens=512,
+        embeds=True,
+    )
+    error = to_api_error(refusal)
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "input")
+    assert error.message == (
+        "This model's maximum context length is 512 tokens. Text 2 has 700 tokens, and minilm reads "
+        "512 at once. Embed it in parts."
+    )

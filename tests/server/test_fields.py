@@ -35,6 +35,12 @@ def test_unknown_field_is_named_in_a_header(stage: Stage, route: str) -> None:
     assert reply.headers[IGNORED] == "surprising"
 
 
+def test_stream_names_unknown_fields_too(stage: Stage) -> None:
+    assert chat(stage, stream=True, surprising=1).headers[IGNORED] == "surprising"
+    reply = post(stage, "/api/chat", stream=True, surprising=1)
+    assert reply.headers[IGNORED] == "surprising"
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_request_without_unknown_fields_has_no_header(stage: Stage, route: str) -> None:
     assert IGNORED not in post(stage, route).headers
@@ -102,9 +108,11 @@ def test_tools_that_run_elsewhere_are_named(stage: Stage) -> None:
 
 
 def test_names_cannot_inject_headers() -> None:
-    names = check_unknown_fields({"messages": [], "a\r\nb: c": 1, "ü": 2, "x" * 500: 3}, ChatBody)
+    names = check_unknown_fields(
+        {"messages": [], "a\r\nb: c": 1, "ü": 2, "": 4, "x" * 500: 3}, ChatBody
+    )
     value = header_value(names)
-    assert value.startswith(b"a??b??c, ?, xxx")
+    assert value.startswith(b"a??b??c, ?, ?, xxx")
     assert len(value) < 120
 
 
@@ -128,12 +136,14 @@ def test_ends_of_answers_reach_the_engine(stage: Stage, route: str) -> None:
         include_stop_str_in_output=True,
         bad_words=["no", ""],
         repeat_penalty=1.3,
+        typ_p=0.9,
     )
     assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
     last = stage.last
     assert (last.min_tokens, last.stop_tokens, last.keep_stop) == (30, (7, 8), True)
     assert last.bad_words == ("no",)
     assert last.sampling.repetition_penalty == 1.3
+    assert last.sampling.typical_p == 0.9
 
 
 def test_min_tokens_above_the_limit_is_rejected(stage: Stage) -> None:

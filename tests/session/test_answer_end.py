@@ -33,10 +33,10 @@ def answer(state: NodeState, done: Done = DONE) -> Node:
     ("state", "done", "words"),
     [
         ("whole", FULL, ""),
-        ("stopped", DONE, "Stopped"),
-        ("failed", DONE, "Interrupted"),
-        ("length", DONE, "Stopped at the length limit"),
-        ("length", FULL, "The context is full: the answer stops here"),
+        ("stopped", DONE, "stopped"),
+        ("failed", DONE, "interrupted"),
+        ("length", DONE, "stopped at the length limit"),
+        ("length", FULL, "the context is full: the answer stops here"),
     ],
 )
 def test_an_answer_says_why_it_is_not_complete(state: NodeState, done: Done, words: str) -> None:
@@ -49,8 +49,8 @@ def test_the_line_below_an_answer_has_no_drafts_and_no_cache() -> None:
 
 
 def test_the_end_stands_in_color_above_the_metrics() -> None:
-    block = AnswerBlock("a", "so it is", footer="TTFT 0.41 s", ended="Stopped")
+    block = AnswerBlock("a", "so it is", footer="TTFT 0.41 s", ended="stopped")
     *_, end, metrics = block_rows(block, 80, is_open=False).rows
-    assert "".join(piece.text for piece in end.pieces).strip() == "■ Stopped"
+    assert "".join(piece.text for piece in end.pieces).strip() == "■ stopped"
     assert end.pieces[-1].look.tint == "warning"
     assert "TTFT" in "".join(piece.text for piece in metrics.pieces)

@@ -53,6 +53,7 @@ from localchat.errors import LocalchatError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+from tests.support.greedy import NEARLY_GREEDY
 
 MAX_STEPS = 6000
 
@@ -284,9 +285,11 @@ def request(prompt: str | Iterable[int], **changes: Any) -> GenerateRequest:
     tokens = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
     fields = set(Sampling.__struct_fields__)
     sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
-    sampling.setdefault("temperature", 0.0)
+    sampling.setdefault("temperature", NEARLY_GREEDY)
     changes.setdefault("max_tokens", 20)
-    return GenerateRequest(prompt=TokenIds(tokens), sampling=Sampling(**sampling), **changes)
+    return GenerateRequest(
+        prompt=TokenIds(tokens), loop_guard=False, sampling=Sampling(**sampling), **changes
+    )
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ class Rules:
         self._said = 0
         self._matcher = LLMatcher(LEXICON, grammar_spec(asked.grammar).source, log_level=0)
         self._ignore_eos = asked.ignore_eos
+        self.shortened = False
 
     def mask(self) -> bytes:
         bits = np.unpackbits(
@@ -326,7 +330,11 @@ class Rules:
         if not self._schedule.closing and self._said >= self._schedule.check_at:
             left = self._room - self._said
             self._schedule = ENDINGS.check(self._matcher, self._said, left)
-        return ENDINGS.closing_tokens(words) if self._schedule.closing else words
+        if not self._schedule.closing:
+            return words
+        closing = ENDINGS.closing_tokens(words)
+        self.shortened |= ENDINGS.narrows(words, closing)
+        return closing
 
     def take(self, token: int) -> bool:
         """Whether nothing can follow."""
@@ -350,7 +358,7 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
         tokens.append(token)
         said = tuple(tokens[prompt:])
         if token == EOS and not asked.ignore_eos:
-            return Said(said, raw.decode("utf-8", "replace"), "stop")
+            return Said(said, raw.decode("utf-8", "replace"), _end(rules))
         raw += vocabulary.piece(token)
         text = _whole(raw)
         ends = [
@@ -360,13 +368,17 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
             end, length, stop = min(ends)
             return Said(said, text[: end + length], "stop", stop)
         if rules is not None and rules.take(token):
-            return Said(said, raw.decode("utf-8", "replace"), "stop")
+            return Said(said, raw.decode("utf-8", "replace"), _end(rules))
     text = raw.decode("utf-8", "replace")
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in asked.stop if stop in text]
     if ends:
         end, length, _ = min(ends)
         text = text[: end + length]
     return Said(tuple(tokens[prompt:]), text, "length")
+
+
+def _end(rules: Rules | None) -> str:
+    return "length" if rules is not None and rules.shortened else "stop"
 
 
 def _whole(raw: bytes) -> str:

@@ -12,6 +12,7 @@ from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Done, Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from tests.support.greedy import NEARLY_GREEDY
 from tests.support.llamacpp_models import VOCAB
 
 MOST_STEPS = 20_000
@@ -126,6 +127,8 @@ def request(prompt: Iterable[int], **changes: Any) -> GenerateRequest:
     """Token ids in, greedy unless a temperature is given; its tokens come as log probabilities."""
     fields = set(Sampling.__struct_fields__)
     sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
-    sampling.setdefault("temperature", 0.0)
+    sampling.setdefault("temperature", NEARLY_GREEDY)
     chosen = {"max_tokens": 40, "logprobs": 0, **changes}
-    return GenerateRequest(TokenIds(tuple(prompt)), sampling=Sampling(**sampling), **chosen)
+    return GenerateRequest(
+        TokenIds(tuple(prompt)), loop_guard=False, sampling=Sampling(**sampling), **chosen
+    )

@@ -52,7 +52,7 @@ _HAS_FRAMES = b"\x1b[?%d;2$y" % _FRAMES
 _ASKS_FOR_BACKGROUND = b"\x1b]11;?\x1b\\"
 _AFTER_AN_ANSWER = re.compile(
     r"\n +(?:TTFT |first word |interrupted|reading your prompt|waiting for the model|loading the model|"
-    r"warming up the model|[●▲✕] )"
+    r"warming up the model|[●▲✕■] )"
 )
 """Its figures, how it ended, a notice, or the progress of the prompt before it."""
 _COMPOSER = "\n ╭"

@@ -30,6 +30,7 @@ from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from tests.support.greedy import NEARLY_GREEDY
 
 
 class Machine(NamedTuple):
@@ -210,7 +211,7 @@ class TimedCore:
         due = deque[tuple[float, int, GenerateRequest, list[int]]]()
         for number, (prompt, answer) in enumerate(texts):
             request = GenerateRequest(
-                TokenIds(tuple(prompt)), Sampling(temperature=0.0, seed=seed), max_tokens=len(answer),
+                TokenIds(tuple(prompt)), Sampling(temperature=NEARLY_GREEDY, seed=seed), max_tokens=len(answer),
                 ignore_eos=True, salt=str(self._next_id),
             )  # fmt: skip
             due.append((began_s + number * apart_s, self._next_id, request, [*prompt, *answer]))

@@ -31,6 +31,7 @@ from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
+from tests.support.greedy import NEARLY_GREEDY
 from tests.support.tiny_models import CPU, VOCABULARY, spoil
 
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
@@ -278,6 +279,8 @@ def request(prompt: Iterable[int], **changes: Any) -> GenerateRequest:
     """Token ids in, greedy unless a temperature is given, with log probabilities."""
     fields = set(Sampling.__struct_fields__)
     sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
-    sampling.setdefault("temperature", 0.0)
+    sampling.setdefault("temperature", NEARLY_GREEDY)
     chosen = {"max_tokens": 24, "logprobs": 2, "speculation": False, **changes}
-    return GenerateRequest(TokenIds(tuple(prompt)), sampling=Sampling(**sampling), **chosen)
+    return GenerateRequest(
+        TokenIds(tuple(prompt)), loop_guard=False, sampling=Sampling(**sampling), **chosen
+    )

@@ -142,7 +142,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     again = start("-c", "--technical-metrics", width=140)
     again.until(lambda: _FOOTER.search(again.text))
     assert next(_FOOTER.finditer(again.text)).groups("0") == figures_of(answers[1])[:2]
-    again.see("Stopped")
+    again.see("stopped")
     again.ask("hello again")
     again.until(lambda: len(kept(tmp_path).path()) == 6 and "● ready" in again.text)
     again.type("\x03")

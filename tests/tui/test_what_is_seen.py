@@ -153,7 +153,7 @@ def test_the_keys_of_the_first_screen_stay_when_the_models_come(tmp_path: Path) 
         stage.first_run = FIRST
         await app._greet()
         assert {n: welcome.offers[n] for n in before} == before
-        assert "Alt+4  fast: qwen2.5:0.5b · 398 MB" in str(welcome.render())
+        assert "Alt+4  qwen2.5:0.5b · quick answers" in str(welcome.render())
         assert "F3     choose a model" in str(welcome.render())
 
     play(stage, what)
@@ -219,7 +219,7 @@ def test_a_failed_first_download_leaves_the_models_where_they_are(tmp_path: Path
         problem = NetworkError("the hub cannot be reached")
         app.chat.commands._pull_failed("qwen2.5:0.5b", problem)
         await until(pilot, lambda: app.chat.transcript.display)
-        assert "Alt+4  fast: qwen2.5:0.5b" in str(welcome.render())
+        assert "Alt+4  qwen2.5:0.5b" in str(welcome.render())
         assert "Alt+8  resume download" in visible(app)
         assert "Alt+8 resume download" in footer(app)
 

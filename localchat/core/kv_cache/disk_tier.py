@@ -14,6 +14,7 @@ import numpy as np
 
 from localchat.backend_api.interface import MemoryOp, Runner, StateRange
 from localchat.backend_api.kv_transfer import ExportingRunner
+from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager, UnstoredText
 from localchat.core.sequence import RequestState
 from localchat.kv_store.store import KVStore, ReadBack
@@ -28,6 +29,8 @@ _RANGE_TOKENS, _MOST_RANGE_TOKENS = 256, 4096
 _MOST_PENDING_BYTES = 128_000_000
 """RAM for what waits to be written."""
 DAMAGED = "what the disk kept of it was damaged or is gone"
+_EXACT = "\0exact"
+"""Marks the salt of texts whose KV has the bits of a fresh computation."""
 NO_ROOM = "what the disk keeps of it is larger than the RAM for idle conversations (--cache-ram)"
 
 
@@ -65,6 +68,7 @@ class DiskTier:
         self._kv_cache = kv_cache
         self._whole = can.exports == "whole"
         self._bytes_per_token = max(1, can.bytes_per_token)
+        self._exact_chunk = exact_chunk_tokens(can)
         self._range_tokens = range_tokens or _range_tokens(self._bytes_per_token)
         self._min_tokens = min_tokens
         self._min_read_tokens = min_read_tokens
@@ -82,10 +86,16 @@ class DiskTier:
             return None
         ids = np.asarray(request_state.tokens, np.int32)[:-1]
         usable = self._kv_cache.can_truncate if self._whole else None
-        match = self._namespace.find(request.salt, ids, usable)
+        salts = [request.salt + _EXACT]
+        if not request_state.deterministic:
+            salts.append(request.salt)
+        matches = [self._namespace.find(salt, ids, usable) for salt in salts]
+        match = max(matches, key=lambda one: one.tokens)
+        request_state.disk_exact = match is matches[0]
         if match.tokens < self._min_read_tokens:
             return None
-        cached = self._kv_cache.find_prefix(request_state.tokens, request.salt).cached
+        chunk = self._exact_chunk if request_state.deterministic else 0
+        cached = self._kv_cache.find_prefix(request_state.tokens, request.salt, chunk).cached
         return match if match.tokens >= cached + self._min_read_tokens else None
 
     def read(
@@ -118,7 +128,8 @@ class DiskTier:
             for entry, payload in zip(entries, read.back.payloads, strict=True)
         )
         salt, earliest = request_state.request.salt, entries[-1].earliest
-        ops = self._kv_cache.adopt(ids, salt, earliest, ranges).memory
+        exact = len(ids) if request_state.disk_exact else 0
+        ops = self._kv_cache.adopt(ids, salt, earliest, ranges, exact).memory
         if not ops:
             request_state.disk_missed = NO_ROOM
             return ()
@@ -155,8 +166,13 @@ class DiskTier:
         return any(map(self._store_range, self._kv_cache.unstored()))
 
     def _store_range(self, text: UnstoredText) -> bool:
-        length = len(text.ids)
-        start, parent = self._namespace.covered(text.salt, text.ids)
+        salt = text.salt
+        ids = text.ids
+        if self._stores_exact(text):
+            salt += _EXACT
+            ids = ids[: text.exact]
+        length = len(ids)
+        start, parent = self._namespace.covered(salt, ids)
         if length < self._min_tokens or start >= length:
             if start >= length:
                 self._namespace.own(text.owner, parent)
@@ -164,16 +180,16 @@ class DiskTier:
             return False
         end = min(start - start % self._range_tokens + self._range_tokens, length)
         if self._whole:
-            start, end, parent = 0, length, self._namespace.root(text.salt)
+            start, end, parent = 0, length, self._namespace.root(salt)
         payload = self._export(text, start, end)
         if payload is None:
             text.mark_stored()
             return False
-        older = self._namespace.whole_prefixes(text.salt, text.ids) if self._whole else ()
+        older = self._namespace.whole_prefixes(salt, ids) if self._whole else ()
         key = self._namespace.put(
             parent,
             start,
-            text.ids[start:end],
+            ids[start:end],
             [payload],
             owner=text.owner,
             earliest=text.earliest if self._whole else 0,
@@ -186,6 +202,13 @@ class DiskTier:
         else:
             self._handed.add(key)
         return True
+
+    def _stores_exact(self, text: UnstoredText) -> bool:
+        """Return whether to store the exact tokens of a text, without the answer behind them."""
+        length = len(text.ids)
+        if text.exact < max(self._min_tokens, length // 2):
+            return False
+        return not self._whole or text.exact == length
 
     def _export(self, text: UnstoredText, start: int, end: int) -> memoryview | None:
         if text.slot is not None:

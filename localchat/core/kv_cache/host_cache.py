@@ -24,7 +24,10 @@ TOO_LARGE = "dropped for another conversation, because it is larger than the RAM
 class SavedState:
     """One saved state."""
 
-    __slots__ = ("disposable", "earliest", "key", "last_use", "owner", "prefix", "salt", "stored")
+    __slots__ = (
+        *("disposable", "earliest", "exact", "key", "last_use", "owner"),
+        *("prefix", "salt", "stored"),
+    )
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class SavedState:
         last_use: int,
         owner: str,
         stored: bool,
+        exact: int,
     ) -> None:
         self.key = key
         self.salt = salt
@@ -48,6 +52,8 @@ class SavedState:
         self.last_use = last_use
         self.owner = owner
         """Conversation for which it may go to the disk; empty: it may not."""
+        self.exact = exact
+        """Leading tokens whose KV has the bits of a fresh computation."""
         self.stored = stored
         """There is nothing of it that has to go to the disk."""
 
@@ -130,21 +136,35 @@ class HostCache:
         pinned: SavedState | None,
         owner: str = "",
         stored: bool = True,
+        exact: int = 0,
     ) -> list[MemoryOp]:
         """Save a slot's state, unless a saved one serves as well; what does not fit is lost.
 
         `pinned` is not evicted for it.
         """
         return self._keep(
-            lambda key: Save(slot, key), salt, prefix, earliest, disposable, pinned, owner, stored
+            lambda key: Save(slot, key),
+            salt,
+            prefix,
+            earliest,
+            disposable,
+            pinned,
+            owner,
+            stored,
+            exact,
         )
 
     def adopt(
-        self, ranges: tuple[StateRange, ...], salt: str, prefix: TokenPrefix, earliest: int
+        self,
+        ranges: tuple[StateRange, ...],
+        salt: str,
+        prefix: TokenPrefix,
+        earliest: int,
+        exact: int = 0,
     ) -> list[MemoryOp]:
         """Save a state that was read from the disk."""
         return self._keep(
-            lambda key: Import(key, ranges), salt, prefix, earliest, False, None, "", True
+            lambda key: Import(key, ranges), salt, prefix, earliest, False, None, "", True, exact
         )
 
     def _keep(
@@ -157,18 +177,22 @@ class HostCache:
         pinned: SavedState | None,
         owner: str,
         stored: bool,
+        exact: int,
     ) -> list[MemoryOp]:
         """Keep what `operation` puts under its key."""
         ids = prefix.ids
         for saved in map(self._state, islice(self._index.extensions(salt, ids), _NEIGHBOURS)):
-            if self._serves(len(saved.prefix), saved.earliest, len(prefix)):
+            serves = self._serves(len(saved.prefix), saved.earliest, len(prefix))
+            if serves and saved.exact >= exact:
                 if not disposable:
                     self.touch(saved)
                 return []
         older = [
             saved
             for saved in map(self._state, self._index.prefixes(salt, ids))
-            if saved is not pinned and self._serves(len(prefix), earliest, len(saved.prefix))
+            if saved is not pinned
+            and exact >= saved.exact
+            and self._serves(len(prefix), earliest, len(saved.prefix))
         ]
         size = self._size_bytes(len(prefix))
         kept = prefix.head(len(prefix))
@@ -183,7 +207,7 @@ class HostCache:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
         key = self.next_key()
         used = self._next_use()
-        saved = SavedState(key, salt, kept, earliest, disposable, used, owner, stored)
+        saved = SavedState(key, salt, kept, earliest, disposable, used, owner, stored, exact)
         (self._disposable if disposable else self._kept)[key] = saved
         self._index.add(salt, kept.ids, key)
         self._bytes += size

@@ -13,7 +13,22 @@ own, with `CacheUpdate.new_window_blocks`.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from localchat.backend_api.interface import MemoryOp
+from localchat.backend_api.interface import Capabilities, MemoryOp
+
+_SLOW_STEP_S = 0.25
+_EXACT_CHUNK_SLOW = 64
+_EXACT_CHUNK_FAST = 512
+
+
+def exact_chunk_tokens(capabilities: Capabilities) -> int:
+    """Return the tokens of a prompt chunk whose shape is the same cold and warm.
+
+    Kernels choose tiles and tails by the number of rows, so a row has the same bits again only in
+    a chunk of the same shape. Wider chunks cost a GPU less, and recompute more of a cached prompt.
+    """
+    slow = capabilities.step_target_s >= _SLOW_STEP_S
+    chunk = _EXACT_CHUNK_SLOW if slow else _EXACT_CHUNK_FAST
+    return min(chunk, capabilities.max_step_tokens)
 
 
 class PrefixHit(NamedTuple):
@@ -59,8 +74,12 @@ class KVUsage(NamedTuple):
 class KVCacheManager(Protocol):
     """The KV cache of one loaded model. Used by a single thread."""
 
-    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
-        """Find the longest usable prefix under this salt. Changes nothing."""
+    def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
+        """Find the longest usable prefix under this salt. Changes nothing.
+
+        `exact_chunk`: if not 0, use only KV with the bits of a fresh computation, and end the
+        prefix at a multiple of this many tokens.
+        """
         ...
 
     def allocate(
@@ -82,7 +101,13 @@ class KVCacheManager(Protocol):
         ...
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        computed: int,
+        earliest: int = 0,
+        ahead: int = 0,
+        exact: int = 0,
     ) -> CacheUpdate:
         """Record after a step that the first `computed` of `tokens` are valid; never fewer than before.
 
@@ -90,6 +115,7 @@ class KVCacheManager(Protocol):
         so the cost follows the step, not the length. Full blocks become findable; rejected drafts are
         truncated (slots) or will be overwritten (blocks, whose room stays). `earliest`: lowest position that
         the slot still holds. `ahead`: tokens of this sequence in steps that were launched behind this one.
+        `exact`: number of leading tokens known to have the bits of a fresh computation.
         """
         ...
 

@@ -18,7 +18,8 @@ import heapq
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
+from math import lcm
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, LoadBlock, MemoryOp, SaveBlock
@@ -31,37 +32,10 @@ from localchat.core.kv_cache.prefix_tree import (
     TokenArray,
     path_to,
 )
+from localchat.core.kv_cache.sequence_blocks import SequenceBlocks
 
 _SAVES_PER_PLAN = 16
 """More would hold up a load that comes behind them: 16 blocks of a 7B model take 1 ms."""
-
-
-class _SequenceBlocks:
-    """Blocks of a running sequence."""
-
-    __slots__ = ("committed", "noted", "owner", "salt", "slot", "table", "tail", "tip")
-
-    def __init__(
-        self,
-        slot: int,
-        salt: str,
-        table: list[int],
-        committed: int,
-        tip: PrefixNode | None,
-        owner: str = "",
-    ) -> None:
-        self.slot = slot
-        self.salt = salt
-        self.table = table
-        self.committed = committed
-        self.tip = tip
-        """Its last published full node; None once its tokens can no longer be published (digest collision)."""
-        self.tail: PrefixNode | None = None
-        """Its partly filled node."""
-        self.owner = owner
-        """Conversation for which its blocks may go to the disk; empty: they may not."""
-        self.noted: PrefixNode | None = None
-        """The last node that was noted for the disk."""
 
 
 class PagedPrefix(NamedTuple):
@@ -85,7 +59,7 @@ class PagedKVCacheManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._node_of: dict[int, PrefixNode] = {}
         self._tree = PrefixTree(block_tokens, identity)
-        self._sequences: dict[int, _SequenceBlocks] = {}
+        self._sequences: dict[int, SequenceBlocks] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
         self._host = HostBlocks(host_blocks)
@@ -110,9 +84,14 @@ class PagedKVCacheManager:
 
     # ------------------------------------------------------------------------ the prefix
 
-    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+    def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         limit = len(tokens) - 1
         walk = self._tree.match(array("i", tokens), limit, salt)
+        if exact_chunk:
+            exact = sum(1 for _ in takewhile(lambda node: node.exact, walk.nodes))
+            chunk = lcm(exact_chunk, self._block_tokens)
+            limit = exact * self._block_tokens // chunk * chunk
+            walk = self._tree.match(array("i", tokens), limit, salt)
         cached = len(walk.nodes) * self._block_tokens + walk.shared
         why = "" if cached >= limit else self._miss_reason(walk, cached)
         swapped = sum(not node.blocks for node in walk.nodes) * self._block_tokens
@@ -150,7 +129,7 @@ class PagedKVCacheManager:
         last = self._last_block(partial, shared, reuse)
         root = self._tree.acquire_root(salt)
         table = [*held, *loaded, last]
-        sequence = _SequenceBlocks(
+        sequence = SequenceBlocks(
             heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root, owner
         )
         self._sequences[seq] = sequence
@@ -214,7 +193,7 @@ class PagedKVCacheManager:
         self._memory.append(Copy(source, block, shared))
         return block
 
-    def _begin_tail(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
+    def _begin_tail(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
         if sequence.tip is not None:
             block = sequence.table[sequence.tip.end // self._block_tokens]
             sequence.tail = self._node_of[block] = self._tree.add_partial(
@@ -366,6 +345,7 @@ class PagedKVCacheManager:
                 self._unsaved.pop(following, None)
                 self._swapped += not following.blocks
                 following.kept = True
+                following.exact = False
                 self._host.put(following, number)
             added += [following] if following is not None else []
             node = following
@@ -429,13 +409,20 @@ class PagedKVCacheManager:
         return CacheUpdate(self._take_memory(), new)
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        computed: int,
+        earliest: int = 0,
+        ahead: int = 0,
+        exact: int = 0,
     ) -> CacheUpdate:
         sequence = self._sequences[seq]
         assert sequence.committed <= computed <= len(sequence.table) * self._block_tokens, (
             f"sequence {seq}: {computed} tokens computed, {sequence.committed} were before"
         )
         before = sequence.committed
+        sequence.exact = max(sequence.exact, exact)
         while sequence.committed < computed:
             end = min(computed, (sequence.committed // self._block_tokens + 1) * self._block_tokens)
             self._publish(sequence, array("i", tokens[sequence.committed : end]))
@@ -446,7 +433,7 @@ class PagedKVCacheManager:
             self._note_unstored(sequence)
         return CacheUpdate()
 
-    def _note_unstored(self, sequence: _SequenceBlocks) -> None:
+    def _note_unstored(self, sequence: SequenceBlocks) -> None:
         """Note what a sequence has for the disk."""
         tip, owner, noted = sequence.tip, sequence.owner, sequence.noted
         if not (self.stored_from and owner and tip) or tip.end < self.stored_from or tip is noted:
@@ -455,7 +442,7 @@ class PagedKVCacheManager:
         self.unstored.setdefault((tip, owner), done)
         sequence.noted = tip
 
-    def _publish(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
+    def _publish(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
         """Make more computed tokens of one block findable."""
         if sequence.tip is None:
             return
@@ -468,6 +455,7 @@ class PagedKVCacheManager:
         if len(tail.tokens) < self._block_tokens:
             return
         block = tail.blocks[0]
+        exact = sequence.exact >= tail.end
         sequence.tip = self._tree.complete(tail)
         sequence.tail = None
         if sequence.tip is None:
@@ -476,6 +464,10 @@ class PagedKVCacheManager:
             self._node_of[block] = sequence.tip
             self._swapped -= len(sequence.tip.blocks) == 1
             self._free_cached_copies(sequence.tip)
+            only = len(sequence.tip.blocks) == 1 and sequence.tip.host < 0
+            sequence.tip.exact = exact and (only or sequence.tip.exact)
+        else:
+            tail.exact = exact
         if self._host.exist and sequence.tip is not None and sequence.tip.host < 0:
             self._unsaved[sequence.tip] = None
 
@@ -503,7 +495,7 @@ class PagedKVCacheManager:
         for shared in table[:-1]:
             self._hold(shared)
         self._tree.acquire_root(sequence.salt)
-        other = _SequenceBlocks(
+        other = SequenceBlocks(
             heapq.heappop(self._slots), sequence.salt, table, sequence.committed, sequence.tip
         )
         self._sequences[child] = other

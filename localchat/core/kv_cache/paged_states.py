@@ -76,7 +76,11 @@ class HybridKVCacheManager:
 
     # ------------------------------------------------------------------------ the prefix
 
-    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+    def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
+        if exact_chunk:
+            # States are saved within chunks, so a state never has the bits of a fresh computation.
+            none = self._pages.find_prefix(tokens[:1], salt)
+            return PrefixHit(0, _NO_STATE, _HybridPrefix(none, -1))
         whole = self._pages.find_prefix(tokens, salt)
         ids = np.asarray(tokens[: whole.cached], np.int32)
         for key in self._index.prefixes(salt, ids):
@@ -119,7 +123,13 @@ class HybridKVCacheManager:
         return update
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        computed: int,
+        earliest: int = 0,
+        ahead: int = 0,
+        exact: int = 0,
     ) -> CacheUpdate:
         state = self._running[seq]
         prefix, held = state.prefix, state.held

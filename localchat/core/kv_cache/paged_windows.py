@@ -76,9 +76,11 @@ class WindowedKVCacheManager:
 
     # ------------------------------------------------------------------------ the prefix
 
-    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
-        found = self._others.find_prefix(tokens, salt)
+    def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
+        found = self._others.find_prefix(tokens, salt, exact_chunk)
         length, why = self._usable(_walk(found)), found.why_missed
+        if exact_chunk:
+            length -= length % exact_chunk
         if length < found.cached:
             found, why = self._others.find_prefix(tokens[: length + 1], salt), _NO_WINDOW
             assert found.cached == length
@@ -159,9 +161,15 @@ class WindowedKVCacheManager:
         return update._replace(new_window_blocks=new)
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        computed: int,
+        earliest: int = 0,
+        ahead: int = 0,
+        exact: int = 0,
     ) -> CacheUpdate:
-        update = self._others.commit(seq, tokens, computed, earliest, ahead)
+        update = self._others.commit(seq, tokens, computed, earliest, ahead, exact)
         window = self._running[seq]
         window.committed = computed
         self._publish(seq, window)

@@ -32,7 +32,7 @@ class PrefixNode:
     """One block of tokens."""
 
     __slots__ = (
-        *("blocks", "children", "digest", "end", "kept", "parent", "tokens", "users"),
+        *("blocks", "children", "digest", "end", "exact", "kept", "parent", "tokens", "users"),
         *("host", "host_children", "last_use"),
     )
 
@@ -45,6 +45,8 @@ class PrefixNode:
         self.end: int = (parent.end if parent else 0) + len(tokens)
         self.blocks: list[int] = []
         self.children: dict[int, list[PrefixNode]] = {}
+        self.exact = False
+        """All its copies have the bits of a fresh computation."""
         self.kept = False
         """A sequence released it with `keep`."""
         self.users = 0

@@ -40,7 +40,7 @@ class _SlotEntry:
     """Tokens computed in a slot; the slot may hold more cells (room)."""
 
     __slots__ = (
-        *("disposable", "earliest", "held", "owner"),
+        *("compact", "disposable", "earliest", "exact", "held", "owner"),
         *("prefix", "salt", "seen", "slot", "stored"),
     )
 
@@ -54,6 +54,10 @@ class _SlotEntry:
         """Lowest position held, as measured in step `seen`."""
         self.seen = 0
         self.disposable = disposable
+        self.exact = 0
+        """Leading tokens whose KV has the bits of a fresh computation."""
+        self.compact = False
+        """The slot was filled while the cache was empty, so its cells begin at the first one."""
         self.owner = ""
         self.stored = False
         """See SavedState."""
@@ -71,6 +75,8 @@ class UnstoredText(NamedTuple):
     salt: str
     owner: str
     earliest: int
+    exact: int
+    """Leading tokens whose KV has the bits of a fresh computation."""
     holder: "_SlotEntry | SavedState"
 
     @property
@@ -151,7 +157,7 @@ class SlotKVCacheManager:
 
     # ------------------------------------------------------------------------ the prefix
 
-    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+    def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         self._committing = False
         ids = np.asarray(tokens, np.int32)[:-1]
         best, source = 0, None
@@ -159,6 +165,8 @@ class SlotKVCacheManager:
         differs = False
         for found in self._candidates(ids, salt):
             shared = found.prefix.common_length(ids)
+            if exact_chunk:
+                shared = min(shared, found.exact) // exact_chunk * exact_chunk
             why = self._unusable_reason(found, shared)
             if why is None and shared > best:
                 best, source, differs = shared, found, False
@@ -236,6 +244,7 @@ class SlotKVCacheManager:
                     ops += self._swap_out(idle, None)
                 ops += self._truncate(idle, cached)
                 idle.prefix = idle.prefix.head(cached)
+                idle.exact = min(idle.exact, cached)
             idle.disposable = False
         else:
             if idle is not None:
@@ -246,6 +255,8 @@ class SlotKVCacheManager:
                 earliest = self._guaranteed_from(cached, self._earliest(found))
             entry = _SlotEntry(heapq.heappop(self._slots), salt, prefix, earliest)
             entry.seen = self._steps
+            entry.exact = min(found.exact, cached) if found else 0
+            entry.compact = not self._running
             ops += self._load_prefix(entry.slot, found, cached)
         self._cells.extend(entry.slot, 1)
         entry.owner, entry.stored = owner, False
@@ -291,7 +302,13 @@ class SlotKVCacheManager:
         return _NOTHING
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        computed: int,
+        earliest: int = 0,
+        ahead: int = 0,
+        exact: int = 0,
     ) -> CacheUpdate:
         entry = self._running[seq]
         before = len(entry.prefix)
@@ -306,6 +323,7 @@ class SlotKVCacheManager:
             self._committing = True
             self._steps += 1
         entry.prefix.append(tokens[before:computed])
+        entry.exact = max(entry.exact, exact)
         entry.earliest, entry.seen = earliest, self._steps
         if self._cells.used_by(entry.slot) == computed + ahead:
             return CacheUpdate(held) if held else _NOTHING
@@ -314,6 +332,7 @@ class SlotKVCacheManager:
         ):
             self._cells.truncate(entry.slot, 0)
             entry.prefix, entry.earliest = TokenPrefix(np.empty(0, np.int32)), 0
+            entry.exact = 0
             return CacheUpdate((Drop(entry.slot),), kept=0)
         return CacheUpdate(tuple(self._truncate(entry, computed + ahead)))
 
@@ -390,6 +409,7 @@ class SlotKVCacheManager:
         earliest = self._guaranteed_from(committed, entry.earliest)
         self._running[child] = _SlotEntry(slot, entry.salt, prefix, earliest, disposable=True)
         self._running[child].seen = entry.seen
+        self._running[child].exact = min(entry.exact, committed)
         self._version += 1
         return CacheUpdate(ops)
 
@@ -405,6 +425,8 @@ class SlotKVCacheManager:
         if self._running:
             ops += self._evict_to_host(entry, None)
         else:
+            # Cells at other places change the order of sums in attention.
+            entry.exact = entry.exact if entry.compact else 0
             self._idle = entry
         return CacheUpdate(tuple(ops))
 
@@ -426,6 +448,7 @@ class SlotKVCacheManager:
             pinned=pinned,
             owner=entry.owner,
             stored=entry.stored,
+            exact=entry.exact,
         )
 
     def _drop(self, entry: _SlotEntry) -> list[MemoryOp]:
@@ -440,12 +463,12 @@ class SlotKVCacheManager:
         return self._can_truncate(length, earliest, tokens)
 
     def adopt(
-        self, ids: Ids, salt: str, earliest: int, ranges: tuple[StateRange, ...]
+        self, ids: Ids, salt: str, earliest: int, ranges: tuple[StateRange, ...], exact: int = 0
     ) -> CacheUpdate:
         """Save in RAM a state that was read from the disk; without room for it nothing happens."""
         self._version += 1
         return CacheUpdate(
-            tuple(self._host_cache.adopt(ranges, salt, TokenPrefix(ids.copy()), earliest))
+            tuple(self._host_cache.adopt(ranges, salt, TokenPrefix(ids.copy()), earliest, exact))
         )
 
     def unstored(self) -> Iterator[UnstoredText]:
@@ -453,9 +476,11 @@ class SlotKVCacheManager:
         idle = self._idle
         if idle is not None and idle.owner and not idle.stored:
             earliest = self._guaranteed_from(len(idle.prefix), self._earliest(idle))
-            yield UnstoredText(idle.prefix.ids, idle.salt, idle.owner, earliest, idle)
+            yield UnstoredText(idle.prefix.ids, idle.salt, idle.owner, earliest, idle.exact, idle)
         for saved in list(self._host_cache.unstored()):
-            yield UnstoredText(saved.prefix.ids, saved.salt, saved.owner, saved.earliest, saved)
+            yield UnstoredText(
+                saved.prefix.ids, saved.salt, saved.owner, saved.earliest, saved.exact, saved
+            )
 
     # ------------------------------------------------------------------------ usage and integrity
 

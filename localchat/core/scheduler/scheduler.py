@@ -20,7 +20,12 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
+from localchat.core.kv_cache.manager import (
+    CacheUpdate,
+    KVCacheManager,
+    PrefixHit,
+    exact_chunk_tokens,
+)
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
@@ -29,9 +34,6 @@ from localchat.core.spec_decode.draft_planner import DraftPlanner
 _MIN_PROMPT_TOKENS = 32
 _PROMPTS_PER_STEP = 4
 """With more, each a few tokens, the first prompt to finish would finish when the last one does."""
-_SLOW_STEP_S = 0.25
-_SEEDED_SLOW, _SEEDED_FAST = 64, 512
-"""Chunks of a prompt that came with a seed end at multiples of this."""
 _WATERMARK_TOKENS = 32
 """Free cells that an admission leaves for the running sequences, so that none is preempted at once."""
 
@@ -69,9 +71,7 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._token_budget = token_budget
         self._shares = PromptShares(capabilities)
-        slow = capabilities.step_target_s >= _SLOW_STEP_S
-        seeded = _SEEDED_SLOW if slow else _SEEDED_FAST
-        self._seeded_chunk = min(seeded, capabilities.max_step_tokens)
+        self._exact_chunk = exact_chunk_tokens(capabilities)
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory_ops: list[MemoryOp] = []
@@ -152,8 +152,24 @@ class Scheduler:
 
     @property
     def _admits(self) -> bool:
-        """Whether somebody waits in the queue, and a row is free."""
-        return bool(self.waiting) and len(self.running) < self._can.max_rows
+        """Whether the first sequence of the queue could be admitted: a row is free."""
+        if not self.waiting or len(self.running) >= self._can.max_rows:
+            return False
+        return not self._excluded(self.waiting[0])
+
+    def _is_alone(self, sequence: Sequence) -> bool:
+        """Return whether all running sequences belong to the same request."""
+        return all(one.request_state is sequence.request_state for one in self.running)
+
+    def _excluded(self, sequence: Sequence) -> bool:
+        """Return whether a waiting sequence cannot share steps with those that run.
+
+        Where neighbors in a step change the bits of a row, a request with a seed runs alone.
+        """
+        if not self._can.seeds_run_alone or self._is_alone(sequence):
+            return False
+        seeded = (one.request_state.seeded for one in self.running)
+        return sequence.request_state.seeded or any(seeded)
 
     # ------------------------------------------------------------------------ steps
 
@@ -263,6 +279,7 @@ class Scheduler:
         self._memory_ops, self._enter, self._leave = [], [], []
         for row in step.scheduled_rows:
             sequence = row.sequence
+            self._note_exact(sequence, row, step)
             sequence.steps_in_flight += 1
             sequence.last_step = self.step_number
             sequence.launched = row.start + row.width
@@ -319,9 +336,9 @@ class Scheduler:
     def _prompt_width(self, step: StepBuilder, sequence: Sequence, share: int) -> int:
         """Tokens of a prompt's next chunk.
 
-        Logits differ in their last bits by the width of the steps that computed them and their prompt. With a
-        seed the chunks of a request that runs alone, as its drafts, depend on nothing that was measured, so its
-        text is the same each time.
+        Logits differ in their last bits by the width of the steps that computed them and their
+        prompt. In exact mode the chunks depend on nothing that was measured, so that the text of a
+        request that runs alone is the same each time.
         """
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
         at_state = False
@@ -331,7 +348,7 @@ class Scheduler:
             at = sequence.request_state.next_state_at(sequence.launched, interval)
             at_state = 0 < at - sequence.launched <= width
             width = at - sequence.launched if at_state else width
-        if not sequence.request_state.seeded:
+        if not sequence.exact_mode:
             # A rest of a few tokens would take a step of its own, padded to many more.
             missing = self._shares.min_tokens - (sequence.needs - width)
             if (
@@ -341,11 +358,27 @@ class Scheduler:
             ):
                 width -= missing
             return width
-        chunk = self._seeded_chunk - sequence.launched % self._seeded_chunk
+        if sequence.was_preempted and not sequence.in_prompt:
+            return 1  # as when the answer was generated
+        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
         if len(self.running) == 1 and not self._short_of_memory:
             most = sequence.needs if self._can.rewind != "checkpoint" else width
             return min(most, chunk)
         return min(width, chunk)
+
+    def _note_exact(self, sequence: Sequence, row: ScheduledRow, step: StepBuilder) -> None:
+        """Count the tokens of a row whose shape a later request would compute again."""
+        end = row.start + row.width
+        chunk = self._exact_chunk
+        if row.start < sequence.exact:
+            # The step before failed in part, and the rest has another shape.
+            sequence.exact = row.start // chunk * chunk
+        whole = row.start == sequence.exact and row.width == chunk
+        in_prompt = end <= sequence.request_state.prompt_tokens
+        request_state = sequence.request_state
+        alone = all(one.sequence.request_state is request_state for one in step.scheduled_rows)
+        if sequence.exact_mode and whole and in_prompt and alone:
+            sequence.exact = end
 
     def _make_room(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:
         """Extend a sequence's KV by `width` tokens; others may be preempted for it."""
@@ -427,7 +460,7 @@ class Scheduler:
 
         It happens at once, or in the next plan where a launched step still touches the victim.
         """
-        if self.waiting and len(self.running) >= self._can.max_rows:
+        if self.waiting and self.running and not self._admits:
             victim = min(
                 self.running, key=lambda one: (one.priority, one.steps_in_flight, -one.number)
             )
@@ -460,6 +493,7 @@ class Scheduler:
         self.remove(victim, keep=keep)
         victim.state = State.WAITING
         victim.launched = victim.computed = victim.unknown = victim.recomputed = 0
+        victim.exact = 0
         victim.new_blocks = victim.new_window_blocks = ()
         self.add(victim)
 
@@ -475,7 +509,10 @@ class Scheduler:
         if self._short_of_memory and self.running:
             return False
         sequence = self.waiting[0]
+        if self._excluded(sequence):
+            return False
         request_state = sequence.request_state
+        sequence.exact_mode = self._is_exact(sequence)
         hit = self._find_prefix(sequence)
         if not self._has_room(sequence, hit):
             return False
@@ -487,6 +524,7 @@ class Scheduler:
             return False
         self.waiting.popleft()
         sequence.launched = sequence.computed = hit.cached
+        sequence.exact = hit.cached if sequence.exact_mode else 0
         if hit.swapped and self._load_token_s:
             sequence.loaded_s = time.perf_counter() + hit.swapped * self._load_token_s
         if sequence is request_state.sequences[0] and not sequence.was_preempted:
@@ -498,6 +536,19 @@ class Scheduler:
             self._add_row(step, sequence)
         return True
 
+    def _is_exact(self, sequence: Sequence) -> bool:
+        """Return whether to give a sequence the bits that it has in a fresh engine.
+
+        Beside others that is not possible, so it then reuses whatever is cached. A model that cannot
+        rewind has no state at the end of a chunk, and would read every prompt anew: only a seed is
+        worth that.
+        """
+        request_state = sequence.request_state
+        wanted = request_state.deterministic
+        if self._can.rewind == "checkpoint":
+            wanted = request_state.seeded
+        return wanted and self._is_alone(sequence)
+
     def _find_prefix(self, sequence: Sequence) -> PrefixHit:
         request_state = sequence.request_state
         request = request_state.request
@@ -505,12 +556,20 @@ class Scheduler:
         if request.prompt_logprobs is not None and missing:
             nothing = self._kv_cache.find_prefix(sequence.tokens[:1], request.salt)
             return nothing._replace(why_missed="log probabilities of all its tokens were asked")
+        if sequence.exact_mode:
+            return self._find_exact(sequence)
         hit = self._kv_cache.find_prefix(sequence.tokens, request.salt)
         if hit.swapped and 0 < self._token_budget.token_s < self._load_token_s:
             resident = sequence.tokens[: hit.cached - hit.swapped + 1]
             hit = self._kv_cache.find_prefix(resident, request.salt)
             return hit._replace(why_missed="it is computed faster than copied from RAM")
         return hit
+
+    def _find_exact(self, sequence: Sequence) -> PrefixHit:
+        """Find a prefix of the prompt whose KV has the bits of a fresh computation."""
+        request_state = sequence.request_state
+        prompt = sequence.tokens[: request_state.prompt_tokens]
+        return self._kv_cache.find_prefix(prompt, request_state.request.salt, self._exact_chunk)
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:

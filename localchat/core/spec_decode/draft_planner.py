@@ -9,9 +9,8 @@ have drafts that are prepared: launched kernel by kernel, one of them costs a GP
 A step has drafts of one source: by n-grams, each sequence as many as bring most, or by the draft model, all
 sequences as many.
 
-In a step of another width a row has other last bits, which turn a drawn token every few hundred. So with a
-seed nothing that was measured has a say, what others lose neither: the drafts of a request that runs alone are
-the same each time.
+Requests with a seed or at temperature 0 have no proposer. A row has other last bits in a wider step, which
+change a token every few hundred.
 """
 
 import time
@@ -19,7 +18,6 @@ from typing import NamedTuple, TypeAlias
 
 from localchat.backend_api.interface import Capabilities
 from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
-from localchat.core.scheduler.token_budget import LEAST_TOKENS
 from localchat.core.sequence import Sequence, State
 from localchat.core.spec_decode.draft_credit import Patience
 from localchat.core.spec_decode.draft_lengths import best_lengths, could_pay
@@ -29,7 +27,7 @@ from localchat.core.spec_decode.draft_proposer import (
     DraftProposer,
     Proposer,
 )
-from localchat.core.spec_decode.step_cost import CostModel, assumed_costs
+from localchat.core.spec_decode.step_cost import CostModel
 
 _SLOW_STEP_S = 0.25
 _DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
@@ -61,8 +59,6 @@ class DraftPlanner:
         """`preparing`: the runner, if it prepares its steps."""
         self._can, self._cost, self._preparing = capabilities, cost, preparing
         self._draft_model = draft_model
-        self.assumed_cost = assumed_costs()
-        """By which the drafts of requests with a seed are chosen."""
         self.drafting_s = 0.0
         """Time that the draft model took for the last step."""
         self._ahead = capabilities.depth > 1
@@ -105,7 +101,7 @@ class DraftPlanner:
         `following`: the sequences of the next step. The first token that a proposer expects is in flight.
         """
         places = self._places(following)
-        cost = self._cost_of(places)
+        cost = self._cost
         if not places or not cost.has_samples():
             return False
         rows = len(following)
@@ -168,7 +164,7 @@ class DraftPlanner:
         drafts = _allowed(places, _taken(places, lengths))
         if drafts and self._prepared(decoding, {at: len(each) for at, each in drafts.items()}):
             return drafts
-        self._charge(waited, rows, self._cost_of(places))
+        self._charge(waited, rows, self._cost)
         return {}
 
     def _places(self, sequences: list[Sequence]) -> list[_DraftPlace]:
@@ -184,17 +180,11 @@ class DraftPlanner:
                 places.append(_DraftPlace(one, one.proposer, room))
         return places
 
-    def _cost_of(self, places: list[_DraftPlace]) -> CostModel:
-        seeded = any(place.sequence.request_state.seeded for place in places)
-        return self.assumed_cost if seeded else self._cost
-
     def _by_ngrams(
         self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, again: int
     ) -> tuple[list[int], float]:  # fmt: skip
         """The lengths with which all are expected to go on fastest, and their tokens a second; 0: none are."""
-        cost = self._cost_of(places)
-        if cost is self.assumed_cost:
-            most = min(most, LEAST_TOKENS - rows)  # what every budget has room for
+        cost = self._cost
         if not could_pay(rows, cost, most, again=again, wait_s=cost.wait_s):
             return [0] * len(places), 0.0
         return self._lengths(sequences, places, rows, most, again=again)
@@ -263,8 +253,9 @@ class DraftPlanner:
         """Length of each place's draft in a step of `sequences`, and their tokens a second; 0: none have one.
 
         `in_flight`: tokens that come before it."""
-        none, cost = ([0] * len(places), 0.0), self._cost_of(places)
-        spares = self._ahead and cost is self._cost
+        none: tuple[list[int], float] = ([0] * len(places), 0.0)
+        cost = self._cost
+        spares = self._ahead
         if spares and self._looks_left_out:
             self._looks_left_out -= 1
             return none

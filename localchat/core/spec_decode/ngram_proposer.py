@@ -102,13 +102,12 @@ class NgramProposer:
         *,
         rewinds: bool = True,
         fund: DraftFund | None = None,
-        measured: CostModel | None = None,
     ) -> None:
         """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of). `rewinds`: rejected drafts
         are truncated; otherwise the accepted ones before them are computed again. `fund`: what all texts of
-        the engine share; None: its own. `measured`: costs that the speed-up is told by; None: `cost`."""
+        the engine share; None: its own."""
         self._text = NgramIndex(tokens)
-        self._cost, self._measured = cost, measured or cost
+        self._cost = cost
         self._earlier = tuple(earlier)
         self._rewinds = rewinds
         self._acceptance = AcceptanceRates()
@@ -143,9 +142,7 @@ class NgramProposer:
     def fork(self) -> "NgramProposer":
         """The same text for another choice; what was learned so far is not copied."""
         fund = self._credit.fund
-        twin = NgramProposer(
-            (), self._cost, self._earlier, rewinds=self._rewinds, fund=fund, measured=self._measured
-        )
+        twin = NgramProposer((), self._cost, self._earlier, rewinds=self._rewinds, fund=fund)
         twin._text = self._text.copy()
         return twin
 
@@ -233,7 +230,7 @@ class NgramProposer:
         without = max(rows - of_step - again, 1)
         plain = self._cost.seconds(without)
         self._spent_s += seconds
-        self._plain_s += self._measured.seconds(without) * (1 + accepted)
+        self._plain_s += self._cost.seconds(without) * (1 + accepted)
         # Smoothed costs, not this step's: another program on the CPU is not the drafts' fault.
         # All streams of the step wait for all its drafts, and only this one has its tokens.
         longer = (self._cost.seconds(rows) + self._cost.wait_s) / plain - 1

@@ -12,8 +12,6 @@ _UNSEEN_SLOPE = 0.15
 _MOST_OVER_WIDER = 1.1
 _FORGET = 0.99
 """Factor for what is known of a width by one step alone, with each step of another width."""
-_ASSUMED = {1: 1.0, 4: 2.6, 8: 5.5, 16: 8.5}
-"""Plain steps that one of so many rows takes: on one core of a CPU, by the slower of the usual formats."""
 
 
 class CostModel:
@@ -116,11 +114,3 @@ class CostModel:
 
     def _unseen(self, rows: int) -> float:
         return 1 + _UNSEEN_SLOPE * (rows - 1)
-
-
-def assumed_costs() -> CostModel:
-    """Costs in plain steps, the same on every machine, for drafts that may depend on no measurement."""
-    costs = CostModel((1, *range(4, 33, 4)))
-    for rows, steps in 2 * [*_ASSUMED.items()]:  # what was seen but once would fade
-        costs.observe(rows, steps)
-    return costs

@@ -63,8 +63,7 @@ class GrammarMatcher:
         self._closing_states: dict[int, ClosingState] = {}
         self._narrowed: set[int] = set()
         """Places at which the length guard forbade tokens that would have gone on."""
-        self.shortened = False
-        """A token was chosen by the length guard, to end the text while there is room."""
+        self._shortened = False
         self._pending: Future[list[bytes]] | None = None
         # The matcher has consumed the generated tokens and these.
         self._forced = deque(self._take_forced())
@@ -73,6 +72,11 @@ class GrammarMatcher:
     def error(self) -> str:
         """Why the grammar cannot continue, in llguidance's words; empty while it can."""
         return first_line(self._synchronized().get_error())
+
+    @property
+    def shortened(self) -> bool:
+        """Whether the length guard chose a token or the end, to end the text while there is room."""
+        return self._shortened or self._generated in self._narrowed
 
     @property
     def ended(self) -> bool:
@@ -96,7 +100,7 @@ class GrammarMatcher:
             return False
         # The state that was computed for this place holds: the text before it is the same.
         self._closing_state = self._closing_states.get(self._generated, self._closing_state)
-        self.shortened = self.shortened or self._generated in self._narrowed
+        self._shortened = self.shortened
         self._generated += 1
         if not self._forced:
             self._forced.extend(self._take_forced())

@@ -380,6 +380,8 @@ class GenerationBody(StructureBody, frozen=True, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
+    typ_p: float | None = None
+    """Name of `typical_p` in llama.cpp's own chat page."""
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -376,7 +376,7 @@ def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
     return Sampling(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
-        typical_p=body.typical_p,
+        typical_p=body.typical_p if body.typical_p is not None else body.typ_p,
         top_p=body.top_p,
         min_p=body.min_p,
         repetition_penalty=repetition,
@@ -418,6 +418,7 @@ _RANGES: Final = {
     **SAMPLING_RANGES,
     "temperature": (0.0, 10.0),
     "top_k": (-1, 1 << 31),  # clients write -1 for off
+    "typ_p": SAMPLING_RANGES["typical_p"],
     "repetition_penalty": _REPETITION_RANGE,
     "repeat_penalty": _REPETITION_RANGE,  # llama.cpp's name for it
     "frequency_penalty": (-2.0, 2.0),

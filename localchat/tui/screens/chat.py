@@ -38,10 +38,10 @@ from localchat.tui.transcript_view import TranscriptView, with_other_footer
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
-from localchat.tui.widgets.heading import Heading
 from localchat.tui.widgets.key_footer import KeyFooter
 from localchat.tui.widgets.status_bar import StatusBar
 from localchat.tui.widgets.talk import Talk
+from localchat.tui.widgets.title_bar import TitleBar
 from localchat.tui.widgets.welcome import Welcome, greeting
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ChatScreen(Screen[None]):
         self._queue = MessageQueue()
 
     def compose(self) -> ComposeResult:
-        yield Heading(id="heading")
+        yield TitleBar(id="heading")
         with Horizontal(id="body"), Talk(id="talk"):
             keys = self.session.context.keys
             yield Welcome(greeting(self.session.setup), keys, id="welcome")
@@ -154,7 +154,7 @@ class ChatScreen(Screen[None]):
         self.status.refresh_metrics()
         if self.shows_panel:
             self.panel.refresh_metrics()
-        self.query_one(Heading).show(self.session)
+        self.query_one(TitleBar).show(self.session)
 
     @property
     def technical_metrics(self) -> bool:

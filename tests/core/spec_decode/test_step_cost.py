@@ -3,7 +3,7 @@
 import pytest
 
 from localchat.core.spec_decode.draft_lengths import could_pay
-from localchat.core.spec_decode.step_cost import _ASSUMED, CostModel, assumed_costs
+from localchat.core.spec_decode.step_cost import CostModel
 
 MOST = 15
 
@@ -39,8 +39,3 @@ def test_a_width_that_was_slow_twice_stays_so() -> None:
 
 def test_what_one_quick_step_told_is_not_forgotten() -> None:
     assert learned(0.012, plain=500).seconds(8) == pytest.approx(0.012)
-
-
-def test_assumed_costs_are_those_of_the_table() -> None:
-    cost = assumed_costs()
-    assert {rows: cost.seconds(rows) for rows in _ASSUMED} == pytest.approx(_ASSUMED)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from localchat.engine.events import Text, TokenLogprob, ToolCall
+from localchat.engine.events import Finished, Text, TokenLogprob, ToolCall
 from localchat.engine.request import GenerateRequest, Grammar
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import NetworkError, TemplateError, UsageError
@@ -196,3 +197,30 @@ def test_a_conversation_that_the_template_there_refuses_is_asked_about_once(
     with pytest.raises(TemplateError):
         events(engine)
     assert len(server.seen) == 1
+
+
+# ---------------------------------------------------------------------------- answers that repeat themselves
+
+
+def test_a_loop_of_a_server_without_a_guard_is_ended(opened: Open) -> None:
+    pieces = [piece(content="It is a loyal animal. ")] * 400
+
+    def answer(exchange: Exchange) -> None:
+        exchange.stream(*pieces, piece("length"))
+
+    engine, _ = opened(answer)
+    received = events(engine, ASK)
+    (end,) = [event for event in received if isinstance(event, Finished)]
+    assert end.reason == "repetition"
+    assert end.repetition is not None
+    assert len(text_of(received)) < 800
+    free = events(engine, msgspec.structs.replace(ASK, loop_guard=False))
+    assert len(text_of(free)) == 400 * 22
+
+
+def test_a_loop_that_the_server_ended_is_one(opened: Open) -> None:
+    last = piece("length")
+    last["choices"][0]["stop_reason"] = "repetition"
+    engine, _ = opened(lambda exchange: exchange.stream(piece(content="so"), last))
+    (end,) = [event for event in events(engine, ASK) if isinstance(event, Finished)]
+    assert end.reason == "repetition"

@@ -130,7 +130,9 @@ def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, 
     assert chat(stage, "x", **fields).status == 200
     assert stage.last.user == ""
     prompt = Messages((Message("user", "x"),))
-    wanted = {"max_tokens": LONGEST, "owner": CLIENTS, **asked}
+    limits = ("max_tokens", "max_completion_tokens", "n_predict")
+    limited = any(fields.get(name) is not None for name in limits)
+    wanted = {"max_tokens": LONGEST, "owner": CLIENTS, "default_limit": not limited, **asked}
     assert stage.last == GenerateRequest(prompt, **wanted)
 
 

@@ -1,4 +1,4 @@
-"""The heading of the chat screen: title of the conversation, and the model."""
+"""The title bar of the chat screen: title of the conversation, and the model."""
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -10,7 +10,7 @@ from localchat.sanitize import sanitize_line
 from localchat.session.session import ChatSession
 
 
-class Heading(Horizontal):
+class TitleBar(Horizontal):
     """One row, which is drawn again only if its text changes."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
