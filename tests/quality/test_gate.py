@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localchat.bench.variants import BenchVariant
+from localchat.bench.sweep import BenchVariant
 from localchat.errors import UsageError
 from localchat.quality.gate import failures, parse_gates
 from localchat.quality.record import (
