@@ -82,6 +82,8 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
         "text": "Yes",
         "reasoning": "hm so",
         "finish_reason": "stop",
+        "limit": None,
+        "repetition": None,
         "usage": {
             "prompt_tokens": 12,
             "cached_tokens": 4,

@@ -122,10 +122,10 @@ def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
 
 def test_what_the_user_insists_on_is_loaded_that_way(served: Served, call: Call) -> None:
     call(HERE, "hello")
-    call(HERE, "--ctx", "1024", "--threads", "1", "hello")
+    call(HERE, "--ctx", "256", "--threads", "1", "hello")
     assert [(one.load.context_tokens, one.load.threads) for one in served.opened] == [
         (None, 0),
-        (1024, 1),
+        (256, 1),
     ]
 
 

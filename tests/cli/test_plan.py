@@ -133,7 +133,7 @@ def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
     ("args", "words"),
     [
         (("m", "--users", "1", "--rate", "1"), "give one of them"),
-        (("m", "--every", "often"), "which is no time"),
+        (("m", "--every", "often"), "which is not a time"),
         (("m", "--users", "nan"), "'--users': 'nan' is not a valid number"),
         (("m", "--rate", "inf"), "'--rate': 'inf' is not a valid number"),
         (("m", "--price", "gold=1"), "kwh, machine_hour"),

@@ -432,7 +432,7 @@ def test_an_answer_of_the_table_keeps_to_the_most_tokens(words: tuple[str, ...])
     answer.run()
     *texts, finished, _ = list(answer.stream)
     assert "".join(each.text for each in texts if isinstance(each, Text)) == TABLE[:110]
-    assert finished == Finished(0, "length")
+    assert finished == Finished(0, "length", limit="max_tokens")
 
 
 def test_a_short_answer_is_checked_at_its_end() -> None:

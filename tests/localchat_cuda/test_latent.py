@@ -190,7 +190,9 @@ def test_dense_layers_are_counted_as_such() -> None:
     assert 0.16 < token_bytes(config, 1_000_000) / 1_000_000 < 0.18
     packed = parse_config({**LITE, "quantization_config": {**AWQ, "group_size": 32}}, "it")
     attention = 2048 * (16 * 192 + 576) + 2048 * 16 * 128
-    assert unpacked_bytes(packed) == 2 * (27 * attention + 3 * 2048 * 10944)
+    # The down projection reads 10,944 columns, which are padded to a multiple of 128.
+    dense = 2048 * (2 * 10944 + 11008)
+    assert unpacked_bytes(packed) == 2 * (27 * attention + dense)
 
 
 # ---------------------------------------------------------------------------- what is refused

@@ -305,7 +305,8 @@ FORM = "application/x-www-form-urlencoded"
 @pytest.mark.parametrize(
     ("kind", "headers"),
     [
-        ("text/plain", {}),
+        ("text/plain", {"user-agent": "Mozilla/5.0"}),
+        ("application/xml", {}),
         ("", {"user-agent": "Mozilla/5.0"}),
         ("", {"sec-fetch-site": "same-origin"}),
         (FORM, {"sec-fetch-site": "none"}),

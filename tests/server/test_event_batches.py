@@ -130,10 +130,21 @@ def test_concurrent_prompts_keep_their_own_order() -> None:
     assert [one for one in sent if one.choice == 1] == [Text(1, "1"), ChoiceEnd(1, "stop")]
 
 
+class FirstPiece:
+    """An early stop that keeps the first piece of a text."""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        return text, True
+
+    def flush(self) -> str:
+        return ""
+
+
 def test_engine_stops_as_the_server_ends_an_answer_and_not_once_its_end_is_sent() -> None:
     async def run() -> int:
-        engine = ScriptedEngine(lambda request: ScriptedAnswer(("again and ",) * 5000, gap_s=0.001))
-        generation = Generation(engine, GenerationSpec([[ASKED]]), TrackedRequest(id="f"))
+        engine = ScriptedEngine(lambda request: ScriptedAnswer(("word ",) * 50, gap_s=0.01))
+        spec = GenerationSpec([[ASKED]], early_stop=FirstPiece)
+        generation = Generation(engine, spec, TrackedRequest(id="f"))
         await generation.start()
         async for _ in generation.events():
             pass

@@ -107,7 +107,7 @@ def test_a_header_that_is_none_is_no_matter_of_hosts(stage: Stage) -> None:
 
 def test_a_body_that_breaks_after_the_answer_gets_no_second_one(stage: Stage) -> None:
     with Wire(stage.port) as wire:
-        headers = {"transfer-encoding": "chunked", "content-type": "text/plain"}
+        headers = {"transfer-encoding": "chunked", "content-type": "text/csv"}
         wire.ask("/v1/completions", b"2\r\n{}\r\n", headers=headers)
         assert wire.reply().status == 415
         wire.send(b"no size\r\n")

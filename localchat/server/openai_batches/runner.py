@@ -26,6 +26,7 @@ from localchat.batch.output_file import (
     answer_id,
 )
 from localchat.errors import LocalchatError, UsageError
+from localchat.server.body_budget import BodyBudget
 from localchat.server.cancellation import to_its_end
 from localchat.server.exception_handlers import HANDLERS
 from localchat.server.openai.chat import chat
@@ -72,6 +73,7 @@ class BatchRunner:
             exception_handlers=HANDLERS,
         )
         self._app.state.service = service
+        self._app.state.bodies = BodyBudget(service.config.limits.bodies_bytes)
 
     # Not wait_for: that of Python 3.11 loses a cancellation that comes as what it waits for ends, and a
     # server that stops would wait for this task forever.

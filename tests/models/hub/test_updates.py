@@ -85,7 +85,7 @@ def test_offline_and_unknown_names_are_refused_without_a_call(call: Call, hub: F
     assert "offline" in err
     code, _, err = call("pull", "--check", "nothing:1b")
     assert code == 3
-    assert "no pulled model" in err
+    assert "not a downloaded model" in err
     code, _, err = call("pull")
     assert code == 2
     assert "--check" in err

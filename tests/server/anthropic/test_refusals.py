@@ -102,7 +102,7 @@ def test_whatever_refuses_speaks_this_protocol() -> None:
         assert ask(stage, "/v1/messages", body, headers=key).status == 200
         bearer = {"authorization": "Bearer sk-01234567"}
         assert ask(stage, "/v1/messages", body, headers=bearer).status == 200
-        text = {**key, "content-type": "text/plain"}
+        text = {**key, "content-type": "text/csv"}
         large = {**body, "system": "x" * 1000}
         for reply, status, kind in (
             (ask(stage, "/v1/messages", body), 401, "authentication_error"),
