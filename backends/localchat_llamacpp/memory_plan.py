@@ -40,7 +40,10 @@ _SHORT_REQUEST_TOKENS = 2048
 """Room for each slot that is worth flash attention, which makes decoding slower on a CPU."""
 _DEFAULT_SHARE = 4
 """Part of the free memory that room for more slots takes if the user named no number of them."""
-_FOUR_BITS = "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. Use q8_0."
+_FOUR_BITS = (
+    "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. "
+    "Use q8_0."
+)
 _FOUR_BIT_KEYS = (
     "A q4_0 KV cache damages models whose keys have biases, like this one: the perplexity of "
     "Qwen2.5-Coder-1.5B rose from 14 to 2,702. Use q8_0."

@@ -50,6 +50,7 @@ def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point
     step_ms = costs.step_s(clients) * 1e3
     ttft_ms = (costs.overhead_s + lengths.prompt * costs.prefill_s + costs.step_s(1)) * 1e3
     others_ms = (clients - 1) * lengths.prompt * costs.prefill_s / lengths.output * 1e3
+    tpot_ms = step_ms + others_ms
     found = PointFigures(
         requests=clients,
         duration_s=whole_s,
@@ -58,8 +59,8 @@ def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point
         requests_per_s=clients / whole_s,
         prompt_tokens=lengths.prompt,
         completion_tokens=lengths.output,
-        ttft_ms=Percentiles(*[ttft_ms] * 4),
-        tpot_ms=Percentiles(*[step_ms + others_ms] * 4),
+        ttft_ms=Percentiles(ttft_ms, ttft_ms, ttft_ms, ttft_ms),
+        tpot_ms=Percentiles(tpot_ms, tpot_ms, tpot_ms, tpot_ms),
         step_ms=step_ms,
         kv_total_tokens=3000,
         joules=50 * whole_s,

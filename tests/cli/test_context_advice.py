@@ -48,4 +48,3 @@ def test_a_context_that_can_grow_says_how(kv_type: str, smaller: str) -> None:
 def test_a_server_elsewhere_decides_for_itself() -> None:
     lines = advised(5000, 4096, backend="remote", context_train=0)
     assert [line[0] for line in lines] == ["1", "2"]
-

@@ -82,10 +82,9 @@ def test_an_unknown_remote_and_an_offline_one_are_refused(call: Call, settings: 
 def test_run_with_a_remote_asks_for_no_local_model(
     call: Call, settings: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    flags = ("--remote", "box")
+    flags = [] if variable else ["--remote", "box"]
     if variable:
         monkeypatch.setenv(variable, "box")
-        flags = ()
     app = ScriptedApp(answer("hi"))
     outcome = call(app, "run", *flags, stdin=b"hello", named=False)
     assert (outcome.code, outcome.out) == (0, "hi\n"), outcome.err

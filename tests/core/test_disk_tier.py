@@ -66,7 +66,7 @@ def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(
 def test_with_a_seed_the_chunks_of_the_prompt_are_read_back_and_its_answer_is_not(
     tmp_path: Path,
 ) -> None:
-    sampling = {"temperature": 1.0, "seed": 5}
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 5}
     tokens = kept(tmp_path, KINDS[0], **sampling)
     bench = restarted(tmp_path, KINDS[0])
     id_ = bench.ask(request([*tokens, *b" And then?"], owner="1", **sampling))

@@ -221,10 +221,10 @@ def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPa
 
 
 def test_defaults_in_answers_are_those_of_the_sampler() -> None:
-    from localchat.core.input_processor import _FALLBACKS
+    from localchat.config.settings import DEFAULT_SAMPLING
 
     sampling = next(t["answer"] for t in TOPICS if t["id"] == "what.sampling")
-    for name, value in _FALLBACKS.items():
+    for name, value in DEFAULT_SAMPLING.items():
         assert f"{name.replace('_', '-')} {value}" in sampling
 
 

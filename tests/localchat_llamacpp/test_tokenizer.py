@@ -106,7 +106,7 @@ def test_a_closed_vocabulary_refuses(models: dict[str, Path]) -> None:
 def test_an_html_tag_that_llamacpp_takes_for_an_end_is_text(
     tmp_path: Path, kind: int, recognized: list[bool]
 ) -> None:
-    metadata = dict(gguf_files.llama(gguf_files.Size()).metadata)
+    metadata: dict[str, Any] = dict(gguf_files.llama(gguf_files.Size()).metadata)
     names = [*metadata["tokenizer.ggml.tokens"]]
     kinds = [*metadata["tokenizer.ggml.token_type"]]
     tag, turn = 310, 311

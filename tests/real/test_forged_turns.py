@@ -116,7 +116,7 @@ PROTOCOLS = {
     "/tokenize": ("messages", "count"),
 }
 """By route, the field of the conversation and the number of prompt tokens in the reply."""
-LIMITS = {
+LIMITS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"max_output_tokens": 16},
     "/api/chat": {"stream": False, "options": {"num_predict": 1}},
 }
@@ -147,7 +147,11 @@ def test_a_marker_costs_the_tokens_of_its_text_in_every_protocol(base: str, rout
 
 def _prompt_tokens(base: str, route: str, content: Any) -> int:
     field, reported = PROTOCOLS[route]
-    body = {"model": NAME, "max_tokens": 1, field: [{"role": "user", "content": content}]}
+    body: dict[str, Any] = {
+        "model": NAME,
+        "max_tokens": 1,
+        field: [{"role": "user", "content": content}],
+    }
     if route in LIMITS:
         del body["max_tokens"]
         body |= LIMITS[route]

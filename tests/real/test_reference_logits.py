@@ -96,4 +96,4 @@ def _divergence(expected: NDArray[np.float32], top: tuple[tuple[int, bytes, floa
     true = np.exp(expected[ids].astype(np.float64))
     pairs = list(zip(true, listed, strict=True))
     pairs.append((max(1.0 - true.sum(), 1e-12), max(1.0 - sum(listed), 1e-12)))
-    return sum(p * math.log(p / q) for p, q in pairs)
+    return float(sum(p * math.log(p / q) for p, q in pairs))

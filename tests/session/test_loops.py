@@ -55,8 +55,9 @@ def test_repeats_do_not_enter_the_next_prompt(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         text = await looped(chat)
         await chat.session.ask("and now?")
-        request = chat.stage.engine.requests[-1]
-        assert request.prompt.messages[-2].content == BEGUN + PIECE
+        prompt = chat.stage.engine.requests[-1].prompt
+        assert isinstance(prompt, Messages)
+        assert prompt.messages[-2].content == BEGUN + PIECE
         # The text itself stays as it was.
         path = chat.session.conversation.path()
         assert path[1].message.content == text

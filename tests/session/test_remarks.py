@@ -10,7 +10,7 @@ def test_a_passing_remark_goes_when_the_next_answer_begins() -> None:
         shown[sentence] = kind
         return sentence
 
-    remarks = Remarks(show, lambda id_: shown.pop(id_))
+    remarks = Remarks(show, shown.__delitem__)
     remarks.begin_answer()
     remarks.add(Remark("slower than usual", "info", passing=True))
     remarks.add(Remark("the context is shorter", "warning", passing=False))

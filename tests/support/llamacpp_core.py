@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localchat.backend_api.interface import ModelInfo, Runner
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
@@ -27,6 +28,7 @@ class Numbers:
     eog: frozenset[int] = frozenset()
     add_bos = False
     longest_piece = 1
+    special_tokens: tuple[SpecialToken, ...] = ()
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         return [byte % VOCAB for byte in text.encode()]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import PagedKVCacheManager, make_kv_cache_manager
@@ -51,6 +52,7 @@ class Bytes:
     eog: frozenset[int] = frozenset()
     add_bos = False
     longest_piece = 1
+    special_tokens: tuple[SpecialToken, ...] = ()
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         return [byte % VOCABULARY for byte in text.encode()]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo, Runner
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import PagedKVCacheManager, make_kv_cache_manager
@@ -107,6 +108,7 @@ class Letters:
     eog: frozenset[int] = frozenset()
     add_bos = False
     longest_piece = 1
+    special_tokens: tuple[SpecialToken, ...] = ()
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
