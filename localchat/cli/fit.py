@@ -72,7 +72,6 @@ def command(
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     # Several requests at once are a server's, whose KV cache has room for all of them.
-    from msgspec import structs
 
     options = structs.replace(options, room_for_slots=parallel is not None)
     # The verdict needs no benchmark, so a reader gets it at once and the speed after it.
