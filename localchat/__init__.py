@@ -1,5 +1,5 @@
 """localchat: a terminal chat and local-inference tool. Importing this package loads nothing heavy."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__"]
