@@ -46,7 +46,7 @@ def server(folder: Path) -> Iterator[int]:
 
 def test_nothing_is_reused_across_keys_in_ram_or_after_a_restart(tmp_path: Path) -> None:
     first, other = KEYS
-    texts = [prose(120, number) for number in range(2)]
+    texts = [prose(360, number) for number in range(2)]
     with server(tmp_path) as port:
         assert [cached(port, first, text) > 100 for text in (*texts, *texts)] == [
             *(False, False),

@@ -29,7 +29,7 @@ from localchat_llamacpp.library_source import VARIABLE, find_library
 from tests.support.answers import Answer, ask
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
-TEXTS = [prose(110, f"kept {number}") for number in range(10)]
+TEXTS = [prose(265, f"kept {number}") for number in range(10)]
 LIMIT_BYTES = 8_000_000
 KILLS = 8
 STARTS_WITH_FLIPS, HEAD_BYTES = 5, 1200
