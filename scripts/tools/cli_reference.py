@@ -43,6 +43,7 @@ so.
 | 4 | the model does not fit into memory |
 | 5 | the network, or a checksum |
 | 6 | the prompt is longer than the context |
+| 7 | with `--require-complete`: a limit or a loop ended the answer |
 | 130 | stopped with Ctrl+C; the partial answer is kept |
 | 141 | the reader of stdout closed it; nothing is printed, as with other tools |
 """

@@ -54,7 +54,7 @@ def test_a_model_is_measured_by_a_server_of_its_own(
     record = json.loads(again.out)
     figures = [point["figures"] for point in record["points"]]
     assert [(one["requests"], one["completion_tokens"]) for one in figures] == [(2, 20), (4, 20)]
-    assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.05)
+    assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.1)
     assert figures[0]["preemptions"] == 0
     assert record["machine"]["cores"] >= 1
     assert bench("--list").out.splitlines()[1].split()[0] == "1"
@@ -125,7 +125,7 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("http://127.0.0.1:9",), 5, "127.0.0.1:9"),
         (("guide", "--shape", "chta"), 2, "512+128"),
         (("guide", "--ttft", "soon"), 2, "--ttft 500ms"),
-        (("guide", "--tpot", "0ms"), 2, "which is no time"),
+        (("guide", "--tpot", "0ms"), 2, "which is not a time"),
         (("guide", "--context", "0,x"), 2, "--context 0,2k,8k"),
         (("guide", "--clients", "0"), 2, "--clients 1,4,16"),
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),

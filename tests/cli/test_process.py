@@ -159,7 +159,6 @@ def test_a_terminal_shows_progress_and_erases_it_before_the_answer(screen: Start
     code, shown = screen("hello", "hi").finish()
     assert code == 0
     assert "loading the model, 45%, 2.1/4.7 GB" in shown
-    assert "reading your prompt, 100%" in shown
     answer, _, foot = shown.partition("Hello.\r\n")
     assert "localchat: " not in answer
     assert foot.count("localchat: the engine speaks") == 1

@@ -13,6 +13,7 @@ from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.memory_plan import plan
+from tests.support.greedy import NEARLY_GREEDY
 from tests.support.llamacpp_core import Core, request
 from tests.support.llamacpp_driver import Start
 from tests.support.llamacpp_hybrids import write_qwen35
@@ -50,7 +51,7 @@ def _free_drafts(core: Core) -> None:
     ("target", "draft"),
     [("llama", "llama"), ("llama", "other"), ("chain", "llama"), ("qwen35", "llama")],
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [NEARLY_GREEDY, 1.0])
 def test_text_is_that_without_drafts(
     start: Start, target: str, draft: str, temperature: float
 ) -> None:
@@ -71,7 +72,7 @@ def test_text_is_that_without_drafts(
 def test_the_model_itself_as_draft_is_accepted_nearly_always(start: Start) -> None:
     core = Core(start("llama", draft="llama").runner)
     _free_drafts(core)
-    for temperature in (0.0, 1.0):
+    for temperature in (NEARLY_GREEDY, 1.0):
         asked = request(PROMPT, max_tokens=200, temperature=temperature)
         found = core.say(asked).done.speculation
         assert found.drafted > 100

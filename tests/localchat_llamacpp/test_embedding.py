@@ -248,8 +248,8 @@ def test_a_user_is_told_that_it_embeds_and_does_not_chat(
 ) -> None:
     facts = describe_gguf(read_header(write(tmp_path / "m.gguf")))
     assert facts.abilities == {"embedding"}
-    assert "gives embeddings" in facts.can[0]
-    assert any("writes no text" in sentence for sentence in facts.cannot)
+    assert "embeddings" in facts.can[0]
+    assert any("generate text" in sentence for sentence in facts.cannot)
     assert (facts.kv_bytes_per_token == 0) == (write is write_bert)
     assert "embedding" not in describe_gguf(read_header(write_llama(tmp_path / "l.gguf"))).abilities
 
@@ -286,7 +286,11 @@ def test_engine_embeds_counts_tokens_and_writes_no_text(
         list(engine.generate(GenerateRequest(prompt=TextPrompt("hello"))))
     with pytest.raises(ContextExceeded, match="text 2 of 2") as caught:
         engine.embed(["a", "b" * 100])
-    assert caught.value.details == {"prompt_tokens": 102, "context_tokens": 64}
+    assert caught.value.details == {
+        "prompt_tokens": 102,
+        "context_tokens": 64,
+        "embeds": True,
+    }
     cut = engine.embed(["a", "b" * 100], truncate=True)
     assert cut.tokens == (3, 64)
     expected = pooled(bert(weights_of(path), [BEGIN, *[98] * 62, END]), "mean")
@@ -304,5 +308,5 @@ def test_model_that_writes_refuses_to_embed(
     tmp_path: Path, engine_of: Callable[[Path], Engine]
 ) -> None:
     engine = engine_of(write_llama(tmp_path / "llama.gguf"))
-    with pytest.raises(UsageError, match="gives no embeddings"):
+    with pytest.raises(UsageError, match="cannot compute embeddings"):
         engine.embed(["a"])

@@ -76,7 +76,7 @@ ABSENT: Final = (
 )  # fmt: skip
 """What people look for in such a program, and localchat has not."""
 EXITS: Final = tuple(
-    code for code in (*range(7, 130), *range(131, 256)) if code not in (137, 139, 141)
+    code for code in (*range(8, 130), *range(131, 256)) if code not in (137, 139, 141)
 )
 FAMILIES: Final = {
     "llama3.1": ("llama 3.1|llama3.1|llama-3.1|meta llama 3.1", "8b 70b"),

@@ -144,6 +144,7 @@ FLAGS: Final = [
     "--theme",
     "--reduced-motion",
     "--for",
+    "--require-complete",
     "--anyway",
     "--name",
     "--list",
@@ -214,6 +215,7 @@ EXIT_CODES: Final = {
     4: ("DOES_NOT_FIT", "the model does not fit in memory; `localchat fit MODEL` says what would"),
     5: ("NETWORK", "the network failed, or a checksum did not match"),
     6: ("CONTEXT_EXCEEDED", "the prompt exceeds the context: shorten it, or try q8_0 KV"),
+    7: ("ANSWER_CUT", "a limit or a loop ended the answer, and --require-complete was given"),
     130: ("INTERRUPTED", "interrupted by Ctrl+C; the partial answer is kept"),
 }  # fmt: skip
 EXIT_REASONS: Final = {
@@ -224,6 +226,7 @@ EXIT_REASONS: Final = {
     4: "the model does not fit|memory is too small|not enough memory|it runs out of memory",
     5: "the network fails|the download fails|the checksum is wrong|there is no network",
     6: "the prompt is too long|the context is exceeded|the input is longer than the context",
+    7: "the answer is cut|the answer is not complete|the answer is incomplete|a limit ends the answer",
     130: "i press ctrl+c|i interrupt it|i press ctrl c|it is interrupted|i cancel it",
 }
 

@@ -108,7 +108,7 @@ def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: 
         ("qwen2.5:7c", 3, "qwen2.5:7b"),
         ("qwen2.5", 2, "qwen2.5:14b"),
         ("qwen2.5:7b-q99", 3, "qwen2.5:7b-q4_k_m"),
-        ("wholly-unlike-anything", 3, "a name is qwen2.5:7b-q4_k_m"),
+        ("wholly-unlike-anything", 3, "names look like qwen2.5:7b-q4_k_m"),
         ("../../etc/passwd", 2, "is not the name of a repository"),
         ("hf.co/../x", 2, "is not the name of a repository"),
         ("maker/none", 3, "no repository"),
@@ -284,7 +284,7 @@ def test_example_of_the_readme_as_a_program(
     assert json.loads(again.stdout)["model"] == "qwen2.5:7b-q4_k_m"
     missing = program("run", "qwen2.5:14b", "hi")
     assert missing.returncode == 3
-    assert "fetch it: localchat pull qwen2.5:14b-q4_k_m" in missing.stderr
+    assert "download it: localchat pull qwen2.5:14b-q4_k_m" in missing.stderr
 
 
 def test_file_that_is_here_is_no_matter_of_the_hub(call: Call, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_run_offers_a_model_that_is_not_here_and_goes_on(call: Call, hub: FakeHu
         screen.press("n\n")
         code, seen = screen.finish()
         assert (code, hub.requests("store")) == (3, [])
-        assert "fetch it: localchat pull hf.co/maker/Guide-GGUF" in seen
+        assert "download it: localchat pull hf.co/maker/Guide-GGUF" in seen
     finally:
         screen.close()
     screen = Screen(list(args), term="xterm")
