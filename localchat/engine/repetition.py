@@ -6,12 +6,13 @@ for them. A prompt that asks for N repeats gets them.
 """
 
 import re
-from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
 import msgspec
 
+from localchat.engine.near_repetition import recount, stale_words
+from localchat.engine.periods import periods, run_length
 from localchat.engine.request import GenerateRequest, Infill, Messages, TextPrompt
 
 _LEAST_CHARS: Final = 600
@@ -30,9 +31,6 @@ _SILENT_TOKENS: Final = 256
 _CHECK_EVERY: Final = 64
 _TAIL_CHARS: Final = 6144
 _LONGEST_WANTED: Final = 10_000
-_NEEDLES: Final = (128, 300, 1200, 3000)
-"""Lengths of the end whose previous occurrence gives the period. A needle of twice the period misses nothing,
-and a short one finds the beginning of a run early."""
 _NUMBERED_CONTENT: Final = 20
 """Characters of words that such a line has at least."""
 _BORDERS: Final = tuple(
@@ -117,8 +115,8 @@ class LoopDetector:
         """Return the loop that a text ends in."""
         if len(text) < _BLANK_CHARS:
             return None
-        for period in _periods(text):
-            run = _run(text, period)
+        for period in periods(text):
+            run = run_length(text, period)
             if run // period < _LEAST_REPEATS[-1][1]:
                 continue
             first = text[len(text) - run : len(text) - run + period]
@@ -126,7 +124,21 @@ class LoopDetector:
             piece = first[start:] + first[:start]
             if self._is_loop(piece, run):
                 return Repetition(piece, run // period, run, start + period)
-        return self._numbered(text)
+        return self._numbered(text) or self._near(text)
+
+    def _near(self, text: str) -> Repetition | None:
+        """Find repeats that differ in a number or come in varying order."""
+        loop = recount(text)
+        if loop is not None and loop.times > self._wanted:
+            # Begin the piece at the beginning of a sentence.
+            start = loop.start + _piece_start(loop.piece)
+            end = start + loop.kept
+            chars = len(text) - loop.start
+            return Repetition(text[start:end].strip(), loop.times, chars, end - loop.start)
+        loop = stale_words(text, self._wanted)
+        if loop is None:
+            return None
+        return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
 
     def _is_loop(self, piece: str, run: int) -> bool:
         times = run // len(piece)
@@ -186,35 +198,6 @@ def detector_for(request: GenerateRequest) -> LoopDetector | None:
     if not request.loop_guard or request.ignore_eos:
         return None
     return LoopDetector(prompt_end(request))
-
-
-def _periods(text: str) -> Iterable[int]:
-    """Yield candidates of the period of the text's end, the shortest first."""
-    previous = 0
-    for length in _NEEDLES:
-        if length >= len(text):
-            return
-        start = text.rfind(text[-length:], 0, len(text) - 1)
-        period = len(text) - length - start
-        if start < 0:
-            return
-        if period > previous:
-            previous = period
-            yield period
-
-
-def _run(text: str, period: int) -> int:
-    """Return the number of characters at the end of a text that have this period."""
-    low = period
-    high = len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        end = text[len(text) - middle :]
-        if end[period:] == end[:-period]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _piece_start(piece: str) -> int:

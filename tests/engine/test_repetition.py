@@ -1,5 +1,7 @@
 """Loops of small models, and texts that only look like loops."""
 
+import random
+
 import pytest
 
 from localchat.engine.repetition import LoopDetector, Repetition, without_repeats
@@ -124,3 +126,119 @@ def test_repeats_of_another_part_of_an_answer_are_kept() -> None:
     repetition = Repetition("thinking. ", 70, 700, 10)
     assert without_repeats("An answer. " * 3, repetition) == "An answer. " * 3
     assert without_repeats("x" * 900, repetition) == "x" * 900
+
+
+COUNTED_LOOPS = {
+    "scenes": "In Act V, Scene {n}, Hamlet is talking to his friend Horatio about death. ",
+    "ordinals": "In the {n}th act the king meets the queen and they talk about the war. ",
+    "chapter": "Chapter {n}: the hero meets a dragon.\nHe runs away.\n\n",
+    "twice": "Scene {n} is about love. After Scene {n} the people of the town went home again. ",
+}
+
+
+@pytest.mark.parametrize("name", COUNTED_LOOPS)
+def test_prose_that_only_counts_on_is_a_loop(name: str) -> None:
+    form = COUNTED_LOOPS[name]
+    text = "The play has five acts. " + "".join(form.format(n=number) for number in range(7, 99))
+    found = loop_of(text)
+    assert found is not None
+    end, repetition = found
+    assert end < 2600
+    assert repetition.times >= 10
+    kept = without_repeats(text[:end], repetition)
+    assert kept.startswith("The play has five acts. ")
+    assert len(kept) < 24 + 4 * len(form)
+    assert loop_of(text, "Write 200 scenes.") is None
+
+
+def test_roman_numerals_and_number_words_count_too() -> None:
+    acts = ["IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "XIII", "XIV", "XV", "XVI"]
+    words = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"]
+    words += ["twelve", "thirteen", "fourteen", "twenty-one", "thirty-two", "forty"]
+    said = (
+        "In Act {}, Hamlet is talking to his friend Horatio about death, and the king about life. "
+    )
+    for numbers in (acts * 2, words * 2):
+        assert loop_of("".join(said.format(number) for number in numbers)) is not None
+
+
+PHRASES = (
+    "the cat sat on the mat and looked at the moon.",
+    "a dog ran over the green hill to the river.",
+    "she told him that the story was not over yet.",
+    "the king of the land was kind and very wise.",
+)
+
+
+def test_few_phrases_in_varying_order_are_a_loop() -> None:
+    order = random.Random(1)
+    text = WORDS + " ".join(order.choice(PHRASES) for _ in range(400))
+    found = loop_of(text)
+    assert found is not None
+    assert found[0] < len(WORDS) + 5000
+    assert found[1].piece in text
+    kept = without_repeats(text[: found[0]], found[1])
+    assert kept.startswith(WORDS)
+
+
+NAMES = ("Anna", "Bob", "Carla", "David", "Emma", "Frank", "Grace", "Hugo", "Iris", "Jack")
+WANTED = {
+    "sums in words": "".join(
+        f"If you multiply 7 by {n}, you get the number {7 * n}.\n" for n in range(1, 200)
+    ),
+    "bottles": "".join(
+        f"{n} bottles of beer on the wall, {n} bottles of beer. Take one down and pass it around, "
+        f"{n - 1} bottles of beer on the wall.\n"
+        for n in range(99, 0, -1)
+    ),
+    "inserts": "".join(
+        f"INSERT INTO users (id, name, mail) VALUES ({n}, 'User {n}', 'user{n}@example.com');\n"
+        for n in range(100)
+    ),
+    "enum": "enum Error {\n"
+    + "".join(f"    NETWORK_FAILURE_OF_KIND_{n} = {n},\n" for n in range(99)),
+    "html": "".join(
+        f'<li class="item"><a href="/page/{n}">Link to page {n}</a></li>\n' for n in range(99)
+    ),
+    "unit tests": "".join(
+        f"def test_add_{n}():\n    assert add({n}, {n + 1}) == {2 * n + 1}\n\n" for n in range(99)
+    ),
+    "json": "".join(
+        f'{{"id": {n}, "title": "A title of this item", "done": false}},\n' for n in range(99)
+    ),
+    "coins": " ".join(random.Random(2).choices(("heads", "tails"), k=700)),
+    "bits": "\n".join(" ".join(random.Random(n).choices("01", k=16)) for n in range(99)),
+    "board": "\n".join(" ".join(random.Random(n).choices("XO.", k=16)) for n in range(99)),
+    "csv of answers": "".join(
+        f"{n},{','.join(random.Random(n).choices(('yes', 'no', 'maybe'), k=5))}\n"
+        for n in range(99)
+    ),
+    "log": "".join(
+        f"2024-03-01 12:{n % 60:02}:{n * 7 % 60:02} INFO worker {n % 4} finished the job {n} in time\n"
+        for n in range(99)
+    ),
+    "meetings": "".join(
+        f"{one} met {two} in the garden, and they spoke about the weather of the last days.\n"
+        for one in NAMES
+        for two in NAMES
+    ),
+    "counting": ", ".join(str(number) for number in range(3000)),
+    "days of Christmas": "\n".join(
+        f"On day {n} of Christmas my true love gave to me "
+        + ", ".join(f"{m} {PHRASES[m % 4][:-1]} {NAMES[m % 10]}" for m in range(n, 0, -1))
+        for n in range(1, 10)
+    ),
+    "song": "".join(
+        f"{NAMES[n]} walks down the street of {NAMES[-n - 1]} with {WORDS[n * 60 : n * 60 + 140]}\n"
+        "Oh sing with me, sing with me, all night long,\n"
+        "oh sing with me, sing with me, this is our song.\n\n"
+        for n in range(10)
+    ),
+    "the same text twice": (WORDS + "\n\n") * 2,
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_lists_tables_code_and_songs_are_no_loop(name: str) -> None:
+    assert loop_of(WANTED[name]) is None
+    assert loop_of(WANTED[name] + WORDS) is None
