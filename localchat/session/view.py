@@ -149,7 +149,7 @@ def ended_words(node: Node) -> str:
         return end_sentence(node.end, 0, 0) if node.end.repetition else "The answer was looping"
     full = done is not None and _fills_context(done)
     if node.state == "length" and (full or (node.end is not None and node.end.limit == "context")):
-        return "The context is full: the answer stops here"
+        return "the context is full: the answer stops here"
     if node.end is not None and done is not None:
         return end_sentence(node.end, done.usage.completion_tokens, 0)
     return _ENDED.get(node.state, "")

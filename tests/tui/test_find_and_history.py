@@ -110,7 +110,7 @@ def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path
             assert not other.list()
             other.purge(time.time() + 1)
         await pilot.press("ctrl+z")
-        assert "cannot be restored" in str(about.render())
+        assert str(about.render()) == "one cannot be restored: it was deleted for good"
 
     play(Stage(tmp_path), what)
 

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widgets import Input
 
 from localchat.chat.titles import without_inclusions
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
@@ -170,6 +170,10 @@ class HistoryScreen(ListDialog[str]):
         summary = self._deleted.pop()
         try:
             self._history.restore(summary.id)
+        except UsageError:
+            title = sanitize_line(summary.title)
+            self.show_about(f"{title} cannot be restored: it was deleted for good")
+            return
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
