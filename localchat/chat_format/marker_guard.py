@@ -25,7 +25,7 @@ class MarkerGuard:
 
     tokens: special tokens of the vocabulary. source: the chat template. written: plain conversations as the
     template writes them, whose user-defined tokens are markers too. reasoning: tags of the model's
-    reasoning. They are no markers in an assistant's text if the template looks for them there.
+    reasoning. They are no markers in the content of an assistant if the template looks for them there.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MarkerGuard:
             for text in (message.role, message.name, message.tool_call_id):
                 yield self._usual, text
             yield sealer, message.content
-            yield sealer, message.reasoning
+            yield self._usual, message.reasoning
             for call in message.tool_calls:
                 yield self._usual, call.id
                 yield self._usual, call.name
@@ -93,7 +93,7 @@ class MarkerGuard:
                 message,
                 role=usual(message.role),
                 content=sealer.seal(message.content, seal),
-                reasoning=sealer.seal(message.reasoning, seal),
+                reasoning=usual(message.reasoning),
                 tool_calls=tuple(
                     CalledTool(usual(call.name), usual(call.arguments), usual(call.id))
                     for call in message.tool_calls
