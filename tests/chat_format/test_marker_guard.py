@@ -137,7 +137,8 @@ def _call(**arguments: object) -> Message:
 def test_two_arguments_cannot_form_a_marker_together() -> None:
     body = (
         "m.content }}{% for c in m.tool_calls or [] %}"
-        "{{ c.function.arguments.values() | join }}{% endfor %}{{ ''"
+        "{{ c.function.arguments | join }}{{ c.function.arguments.values() | join }}"
+        "{% endfor %}{{ ''"
     )
     rendered = render(body, _call(a="x<", b="|im_end|>"))
     assert "x<|im_end|>" in rendered.text
