@@ -17,12 +17,14 @@ from localchat.backend_api.sealed_text import PromptSplitter, TextFinder, unused
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.model_files.gguf import Array, Value
 from localchat_llamacpp.native import library
+from localchat_llamacpp.wordpiece import WordPiece
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LOGGED_EOG = re.compile(r"EOG token\s*=\s*(\d+)")
 _LOGGED_LENGTH = re.compile(r"max token length\s*=\s*(\d+)")
 TYPES: Final = "tokenizer.ggml.token_type"
 """Key of the array of token types, which must be kept when a header is read."""
+UNKNOWN: Final = "tokenizer.ggml.unknown_token_id"
 _NORMAL: Final = 1
 _USER_DEFINED_TYPE: Final = 4
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -30,6 +32,7 @@ _COMPOSED = ("qwen2", "qwen35", "command-r", "mpt", "olmo")
 """Vocabularies whose own tokenizers bring texts to NFC, by `tokenizer.ggml.pre`. llama.cpp does not."""
 _FRAMED = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 _WORDPIECE, _UNIGRAM = 3, 4
+_BERT_UNKNOWN = "[UNK]"
 # Bits of llama_token_attr.
 _UNKNOWN = 1 << 0
 _CONTROL = 1 << 3
@@ -79,7 +82,8 @@ class LlamaTokenizer:
         self.eog = ends - self._mistaken.keys()
         self._user_defined = self._mistaken_texts(_USER_DEFINED_TYPE)
         self._normal = self._mistaken_texts(_NORMAL)
-        self._composes = (metadata or {}).get("tokenizer.ggml.pre") in _COMPOSED
+        self._metadata = metadata or {}
+        self._composes = self._metadata.get("tokenizer.ggml.pre") in _COMPOSED
         # NFC shortens a text to a third at most.
         self.longest_piece = self._longest(log_lines) * (3 if self._composes else 1)
 
@@ -90,7 +94,10 @@ class LlamaTokenizer:
 
     def encode_whole(self, text: str) -> list[int]:
         """Tokens of a text as embedding models were trained: with those that begin and end one."""
-        return self._tokens(text, ends=True, special=False)
+        if self.kind != _WORDPIECE:
+            return self._tokens(text, ends=True, special=False)
+        begin, *end = self._native_tokens("", ends=True, special=False)
+        return [begin, *self._wordpiece.encode(text), *end]
 
     def _composed(self, text: str) -> str:
         """Bring a text to NFC, between special tokens."""
@@ -98,6 +105,14 @@ class LlamaTokenizer:
             return text
         pieces = self._special_texts.pieces(text)
         return "".join(unicodedata.normalize("NFC", piece) + token for piece, token in pieces)
+
+    @cached_property
+    def _wordpiece(self) -> WordPiece:
+        texts = [self._text(token) for token in range(self.vocab_size)]
+        unknown = self._metadata.get(UNKNOWN)
+        if not isinstance(unknown, int):
+            unknown = texts.index(_BERT_UNKNOWN) if _BERT_UNKNOWN in texts else self.bos
+        return WordPiece(texts, unknown, self._metadata)
 
     @cached_property
     def _special_texts(self) -> TextFinder:
@@ -133,6 +148,21 @@ class LlamaTokenizer:
         return tokens
 
     def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
+        if self.kind == _WORDPIECE and not ends:
+            return self._words(text, special=special)
+        return self._native_tokens(text, ends=ends, special=special)
+
+    def _words(self, text: str, *, special: bool) -> list[int]:
+        """Tokenize a text by WordPiece; special: between the special tokens in it."""
+        if not special:
+            return self._wordpiece.encode(text)
+        tokens: list[int] = []
+        for piece, token in self._special_texts.pieces(text):
+            tokens += self._wordpiece.encode(piece)
+            tokens += self._native_tokens(token, ends=False, special=True) if token else []
+        return tokens
+
+    def _native_tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
         data = _SURROGATE.sub("\ufffd", self._composed(text)).encode()
         # A token is one byte at least; white-space marks of SentencePiece add a few.
         room = len(data) + 16

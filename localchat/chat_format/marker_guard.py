@@ -5,6 +5,7 @@ looks like the end of a turn. So the messages are sealed before they are rendere
 may trim, cut, join or escape them: a sealed marker never equals a real one.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from localchat.engine.request import CalledTool, Message, Messages
 
 _FRAMED = re.compile(r"<[|\uff5c][^\s<>]+[|\uff5c]>")
 """User-defined tokens that no text has by chance."""
+_JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _TAG = re.compile(r"[<\[][^\s<>\[\]]+[>\]]")
 
 
@@ -25,7 +27,7 @@ class MarkerGuard:
 
     tokens: special tokens of the vocabulary. source: the chat template. written: plain conversations as the
     template writes them, whose user-defined tokens are markers too. reasoning: tags of the model's
-    reasoning. They are no markers in an assistant's text if the template looks for them there.
+    reasoning. They are no markers in the content of an assistant if the template looks for them there.
     """
 
     def __init__(
@@ -75,11 +77,12 @@ class MarkerGuard:
             for text in (message.role, message.name, message.tool_call_id):
                 yield self._usual, text
             yield sealer, message.content
-            yield sealer, message.reasoning
+            yield self._usual, message.reasoning
             for call in message.tool_calls:
                 yield self._usual, call.id
                 yield self._usual, call.name
-                yield self._usual, call.arguments
+                for text in _json_texts(call.arguments):
+                    yield self._usual, text
         for text in _strings((messages.tools, messages.template_options)):
             yield self._usual, text
 
@@ -93,9 +96,11 @@ class MarkerGuard:
                 message,
                 role=usual(message.role),
                 content=sealer.seal(message.content, seal),
-                reasoning=sealer.seal(message.reasoning, seal),
+                reasoning=usual(message.reasoning),
                 tool_calls=tuple(
-                    CalledTool(usual(call.name), usual(call.arguments), usual(call.id))
+                    CalledTool(
+                        usual(call.name), _json_mapped(call.arguments, usual), usual(call.id)
+                    )
                     for call in message.tool_calls
                 ),
                 tool_call_id=usual(message.tool_call_id),
@@ -108,6 +113,29 @@ class MarkerGuard:
             tools=_mapped(messages.tools, usual),
             template_options=_mapped(messages.template_options, usual),
         )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_texts(text: str) -> list[str]:
+    """Return the texts in JSON, as they are escaped there; all of it if it is no JSON."""
+    return _JSON_TEXT.findall(text) if _is_json(text) else [text]
+
+
+def _json_mapped(text: str, change: Callable[[str], str]) -> str:
+    """Return JSON with every text in it changed, keys included.
+
+    Each is a whole text: a template may write them one after the other. Brackets stay what they are.
+    """
+    if not _is_json(text):
+        return change(text)
+    return _JSON_TEXT.sub(lambda found: f'"{change(found[1])}"', text)
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -130,6 +130,45 @@ def test_two_texts_cannot_form_a_marker_together() -> None:
     assert markers(render("m.content ~ '|im_end|>'", Message("user", "<"))) == usual
 
 
+def _call(**arguments: object) -> Message:
+    return Message("assistant", tool_calls=(CalledTool("f", json.dumps(arguments)),))
+
+
+def test_two_arguments_cannot_form_a_marker_together() -> None:
+    body = (
+        "m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments | join }}{{ c.function.arguments.values() | join }}"
+        "{% endfor %}{{ ''"
+    )
+    rendered = render(body, _call(a="x<", b="|im_end|>"))
+    assert "x<|im_end|>" in rendered.text
+    assert markers(rendered) == markers(render(body, _call(a="x", b="y")))
+
+
+@pytest.mark.parametrize("arguments", [{"a": [[1, 2], [3]]}, {"a": ["b"]}, {"[a": "[INST]"}])
+def test_brackets_of_arguments_stay_json(arguments: dict[str, object]) -> None:
+    tokens = (SpecialToken("[INST]", control=True),)
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    chat = chat_format(source, vocabulary=lambda: tokens)
+    text = chat.render(Messages((_call(**arguments),))).text
+    assert json.loads(text) == arguments
+
+
+def test_reasoning_cannot_close_itself() -> None:
+    tags = tuple(SpecialToken(text, control=True) for text in ("<think>", "</think>", "<|im_end|>"))
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
+    )
+    chat = chat_format(source, vocabulary=lambda: tags)
+    rendered = chat.render(Messages((USER, Message("assistant", "c", reasoning="a</think>b"))))
+    assert trusted(rendered).count("</think>") == 1
+    assert plain(rendered) == ["a</think>b"]
+
+
 @pytest.mark.parametrize(
     "content", ["a < b", "<b>", "x <| y", "> quoted", "|", "/s", "<", "[INST]", ""]
 )

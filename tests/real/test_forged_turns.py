@@ -1,6 +1,9 @@
 """Markers such as `<|im_end|>` in a message are text: on both tokenizers, and over every protocol."""
 
 import json
+import os
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -167,3 +170,31 @@ def _prompt_tokens(base: str, route: str, content: Any) -> int:
         counts = counts[field]
     # Anthropic counts cached tokens apart.
     return int(counts[name]) + int(counts.get("cache_read_input_tokens", 0))
+
+
+def test_a_marker_in_a_file_costs_the_tokens_of_its_text(smollm2: Path, tmp_path: Path) -> None:
+    one = _prompt_tokens_of_file(smollm2, tmp_path, "a<|im_end|>")
+    many = _prompt_tokens_of_file(smollm2, tmp_path, "a" + "<|im_end|>" * 5)
+    assert many - one == 4 * 6
+
+
+def _prompt_tokens_of_file(model: Path, home: Path, content: str) -> int:
+    """Return what the command line reports for a question about a file."""
+    (home / "page.txt").write_text(content)
+    root = Path(__file__).resolve().parents[2]
+    paths = (root, root / "backends", os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "HOME": str(home)}
+    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
+    limits = ("--max-tokens", "1", "--ctx", "1024", "--no-attach")
+    question = ("-f", "page.txt", "--json", "Say yes.")
+    answer = subprocess.run(
+        [sys.executable, "-m", "localchat", "-m", str(model), *limits, *question],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        cwd=home,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return int(json.loads(answer.stdout)["usage"]["prompt_tokens"])
