@@ -36,7 +36,7 @@ def answer(state: NodeState, done: Done = DONE) -> Node:
         ("stopped", DONE, "stopped"),
         ("failed", DONE, "interrupted"),
         ("length", DONE, "stopped at the length limit"),
-        ("length", FULL, "The context is full: the answer stops here"),
+        ("length", FULL, "the context is full: the answer stops here"),
     ],
 )
 def test_an_answer_says_why_it_is_not_complete(state: NodeState, done: Done, words: str) -> None:
