@@ -231,10 +231,11 @@ def _bare(words: str) -> str:
 
 
 def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:
-    found = {root.code: root}
+    """Return the class of each code: the one that defines it, not its subclasses."""
+    classes = {root.code: root} if "code" in root.__dict__ else {}
     for kind in root.__subclasses__():
-        found |= _tree(kind)
-    return found
+        classes |= _tree(kind)
+    return classes
 
 
 def from_wire(code: str, message: str, hint: str, details: dict[str, Detail]) -> LocalchatError:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localchat.config.settings_file import write_setting
-from localchat.errors import LocalchatError, connection_failure, reason
+from localchat.errors import LocalchatError, UsageError, connection_failure, from_wire, reason
 
 
 def test_an_error_of_the_system_is_told_without_its_number_and_path(tmp_path: Path) -> None:
@@ -55,3 +55,14 @@ def test_a_name_that_is_right_and_unknown_means_offline() -> None:
     problem = OSError("nodename nor servname provided, or not known")
     assert "offline" in connection_failure(problem, "there", known=True).message
     assert connection_failure(problem, "there").certain
+
+
+def test_an_error_from_another_process_has_the_class_that_defines_its_code() -> None:
+    class OwnArguments(UsageError):
+        def __init__(self) -> None:
+            super().__init__("never sent")
+
+    error = from_wire("usage", "wrong", "try again", {})
+    assert type(error) is UsageError
+    assert (error.message, error.hint) == ("wrong", "try again")
+    assert OwnArguments.code == "usage"

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from localchat.chat.answer_end import end_sentence
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import left_out, unsent_ids
 from localchat.engine.events import Done
@@ -146,12 +145,15 @@ def ended_words(node: Node) -> str:
     """Return why an answer is not complete; empty for a complete one."""
     done = node.metrics.done if node.metrics is not None else None
     if node.end is not None and node.end.reason == "repetition":
-        return end_sentence(node.end, 0, 0) if node.end.repetition else "The answer was looping"
+        loop = node.end.repetition
+        if loop is None:
+            return "ended in a loop"
+        return f"ended: it repeated {loop.name()} {loop.times} times"
     full = done is not None and _fills_context(done)
     if node.state == "length" and (full or (node.end is not None and node.end.limit == "context")):
         return "the context is full: the answer stops here"
     if node.end is not None and done is not None:
-        return end_sentence(node.end, done.usage.completion_tokens, 0)
+        return f"cut at {done.usage.completion_tokens:,} tokens: /set max_tokens allows more"
     return _ENDED.get(node.state, "")
 
 

@@ -51,9 +51,8 @@ def test_a_conversation_is_asked_stopped_continued_and_branched(
     screen.see("■ stopped")
     screen.ask("/set max_tokens 12")
     screen.type("\x1b[18~")  # F7 continues
-    screen.until(
-        lambda: "● ready" in screen.text and "■ stopped at the length limit" in screen.text
-    )
+    screen.until(lambda: screen.text.count("■ cut at 12 tokens") == 2)
+    wait_until_ready(screen)
 
     screen.type("\x1b[15~")  # F5 answers again
     screen.see("‹ 2/2 ›")

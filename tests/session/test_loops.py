@@ -39,7 +39,7 @@ def test_a_loop_ends_says_so_and_offers_three_ways_on(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         await looped(chat)
         (block,) = [b for b in chat.page.blocks.values() if isinstance(b, AnswerBlock)]
-        assert block.ended.startswith('The answer repeated "It is a loyal animal."')
+        assert block.ended.startswith('ended: it repeated "It is a loyal animal."')
         (notice,) = [each for each in chat.page.notices() if each.offers]
         labels = [offer.label for offer in notice.offers]
         assert labels == [

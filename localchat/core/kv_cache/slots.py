@@ -35,6 +35,8 @@ RESTORED_PER_COMPUTED = 50
 """Restoring so many tokens costs about what computing one does (2 µs against 4 ms on two cores; 0.1 ms on
 a GPU): a short prefix of a long saved state is computed again."""
 
+_EXACT_CHUNKS = "a request with a seed or at temperature 0 reuses whole chunks of its own kind"
+
 
 class _SlotEntry:
     """Tokens computed in a slot; the slot may hold more cells (room)."""
@@ -166,7 +168,10 @@ class SlotKVCacheManager:
         for found in self._candidates(ids, salt):
             shared = found.prefix.common_length(ids)
             if exact_chunk:
-                shared = min(shared, found.exact) // exact_chunk * exact_chunk
+                exact = min(shared, found.exact) // exact_chunk * exact_chunk
+                if shared > max(exact, known):
+                    known, reason = shared, _EXACT_CHUNKS
+                shared = exact
             why = self._unusable_reason(found, shared)
             if why is None and shared > best:
                 best, source, differs = shared, found, False
