@@ -269,8 +269,8 @@ def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
 
 
 def test_a_prompt_that_is_read_is_not_being_read_though_no_word_came() -> None:
-    status = reading(3278, 64.0)
-    status.update(MetricsSnapshot("prefill", kv_used_tokens=3278))
+    status = reading(3000, 64.0)
+    status.update(MetricsSnapshot("prefill", kv_used_tokens=3000))
     assert progress_block(status, status.prefill_at_s) is not None
     status.update(MetricsSnapshot("decode", completion_tokens=5))
     assert progress_block(status, status.prefill_at_s) is None
