@@ -189,14 +189,23 @@ class _Handler(BaseHTTPRequestHandler):
             while at < len(body):
                 slow = fault.pause_s and not fault.until.is_set()
                 piece = body[at : at + (fault.pause_every if slow else _CHUNK)]
-                self.wfile.write(piece)
+                self._write_counted(piece)
                 at += len(piece)
-                with self.hub.lock:
-                    self.hub.sent += len(piece)
                 if slow:
                     fault.until.wait(fault.pause_s)
         except OSError:
             self.close_connection = True
+
+    def _write_counted(self, piece: bytes) -> None:
+        """Count a piece before the client can have it; a test reads the count right afterwards."""
+        with self.hub.lock:
+            self.hub.sent += len(piece)
+        try:
+            self.wfile.write(piece)
+        except OSError:
+            with self.hub.lock:
+                self.hub.sent -= len(piece)
+            raise
 
     def split_path(self) -> str:
         """Without the host that a request through a proxy carries."""
