@@ -20,9 +20,9 @@ from tests.support.tiny_engine_core import TinyLoop, request, tiny_runner
 from tests.support.tiny_models import tokens_of
 
 ASKED: dict[str, dict[str, Any]] = {
-    "greedy": {},
+    "greedy": {"temperature": 0.0},
     "top-k": {"temperature": 0.9, "top_k": 3, "seed": 4},
-    "penalised": {"frequency_penalty": 0.5},
+    "penalised": {"temperature": 0.0, "frequency_penalty": 0.5},
 }
 WHOLE: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 0},

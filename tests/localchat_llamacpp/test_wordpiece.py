@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from localchat_llamacpp.wordpiece import LOWERCASE, STRIP_ACCENTS, WordPiece
@@ -25,8 +27,8 @@ def _encode(text: str, vocabulary: list[str] = VOCABULARY, **metadata: bool) -> 
     return [vocabulary[token] for token in words.encode(text)]
 
 
-UNCASED = {LOWERCASE: True}
-CASED = {LOWERCASE: False}
+UNCASED: dict[str, Any] = {LOWERCASE: True}
+CASED: dict[str, Any] = {LOWERCASE: False}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ CASED = {LOWERCASE: False}
     ],
 )
 def test_the_file_says_whether_case_and_accents_are_folded(
-    metadata: dict[str, bool], expected: str
+    metadata: dict[str, Any], expected: str
 ) -> None:
     assert _encode("Café", **metadata) == [expected]
 

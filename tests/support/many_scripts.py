@@ -2,6 +2,9 @@
 
 import random
 import unicodedata
+from typing import Literal, TypeAlias
+
+Form: TypeAlias = Literal["NFC", "NFD", "NFKD"]
 
 SAMPLES = {
     "English": "The quick brown fox isn't lazy: it jumps over 13 dogs, at $4.50 (or so)!",
@@ -41,7 +44,7 @@ def lines(count: int, seed: int = 1) -> list[str]:
             word[choose.randrange(3) :] + choose.choice([" ", " ", " ", "", "-", "\n"])
             for word in picked
         )
-        form = choose.choice([None, None, "NFC", "NFD", "NFKD"])
+        form: Form | None = choose.choice((None, None, "NFC", "NFD", "NFKD"))
         line = unicodedata.normalize(form, line) if form else line
         made.append(choose.choice([line, line, line.upper()]))
     return made[:count]
