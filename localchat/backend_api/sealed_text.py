@@ -26,7 +26,7 @@ class TextPart(NamedTuple):
     special: bool
     """Control tokens are recognized."""
     joins: bool = False
-    """It continues the piece before it. Otherwise a control token lies between them."""
+    """True if no control token separates it from the part before."""
 
 
 class PromptSplitter:
@@ -42,7 +42,10 @@ class PromptSplitter:
         self._stripping = {token.text: token for token in tokens if token.lstrip or token.rstrip}
 
     def split(self, rendered: str, seal: str) -> tuple[str, tuple[TextPart, ...]]:
-        """Return a rendered prompt without seals, and its parts; no parts if all of it is trusted."""
+        """Remove the seals of a rendered prompt, and split it into parts.
+
+        Returns no parts if all of the prompt is trusted.
+        """
         if not seal:
             return rendered, ()
         seals = re.compile(f"{seal}|{re.escape(json.dumps(seal)[1:-1])}")

@@ -37,7 +37,7 @@ def end_sentence(end: Finished, tokens: int, context_tokens: int, *, what: str =
 
 
 def end_advice(end: Finished, tokens: int, context_tokens: int) -> str:
-    """Say what to do about it on the command line; empty where it ended by itself."""
+    """Return advice for the command line; empty if the answer ended by itself."""
     if end.reason == "repetition":
         return f"Try again with -o repetition_penalty {REPETITION_PENALTY}."
     if end.reason != "length":

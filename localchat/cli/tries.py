@@ -118,7 +118,7 @@ class CritiqueReport:
     first_tokens: int
     first_s: float
     tokens: int
-    """Of the answer and of all questions to the judge."""
+    """Tokens of the answer and of all questions to the judge."""
     seconds: float
 
     def sentence(self) -> str:

@@ -23,9 +23,9 @@ class WorkModel(NamedTuple):
     """A model, and the source of the choice."""
 
     word: str
-    """As `-m` takes it: a name, a path, or the address of a server."""
+    """Name, path or server address, in the form that `-m` accepts."""
     why: str
-    """A phrase."""
+    """Source of the choice, as messages show it."""
     path: str = ""
     """The file, if a running server has it loaded."""
 

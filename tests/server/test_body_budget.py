@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from localchat.server.body_budget import FREE_BYTES, BodyBudget, return_free_memory
+from localchat.server.body_budget import FREE_BYTES, BodyBudget
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.errors import ApiError
 from tests.support.http_server import Wire, chat, serving, settled
@@ -54,7 +54,3 @@ def test_half_sent_bodies_are_refused_beyond_the_budget_and_small_requests_go_on
         for wire in wires:
             wire.socket.close()
         assert settled(lambda: chat(stage, "b" * MIB).status == 200)
-
-
-def test_free_memory_can_be_returned() -> None:
-    return_free_memory()
