@@ -57,7 +57,9 @@ class LocalchatError(Exception):
         """What would make room, as JSON, where a load or a prompt does not fit. Crosses no pipe."""
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self.hint}" if self.hint else self.message
+        if self.hint:
+            return f"{self.message}\n{self.hint}"
+        return self.message
 
 
 class UsageError(LocalchatError):

@@ -127,13 +127,17 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def decode_rate(tokens: int, first_s: float, last_s: float) -> float | None:
     """Tokens a second after the first one, whose time is prefill's. None for fewer than two tokens."""
-    return (tokens - 1) / (last_s - first_s) if tokens > 1 and last_s > first_s else None
+    if tokens > 1 and last_s > first_s:
+        return (tokens - 1) / (last_s - first_s)
+    return None
 
 
 def prefill_rate(prompt_tokens: int, cached_tokens: int, elapsed_s: float) -> float | None:
     """Computed prompt tokens a second; None where nothing was computed or no time passed."""
     computed = prompt_tokens - cached_tokens
-    return computed / elapsed_s if computed > 0 and elapsed_s > 0 else None
+    if computed > 0 and elapsed_s > 0:
+        return computed / elapsed_s
+    return None
 
 
 def shared_tpot_ms(elapsed_s: float, tokens: int) -> list[float]:
@@ -148,4 +152,6 @@ def acceptance(drafted: int, accepted: int) -> float | None:
 
 def speedup(tokens: int, elapsed_s: float, plain_step_s: float) -> float | None:
     """Time that `tokens` would take in plain steps, over the time they took; None where it is unknown."""
-    return tokens * plain_step_s / elapsed_s if elapsed_s > 0 and plain_step_s > 0 else None
+    if elapsed_s > 0 and plain_step_s > 0:
+        return tokens * plain_step_s / elapsed_s
+    return None

@@ -102,7 +102,8 @@ def _checked(address: str, source: str) -> Proxy:
     """Return the proxy at this address. Raises UsageError unless HTTP clients can use it."""
     scheme, separator, rest = address.partition("://")
     if not separator:
-        scheme, rest = "http", address
+        scheme = "http"
+        rest = address
     scheme = _SAME_AS.get(scheme.lower(), scheme.lower())
     proxy = Proxy(f"{scheme}://{rest}", source)
     try:

@@ -22,4 +22,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     begun = [name for name in names if name.startswith(word.lower())]
     found = begun if len(begun) == 1 else closest(word, names)
-    return f"did you mean {found[0]}?" if found else f"valid names: {', '.join(names)}"
+    if found:
+        return f"did you mean {found[0]}?"
+    return f"valid names: {', '.join(names)}"

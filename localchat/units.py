@@ -37,7 +37,8 @@ def _scaled(count_bytes: float) -> tuple[float, str, int]:
     # 999.5 would be written as 1000.
     while power < len(_BYTE_UNITS) and abs(count_bytes) >= 999.5 * 1000**power:
         power += 1
-    value, unit = count_bytes / 1000**power, _BYTE_UNITS[power - 1]
+    value = count_bytes / 1000**power
+    unit = _BYTE_UNITS[power - 1]
     return value, unit, 1 if power >= 3 or abs(value) < _NO_DECIMALS_FROM else 0
 
 
@@ -58,7 +59,9 @@ def tokens(count: int) -> str:
 
 def rate(per_second: float) -> str:
     """`62.0 tok/s`; from a thousand on `1,200 tok/s`."""
-    return f"{per_second:,.0f} tok/s" if per_second >= 999.5 else f"{per_second:.1f} tok/s"
+    if per_second >= 999.5:
+        return f"{per_second:,.0f} tok/s"
+    return f"{per_second:.1f} tok/s"
 
 
 def duration(seconds: float) -> str:
@@ -80,7 +83,9 @@ def percent(part: float, whole: float) -> str:
 
 def used_of(used: int, total: int) -> str:
     """`412/32,768 (1%)`; the first number alone where the total is unknown (0)."""
-    return f"{used:,}/{total:,} ({percent(used, total)})" if total else f"{used:,}"
+    if total:
+        return f"{used:,}/{total:,} ({percent(used, total)})"
+    return f"{used:,}"
 
 
 def decimal(value: float | None, digits: int) -> str:

@@ -33,7 +33,9 @@ class CheckpointModel:
 
     def __init__(self, path: Path, device: DeviceKind, notify: Callable[[str], None]) -> None:
         """Raises ModelMissing, ModelInvalid."""
-        self._path, self._device, self._ordinal = path, device, 0
+        self._path = path
+        self._device = device
+        self._ordinal = 0
         opened = open_gguf(path) if path.is_file() else _open_folder(path)
         self.config, notes = runtime_config(opened.config, gpu=device == "cuda")
         for note in notes:
@@ -59,7 +61,8 @@ class CheckpointModel:
         headers = () if options.dummy_weights else self.headers
         config = rounded_config(self.config, options.quantize, self.info.name)
         ram_bytes = read_machine().ram_free_bytes
-        gpu, draft = self._target_gpu(), self._draft(options)
+        gpu = self._target_gpu()
+        draft = self._draft(options)
         plan = planner.plan(config, headers, options, gpu, limits, ram_bytes, draft)
         return demand(plan, self.info.name)
 
@@ -98,7 +101,8 @@ class CheckpointModel:
             notify("The weights are random: the text is meaningless.")
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
         config = rounded_config(self.config, request.options.quantize, self.info.name)
-        draft, shared = self._draft(request.options), 0
+        draft = self._draft(request.options)
+        shared = 0
         if draft is not None and draft.eagle is None:
             own = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
             shared = shared_vocabulary(draft.name, own, self.tokenizer)

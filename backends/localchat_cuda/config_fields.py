@@ -11,7 +11,9 @@ class ConfigFields:
 
     def __init__(self, raw: Mapping[str, Any], name: str, hint: str) -> None:
         """`raw`: parsed JSON. `name`: of the file, for messages. `hint`: what to do if it is unsupported."""
-        self.raw, self.name, self.hint = raw, name, hint
+        self.raw = raw
+        self.name = name
+        self.hint = hint
 
     def unsupported(self, what: str) -> ModelInvalid:
         """The error for a config that needs an unsupported feature."""

@@ -14,7 +14,8 @@ from localchat_cuda.model_config import ModelConfig, parse_config
 OTHER_HEAD = (
     "Take an EAGLE-3 head that was trained for this model, or a small model of the same family."
 )
-_LAYER, _TAPS = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
+_LAYER = "transformer_layer_config"
+_TAPS = "eagle_aux_hidden_state_layer_ids"
 _STRANGE = ("norm_before_fc", "fc_norm")
 """Norms of the states that are joined."""
 
@@ -44,7 +45,8 @@ def parse_eagle(raw: Mapping[str, Any], name: str) -> tuple[ModelConfig, EagleCo
     nested = raw.get(_LAYER)
     layer = {**raw, **nested} if isinstance(nested, dict) else dict(raw)
     strange = next((f"{key} true" for key in _STRANGE if raw.get(key)), "")
-    kind, layers = layer.get("model_type"), layer.get("num_hidden_layers")
+    kind = layer.get("model_type")
+    layers = layer.get("num_hidden_layers")
     if kind != "llama" or layers != 1:
         strange = f"{layers} layers of {kind}"
     if strange:

@@ -16,7 +16,8 @@ HEAD_DIMENSIONS = (64, 96, 128, 256, 512)
 """Possible in layers without a window."""
 _KINDS = ("sliding_attention", "full_attention")
 _MOST_STREAMS = 8
-_SPARSE_LAYERS, _SPARSITY = 10, 0.95
+_SPARSE_LAYERS = 10
+_SPARSITY = 0.95
 """Of a Gemma 3n whose config names none, if it has more layers."""
 
 
@@ -95,7 +96,9 @@ def read_gemma(fields: ConfigFields, architecture: Architecture, layers: int) ->
     """The differences between a model's layers; None for other architectures. Raises ModelInvalid."""
     if architecture == "gemma3n":
         return _read_gemma3n(fields, layers)
-    return _read_gemma4(fields, layers) if architecture == "gemma4" else None
+    if architecture == "gemma4":
+        return _read_gemma4(fields, layers)
+    return None
 
 
 def _read_gemma4(fields: ConfigFields, layers: int) -> GemmaLayers:
@@ -110,7 +113,8 @@ def _read_gemma4(fields: ConfigFields, layers: int) -> GemmaLayers:
         raise fields.unsupported(f"{heads} query heads over {key_heads} key heads")
     unified = any("Unified" in str(each) for each in raw.get("architectures") or ())
     columns = 0 if unified else raw.get("hidden_size_per_layer_input") or 0
-    shared, inner = _shared_layers(fields, full), fields.integer("intermediate_size")
+    shared = _shared_layers(fields, full)
+    inner = fields.integer("intermediate_size")
     wide = shared if raw.get("use_double_wide_mlp") else 0
     return GemmaLayers(
         full,
@@ -127,7 +131,8 @@ def _read_gemma4(fields: ConfigFields, layers: int) -> GemmaLayers:
 def _read_gemma3n(fields: ConfigFields, layers: int) -> GemmaLayers:
     raw = fields.raw
     full = _full_layers(fields, layers)
-    inner, shares = raw.get("intermediate_size"), raw.get("activation_sparsity_pattern")
+    inner = raw.get("intermediate_size")
+    shares = raw.get("activation_sparsity_pattern")
     inner = inner if isinstance(inner, list) else [inner] * layers
     if shares is None:
         sparse = _SPARSE_LAYERS if layers > _SPARSE_LAYERS else 0
@@ -142,7 +147,8 @@ def _read_gemma3n(fields: ConfigFields, layers: int) -> GemmaLayers:
         raise ModelInvalid(
             f"{fields.name}: activation_sparsity_pattern is no list of {layers} shares."
         )
-    streams, active = fields.integer("altup_num_inputs"), raw.get("altup_active_idx")
+    streams = fields.integer("altup_num_inputs")
+    active = raw.get("altup_active_idx")
     if active or not 1 < streams <= _MOST_STREAMS:
         raise fields.unsupported(f"{streams} streams of the residual, of which {active} is active")
     return GemmaLayers(

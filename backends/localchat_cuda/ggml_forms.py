@@ -54,7 +54,8 @@ _FORMS: dict[str, GgmlForm] = {
     "IQ4_NL": GgmlForm(4, 32, table=True),
     "IQ4_XS": GgmlForm(4, 32, factors=True, table=True),
 }
-INT8, INT8_ZEROS = "Q8_0", "INT8_ZEROS"
+INT8 = "Q8_0"
+INT8_ZEROS = "INT8_ZEROS"
 """Whole numbers of 8 bits, without and with zeros."""
 _STORED = {each.name: each for each in NUMBER_FORMATS.values()}
 

@@ -161,7 +161,8 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
 
 def _gemma_config(header: Header) -> dict[str, Any]:
     """What llama.cpp knows of a Gemma besides, from the metadata or by its architecture."""
-    name, heads = header.architecture, header.number("attention.head_count")
+    name = header.architecture
+    heads = header.number("attention.head_count")
     width = header.number("attention.key_length")
     if header.number("block_count") == _LARGEST[name]:
         width = header.number("embedding_length") // heads
@@ -256,7 +257,8 @@ def loaded_header(header: Header) -> SafetensorsHeader:
     """Return the tensors as they are in memory once loaded: layers and head repacked, the rest floating."""
     tensors = []
     for name, each in checkpoint_names(header).items():
-        shape, type_ = each.shape[::-1], each.format.name
+        shape = each.shape[::-1]
+        type_ = each.format.name
         repacked = ".layers." in name or name == "lm_head.weight"
         repacked = repacked and type_ in GGUF_FORMS and len(shape) == 2
         size = packed_bytes(type_, *shape) if repacked else 2 * each.elements
@@ -275,12 +277,16 @@ def strings_of(header: Header, key: str) -> tuple[str, ...]:
 
 def _rows(header: Header, name: str) -> int:
     found = next((each for each in header.tensors if each.name == name), None)
-    return found.shape[-1] if found is not None else header.vocab_size
+    if found is not None:
+        return found.shape[-1]
+    return header.vocab_size
 
 
 def _float(header: Header, key: str, default: float) -> float:
     found = header.metadata.get(f"{header.architecture}.{key}")
-    return float(found) if isinstance(found, int | float) else default
+    if isinstance(found, int | float):
+        return float(found)
+    return default
 
 
 def _unsupported(header: Header, what: str) -> ModelInvalid:

@@ -14,7 +14,8 @@ from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.tokenizer import TokenizerFiles
 
-_SAMPLES, _SAMPLE_BYTES = 16, 4096
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
 _SAMPLING = (
     ("temperature", "temp"),
     ("top_k", "top_k"),

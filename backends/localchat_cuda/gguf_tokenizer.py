@@ -148,7 +148,8 @@ def _merges(
     for text in texts:
         score = -scores.get(text, 0.0)
         for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
+            left = text[:cut]
+            right = text[cut:]
             if left in vocabulary and right in vocabulary:
                 found.append((score, vocabulary[left], vocabulary[right], (left, right)))
     return [pair for *_, pair in sorted(found)]
@@ -156,7 +157,9 @@ def _merges(
 
 def _numbers(header: Header, key: str) -> tuple[Any, ...]:
     held = header.metadata.get(key)
-    return tuple(held.values or ()) if isinstance(held, Array) else ()
+    if isinstance(held, Array):
+        return tuple(held.values or ())
+    return ()
 
 
 def _added(number: int, text: str, *, special: bool, rstrip: bool) -> dict[str, Any]:

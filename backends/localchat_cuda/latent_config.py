@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.rope_config import sharpened
 
-KV_RANKS, ROPES = (128, 256, 512), (16, 32, 64)
+KV_RANKS = (128, 256, 512)
+ROPES = (16, 32, 64)
 """Columns of a latent and of a rotated key that the kernels take. Both are more than the heads of the prefill
 kernel for Hopper, which knows no latents."""
 EPS = 1e-6
@@ -50,7 +51,8 @@ class LatentAttention:
 
 def read_latent(fields: ConfigFields) -> LatentAttention:
     """The widths of a config. Raises ModelInvalid for those that no kernel here has."""
-    kv_rank, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    kv_rank = fields.integer("kv_lora_rank")
+    rope = fields.integer("qk_rope_head_dim")
     if kv_rank not in KV_RANKS:
         raise fields.unsupported(f"latents of {kv_rank} columns ({_listed(KV_RANKS)} are possible)")
     if rope not in ROPES:

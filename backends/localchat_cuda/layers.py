@@ -144,8 +144,12 @@ class LayersBase:
     def __init__(
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
     ) -> None:
-        self.config, self.inputs, self.pages, self.kernels = config, inputs, pages, kernels
-        self.device, self.dtype = pages.device, pages.dtype
+        self.config = config
+        self.inputs = inputs
+        self.pages = pages
+        self.kernels = kernels
+        self.device = pages.device
+        self.dtype = pages.dtype
         self.tokens = inputs.ids.shape[0]
         self.logits_indices = inputs.logits_indices
         """Tokens whose last states are needed; None: all that rows are left of."""
@@ -171,7 +175,8 @@ class LayersBase:
             normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
             normalize = qk_norm.normalize if self.kernels else qk_norm.reference
             normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
-            qkv, norms = normed, None
+            qkv = normed
+            norms = None
         call = rope.rope_store if self.kernels else rope.reference
         call(
             qkv, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
@@ -185,7 +190,9 @@ class LayersBase:
     def _tables(self, layer: int) -> torch.Tensor:
         """Block tables of the pages of a layer."""
         inputs = self.inputs
-        return inputs.window_tables if self.pages.windowed(layer) else inputs.block_tables
+        if self.pages.windowed(layer):
+            return inputs.window_tables
+        return inputs.block_tables
 
     def _batch(self, batch: AttentionBatch, layer: int) -> AttentionBatch:
         """Sequences of the step with the block tables of a layer."""
@@ -218,7 +225,8 @@ class LayersBase:
     ) -> torch.Tensor:
         """Attention over latents, [T, H*V] in the model's dtype."""
         self.tap(layer)
-        shape, queries = self.config.latent, self.queries(layer)
+        shape = self.config.latent
+        queries = self.queries(layer)
         assert shape is not None
         plain, out = (
             torch.empty(self.tokens, self.config.heads, n, dtype=self.dtype, device=self.device)
@@ -271,9 +279,12 @@ class LayersBase:
         sinks: torch.Tensor | None,
     ) -> Partials:  # fmt: skip
         """Store keys and values and attend, in a step that only decodes."""
-        part, pages, config = self.inputs.decode, self.pages.layer(layer), self.config
+        part = self.inputs.decode
+        pages = self.pages.layer(layer)
+        config = self.config
         assert part is not None
-        rules, d = self.rules(layer, sinks), config.head_dim_of(layer)
+        rules = self.rules(layer, sinks)
+        d = config.head_dim_of(layer)
         headed = norms is None or (norms.q.shape[0] == d and not norms.values)
         fused = part.one_page and decode_fused.serves(
             qkv, config.heads, d, pages.k, pages.exponents
@@ -302,14 +313,16 @@ class LayersBase:
         rules = self.rules(layer, sinks)
         if not self.kernels:
             k, v, exponents = self.pages.layer(layer)
-            q, batch = self.queries(layer), self._batch(self.inputs.batch, layer)
+            q = self.queries(layer)
+            batch = self._batch(self.inputs.batch, layer)
             out = attention_reference.reference(q, k, v, batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
         out = self.queries(layer).new_empty(
             self.tokens, self.config.heads, self.config.value_dim_of(layer)
         )
         flat = out.view(self.tokens, -1)
-        decode, prefill = self.inputs.decode, self.inputs.prefill
+        decode = self.inputs.decode
+        prefill = self.inputs.prefill
         if decode is not None:
             partials = self.decode_attention(rules, layer)
             decode_attention.merge(partials, flat[: decode.tokens], sinks=sinks)
@@ -322,7 +335,8 @@ class LayersBase:
     ) -> None:
         """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
         k, v, exponents = self.pages.layer(layer)
-        batch, sources = self._batch(part.batch, layer), part.dequant_pages
+        batch = self._batch(part.batch, layer)
+        sources = part.dequant_pages
         if sources is not None and exponents is not None:
             if self._dequantized is None:  # one for all layers: each reads what it has just written
                 self._dequantized = kv_fp8_dequant.DequantizedPages.empty(
@@ -331,7 +345,9 @@ class LayersBase:
                 )  # fmt: skip
             kv_fp8_dequant.dequantize(k, v, exponents, batch.tables, sources, self._dequantized)
             batch = self._dequantized.batch(batch)
-            k, v, exponents = self._dequantized.pool[:, 0], self._dequantized.pool[:, 1], None
+            k = self._dequantized.pool[:, 0]
+            v = self._dequantized.pool[:, 1]
+            exponents = None
         prefill_attention.attend(
             self.queries(layer), k, v, batch, part.tiles, out, rules, exponents=exponents,
             config=part.tile_config,
@@ -348,9 +364,11 @@ class LayersBase:
 
     def drop_rows(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of x [T, K] whose logits are computed; the residual keeps the same ones."""
-        indices, self.logits_indices = self.logits_indices, None
+        indices = self.logits_indices
+        self.logits_indices = None
         assert indices is not None
-        self.tokens, self.residual = indices.shape[0], self.residual[indices]
+        self.tokens = indices.shape[0]
+        self.residual = self.residual[indices]
         return x[indices]
 
     def run_experts(
@@ -402,7 +420,8 @@ class LayersBase:
             self.residual.mul_(self.embedding_scale)
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
-        own, ids = self.config.gemma, self.inputs.ids.long()
+        own = self.config.gemma
+        ids = self.inputs.ids.long()
         assert own is not None
         shape = self.tokens, self.config.layers, own.input_columns
         scale = float(torch.tensor(own.input_columns**0.5, dtype=self.dtype))
@@ -523,13 +542,16 @@ class DenseLayers(LayersBase):
         """Compute the gemms `qkvz` and `ba` of a delta net (one `qkvz` may hold both), change the states of
         `layer`, and norm the output: [T, H*V], rows as in `attend`."""
         self.tap(layer)
-        shape, states, inputs = self.config.delta_net, self.pages.states, self.inputs
+        shape = self.config.delta_net
+        states = self.pages.states
+        inputs = self.inputs
         assert shape is not None
         assert states is not None
         assert inputs.tokens is not None
         qkvz = self.gemm(x, linears["qkvz"])
         ba = self.gemm(x, linears["ba"]) if "ba" in linears else qkvz[..., shape.columns :]
-        projection, own = delta_net.Projection(qkvz, ba), states.layer(layer)
+        projection = delta_net.Projection(qkvz, ba)
+        own = states.layer(layer)
         out = torch.empty(
             self.tokens, shape.value_heads, shape.value_dim, dtype=self.dtype, device=self.device
         )
@@ -542,7 +564,9 @@ class DenseLayers(LayersBase):
             delta_net.reference(projection, weights, own, inputs.tokens, inputs.batch, out)
         normed = torch.empty(self.tokens, shape.values, dtype=self.dtype, device=self.device)
         self._gate(out, qkvz[..., shape.channels : shape.columns], weights.norm, normed)
-        return self.drop_rows(normed) if self.drops_rows(layer) else normed
+        if self.drops_rows(layer):
+            return self.drop_rows(normed)
+        return normed
 
     def _chunked_part(self) -> delta_net.ChunkedPart | None:
         prefill = self.inputs.prefill

@@ -50,7 +50,8 @@ from localchat_cuda.weights.loader import load, with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_STEP_S, _SHARED_STEP_S = 0.2, 0.0225
+_STEP_S = 0.2
+_SHARED_STEP_S = 0.0225
 """Longest step with prompt chunks, alone and while other sequences decode. 0.2 s, not 0.1: one step for 7,000
 tokens of a 7B model dequantizes the weights once instead of twice, and no other request waits for it."""
 _LIMITS = (
@@ -92,7 +93,8 @@ def load_runner(
         # 0.5 s of hashing that the first kernel would wait for
         threading.Thread(target=triton_key, name="triton key", daemon=True).start()
     set_safe_mode(request.safe_mode)
-    plan, caps = request.plan, capabilities(config, request)
+    plan = request.plan
+    caps = capabilities(config, request)
     total = max(plan.weights_bytes, 1)
 
     def report_layer(done: int, layers: int) -> bool:
@@ -194,11 +196,9 @@ def source_of(config: ModelConfig, path: Path | None, device: torch.device) -> W
 def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
     """Random weights in the groups of the config."""
     quantization = config.quantization
-    return (
-        RandomWeights(device, group=quantization.group, bits=quantization.bits)
-        if quantization
-        else RandomWeights(device)
-    )
+    if quantization:
+        return RandomWeights(device, group=quantization.group, bits=quantization.bits)
+    return RandomWeights(device)
 
 
 def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
@@ -264,7 +264,8 @@ def warm_up(runner: CudaRunner) -> None:
         row = StepRow(-1, 0, 0, (0,) * size, (), blocks)
         runner.launch(StepPlan(0, (row,), (LogitsPosition(0, size - 1, -1),), (), enter))
         runner.collect()
-        enter, blocks = (), ()
+        enter = ()
+        blocks = ()
     for position in (*_WARM_POSITIONS, *[1] * RUNS_BEFORE_CAPTURE):
         if position < longest:
             row = StepRow(-1, 0, position, LAST)

@@ -57,7 +57,8 @@ def attach_head(
     notify: Callable[[str], None] = lambda text: None,
 ) -> None:  # fmt: skip
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
-    model, names = runner.model, ARCHITECTURES[config.architecture].NAMES
+    model = runner.model
+    names = ARCHITECTURES[config.architecture].NAMES
     with advise_on_out_of_memory(request):
         weights = load_head(
             config, names, source, model.weights, model.pages.dtype, runner.device, notify
@@ -72,7 +73,8 @@ def attach_eagle(
     """Load the EAGLE-3 head of `request`, or of another source, for a runner.
 
     Raises ModelInvalid, DoesNotFit, DeviceFault."""
-    model, names = runner.model, ARCHITECTURES["llama"].NAMES
+    model = runner.model
+    names = ARCHITECTURES["llama"].NAMES
     assert draft.eagle is not None
     if source is None:
         source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
@@ -89,9 +91,12 @@ def _attach(
     name: str, eagle: EagleConfig | None = None,
 ) -> None:  # fmt: skip
     """Let a head with these weights draft, as a runner of its own, from states that its model now keeps."""
-    model, can = runner.model, capabilities(own, draft_request(request, own))
-    blocks, slots = can.kv_tokens // can.block_tokens, runner.capabilities.max_slots
-    dtype, device = model.pages.dtype, runner.device
+    model = runner.model
+    can = capabilities(own, draft_request(request, own))
+    blocks = can.kv_tokens // can.block_tokens
+    slots = runner.capabilities.max_slots
+    dtype = model.pages.dtype
+    device = runner.device
     with torch.inference_mode():
         pages = Pages(
             own, blocks + 1, can.context_tokens, device, dtype, can.block_tokens, slots=slots
@@ -112,7 +117,8 @@ def _attach(
 def shared_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> int:
     """Tokens that two models have in common, from the first. Raises ModelInvalid where they number them
     differently."""
-    why, sizes = "", (draft.vocab_size, target.vocab_size)
+    why = ""
+    sizes = (draft.vocab_size, target.vocab_size)
     if abs(sizes[0] - sizes[1]) > _PADDING:
         why = f"it has {sizes[0]:,} tokens, and the model has {sizes[1]:,}"
     else:

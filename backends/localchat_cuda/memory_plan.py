@@ -43,31 +43,41 @@ _LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
 doubling dequantizes half as often."""
 OVERHEAD_BYTES = 800_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels."""
-_LEAST_GRAPH_BYTES, _GRAPH_SHARE = 150_000_000, 50
+_LEAST_GRAPH_BYTES = 150_000_000
+_GRAPH_SHARE = 50
 LOGIT_ROWS = 64
 """Rows of logits at once, and positions of one sample batch; more slots raise it."""
-LARGEST_DECODE, LARGEST_CAPTURED = 256, 4096
+LARGEST_DECODE = 256
+LARGEST_CAPTURED = 4096
 """Rows of the largest step that only decodes or verifies, and of the largest that is captured."""
 HEAD_BOUNDS = True
 """Whether a load may keep an int8 copy of its head that finds the tokens to compute exactly."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of these."""
-_DEQUANT_PAGES, _DEQUANT_BYTES = 512, 1 << 27
+_DEQUANT_PAGES = 512
+_DEQUANT_BYTES = 1 << 27
 """Most pages and bytes of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
 _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
-_SAVED_STATES, _SAVED_SHARE = 64, 4
+_SAVED_STATES = 64
+_SAVED_SHARE = 4
 """Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
 _WORTH = 1.5
 """Windowed layers have pages of their own where the room for conversations, or the context, grows so much."""
 _ENOUGH_TOKENS = 4096
 """For each of the answers that may run at once: with so much room, idle conversations are worth more."""
-_MORE_SLOTS, _SHORT_TOKENS = (128, 64, 32), 1024
+_MORE_SLOTS = (128, 64, 32)
+_SHORT_TOKENS = 1024
 """Sequences at once where the cache has room for as many of so many tokens. Those that grow longer preempt."""
 STATE_WINDOW = 1024
 """Last states of a sequence that are kept for prediction heads."""
-_HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
-_HOST_BYTES, _HOST_SHARE, _HOST_CACHES = 4_000_000_000, 4, 4
+_HALF = 2
+_FLOAT = 4
+_TABLE = 4
+_LARGEST_SLOTS = 256
+_HOST_BYTES = 4_000_000_000
+_HOST_SHARE = 4
+_HOST_CACHES = 4
 """Pinned RAM for KV that nobody uses, by default: so much, a quarter of the free RAM, and four times the KV
 cache at most."""
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -95,7 +105,8 @@ def plan(
     """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
     `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
-    headers, limits = tuple(headers), limits or StepLimits()
+    headers = tuple(headers)
+    limits = limits or StepLimits()
     # A capped context has an error of its own.
     trained = 0 if config.context_capped else config.context_train
     check_context("The model", options.context_tokens, trained, anyway=options.anyway)
@@ -108,7 +119,9 @@ def plan(
     if not window_plan.window_of(config) or config.delta_net is not None:
         return together
     apart = planned(apart=True)
-    return apart if _saves(apart, together, options.max_slots) else together
+    if _saves(apart, together, options.max_slots):
+        return apart
+    return together
 
 
 def _saves(apart: MemoryPlan, together: MemoryPlan, slots: int) -> bool:
@@ -245,7 +258,9 @@ class _LoadPlanner:
         limits: StepLimits, ram_bytes: int, draft: DraftShape | None, *, apart: bool,
     ) -> None:  # fmt: skip
         """`apart`: windowed layers have pages of their own."""
-        self.config, self.options, self.limits = config, options, limits
+        self.config = config
+        self.options = options
+        self.limits = limits
         self.ram_bytes = ram_bytes
         self.kv_types = kv_types(config)
         self.kv_type = canonical_kv_type(options.kv_type) or self.kv_types[0]
@@ -257,9 +272,11 @@ class _LoadPlanner:
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
         self.step = step_tokens(self.free)
-        self.apart, self.window_pages = apart, 0
+        self.apart = apart
+        self.window_pages = 0
         if apart:
-            room, page = self.free - self.weights, self._window_page_bytes()
+            room = self.free - self.weights
+            page = self._window_page_bytes()
             self.step = window_plan.step_tokens(self.step, room, page)
         self.workspace = workspace_bytes(config, options.max_slots, self.step)
         context = options.context_tokens or config.context_train
@@ -277,7 +294,8 @@ class _LoadPlanner:
             self.workspace += config.state_bytes * self.saved_states
         self.gpu = gpu
         self.notes = [*_context_notes(config)]
-        self.draft_bytes, self.prediction_head = 0, False
+        self.draft_bytes = 0
+        self.prediction_head = False
         if draft is not None:
             self._add_draft(draft, context)
         if config.quantization is not None and config.quantization.on_load:
@@ -316,7 +334,8 @@ class _LoadPlanner:
 
     def _add_prediction_head(self, weights: int) -> None:
         """Take the model's own head, if it shortens no context."""
-        config, slots = self.config, self.options.max_slots
+        config = self.config
+        slots = self.options.max_slots
         context = self.options.context_tokens or config.context_train
         own = draft_bytes(head_config(config), weights, context, slots) + self._last_states_bytes()
         if self.kv(context) > self.kv_available() - own:
@@ -324,17 +343,20 @@ class _LoadPlanner:
                 f"Its prediction head is not loaded: with it, the context would be shorter ({size(own)})."
             )
             return
-        self.draft_bytes, self.prediction_head = own, True
+        self.draft_bytes = own
+        self.prediction_head = True
         self.workspace += own
         self.notes.append(f"Its prediction head drafts, and takes {size(own)}.")
 
     def _takes_head_bounds(self) -> bool:
         """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
         most a quarter of the memory for the KV cache."""
-        config, options = self.config, self.options
+        config = self.config
+        options = self.options
         if options.head_int8 or not can_bound_head(config):
             return False
-        more, room = head_bounds_bytes(config), self.kv_available()
+        more = head_bounds_bytes(config)
+        room = self.kv_available()
         context = options.context_tokens or config.context_train
         return more <= room // 4 and self.kv(context) <= room - more
 
@@ -407,7 +429,8 @@ class _LoadPlanner:
 
     def plan(self) -> MemoryPlan:
         """See the module's `plan`."""
-        trained, asked = self.config.context_train, self.options.context_tokens
+        trained = self.config.context_train
+        asked = self.options.context_tokens
         goal = asked or trained
         longest = self._longest(max(trained, goal))
         least = min(LEAST_CONTEXT_TOKENS, trained)
@@ -447,7 +470,8 @@ class _LoadPlanner:
 
     def _all_slots_fit(self, context: int) -> bool:
         """True if every slot can hold the whole context."""
-        slots, more = self.options.max_slots, self.kv(context) - self._windows_bytes()
+        slots = self.options.max_slots
+        more = self.kv(context) - self._windows_bytes()
         return self._rows() == slots and more * slots <= self.kv_available() - self._windows_bytes()
 
     def _rows(self) -> int:
@@ -457,7 +481,8 @@ class _LoadPlanner:
 
     def _kv_budget(self, context: int) -> int:
         """Bytes for the KV cache: enough for all slots, or all that is left; one sequence at least."""
-        windows, page = self._windows_bytes(), max(1, self._page_bytes())
+        windows = self._windows_bytes()
+        page = max(1, self._page_bytes())
         useful = (self.kv(context) - windows) * self.options.max_slots
         room = (self.kv_available() - windows) // page * page
         return windows + max(min(useful, room), self.kv(context) - windows)
@@ -473,7 +498,8 @@ class _LoadPlanner:
         total += unpacked
         found = self._more_slots(kv, context, self.free - total) if fits else (0, 0, 0)
         slots, more, of_cache = found
-        kv, total = kv - of_cache, total + more - of_cache
+        kv = kv - of_cache
+        total = total + more - of_cache
         return MemoryPlan(
             backend="cuda",
             weights_bytes=self.weights + unpacked,
@@ -510,7 +536,8 @@ class _LoadPlanner:
     def _more_slots(self, kv: int, context: int, left: int) -> tuple[int, int, int]:
         """Sequences at once where these are more than were asked for, else 0; bytes of work that they take;
         and those that the cache gives up for them, where less is `left`."""
-        asked, page = self.options.max_slots, self._page_bytes()
+        asked = self.options.max_slots
+        page = self._page_bytes()
         own = self.config.delta_net is not None or self.window_pages or self.draft_bytes
         for slots in _MORE_SLOTS if self.options.more_slots and page and not own else ():
             more = table_bytes(slots, context) - table_bytes(asked, context)
@@ -572,7 +599,8 @@ class _LoadPlanner:
 
     def _limit_advice(self, goal: int) -> Iterator[str]:
         """Suggest to raise limits that the user set."""
-        kv, most = self.kv(goal), self.limits
+        kv = self.kv(goal)
+        most = self.limits
         total = self.weights + kv + self.workspace + self.overhead
         if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
             yield f"--kv-gb {gigabytes_flag(kv)}: what {tokens(goal)} take."

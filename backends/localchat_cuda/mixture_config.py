@@ -89,9 +89,11 @@ def read_mixture(
     if architecture in LATENTS:
         return _read_latents(fields, architecture)
     field = "num_experts" if "num_experts" in raw else "num_local_experts"
-    experts, chosen = fields.integer(field), fields.integer("num_experts_per_tok")
+    experts = fields.integer(field)
+    chosen = fields.integer("num_experts_per_tok")
     _check_count(fields, experts, chosen)
-    shared, gated = 0, architecture in GATED
+    shared = 0
+    gated = architecture in GATED
     width_field = "shared_expert_intermediate_size" if gated else "shared_intermediate_size"
     if gated or (architecture in GRANITES and raw.get(width_field)):
         inner = fields.integer(WIDTHS.get(architecture, "intermediate_size"))
@@ -102,7 +104,8 @@ def read_mixture(
                 f"a shared expert of {width} columns, which are no multiple of {inner}"
             )
     if clamped:
-        limit, slope = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
+        limit = fields.number("swiglu_limit", 7.0)
+        slope = fields.number("swiglu_alpha", 1.702)
         if slope != CLAMPED_SLOPE:
             raise fields.unsupported(f"experts whose gates have a slope of {slope}")
         return Mixture(experts, chosen, normalized=True, biased=True, limit=limit)
@@ -113,8 +116,10 @@ def read_mixture(
 
 def _read_latents(fields: ConfigFields, architecture: Architecture) -> Mixture:
     """Experts with shared ones, after first layers without."""
-    raw, sigmoid = fields.raw, architecture == "glm4_moe_lite"
-    experts, chosen = fields.integer("n_routed_experts"), fields.integer("num_experts_per_tok")
+    raw = fields.raw
+    sigmoid = architecture == "glm4_moe_lite"
+    experts = fields.integer("n_routed_experts")
+    chosen = fields.integer("num_experts_per_tok")
     _check_count(fields, experts, chosen)
     if raw.get("scoring_func") not in (None, "sigmoid" if sigmoid else "softmax"):
         raise fields.unsupported(f"experts weighed by {raw['scoring_func']}")
@@ -138,7 +143,8 @@ def _read_latents(fields: ConfigFields, architecture: Architecture) -> Mixture:
 
 
 def _dense_layers(fields: ConfigFields) -> tuple[bool, ...]:
-    raw, layers = fields.raw, fields.integer("num_hidden_layers")
+    raw = fields.raw
+    layers = fields.integer("num_hidden_layers")
     kinds = raw.get("mlp_layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers or {*kinds} - {"dense", "sparse"}:
@@ -158,7 +164,8 @@ def _read_gemma4(fields: ConfigFields, quantization: Quantization | None, *, gel
         raise fields.unsupported(
             f"experts quantized as {quantization.label} ({BESIDE_DENSE_FORMS})"
         )
-    experts, chosen = fields.integer("num_experts"), fields.integer("top_k_experts")
+    experts = fields.integer("num_experts")
+    chosen = fields.integer("top_k_experts")
     _check_count(fields, experts, chosen)
     return Mixture(experts, chosen, normalized=True, gelu=gelu)
 

@@ -132,15 +132,21 @@ class ModelConfig:
     def head_dim_of(self, layer: int) -> int:
         """Columns of a head in a layer."""
         own = self.gemma
-        return own.head_dim if own is not None and own.full[layer] else self.head_dim
+        if own is not None and own.full[layer]:
+            return own.head_dim
+        return self.head_dim
 
     def value_dim_of(self, layer: int) -> int:
         """Columns of a head of values in the cache of a layer."""
-        return self.head_dim_of(layer) if self.latent is None else self.latent.kv_rank
+        if self.latent is None:
+            return self.head_dim_of(layer)
+        return self.latent.kv_rank
 
     def table_dim_of(self, layer: int) -> int:
         """Columns of a head that a layer's table of rotations has."""
-        return self.head_dim_of(layer) if self.latent is None else self.latent.rope
+        if self.latent is None:
+            return self.head_dim_of(layer)
+        return self.latent.rope
 
     def has_experts(self, layer: int) -> bool:
         """True if experts are the feed-forward layer, or a part of it."""
@@ -155,7 +161,9 @@ class ModelConfig:
     def key_heads_of(self, layer: int) -> int:
         """Heads of keys and values that a layer reads."""
         own = self.gemma
-        return own.key_heads if own is not None and own.full[layer] else self.key_heads
+        if own is not None and own.full[layer]:
+            return own.key_heads
+        return self.key_heads
 
     def intermediate_of(self, layer: int) -> int:
         """Columns inside the MLP of a layer."""
@@ -199,7 +207,9 @@ class ModelConfig:
     def state_bytes(self) -> int:
         """Bytes of a sequence's state in all delta nets."""
         numbers = 4 if self.dtype == "float32" else 2
-        return 0 if self.delta_net is None else self.delta_net.state_bytes(numbers)
+        if self.delta_net is None:
+            return 0
+        return self.delta_net.state_bytes(numbers)
 
     @property
     def fp8_activations(self) -> bool:
@@ -214,7 +224,9 @@ class ModelConfig:
     @property
     def head_format(self) -> str:
         """Number format of a head that stays in ggml's blocks; empty for others."""
-        return self.quantization.head if self.quantization is not None else ""
+        if self.quantization is not None:
+            return self.quantization.head
+        return ""
 
     @property
     def qkv_columns(self) -> int:
@@ -542,7 +554,9 @@ class _Reader(ConfigFields):
     def unrotated(self, architecture: Architecture, layers: int) -> tuple[bool, ...]:
         """The layers without rotations: some of a SmolLM3, all or none of a Granite 4. Raises ModelInvalid."""
         if architecture in ("granite4", "granite4_moe"):
-            return () if self.raw.get("position_embedding_type") == "rope" else (True,) * layers
+            if self.raw.get("position_embedding_type") == "rope":
+                return ()
+            return (True,) * layers
         if architecture != "smollm3":
             return ()
         listed = self.raw.get("no_rope_layers")
@@ -577,7 +591,9 @@ class _Reader(ConfigFields):
         return _ACTIVATIONS[found]
 
     def cap(self, field: str) -> float:
-        return self.number(field, 0.0) if self.raw.get(field) is not None else 0.0
+        if self.raw.get(field) is not None:
+            return self.number(field, 0.0)
+        return 0.0
 
     def dtype(self, stored: FloatType) -> FloatType:
         found = self.raw.get("dtype") or self.raw.get("torch_dtype") or stored

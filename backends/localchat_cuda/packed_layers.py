@@ -32,7 +32,8 @@ class PackedActivations:
 
     def rows(self, weight: PackedWeight) -> w4_activations.Rows:
         """Write them, once: writing may add to the residual. In the order and for the groups of `weight`."""
-        write, self._write = self._write, None
+        write = self._write
+        self._write = None
         assert write is not None, "a second gemm of the same activations"
         return write(weight)
 
@@ -59,7 +60,8 @@ class PackedLayers(LayersBase):
     def _multiply(
         self, rows: w4_activations.Rows, weight: PackedWeight, squares: torch.Tensor | None
     ) -> torch.Tensor:
-        eps, kernels = self.config.eps, self.kernels
+        eps = self.config.eps
+        kernels = self.kernels
         if isinstance(weight, w4_pack.W4):
             return int4.gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
         assert isinstance(rows, w4_activations.Int8Rows)
@@ -110,7 +112,8 @@ class PackedLayers(LayersBase):
             return self._write_packed("plain", self.residual[None])
         if post is None:
             return self._write_packed("norm", y, gain)
-        eps, first = self.config.eps, post
+        eps = self.config.eps
+        first = post
         squares = self._squares()
         call = rms_norm_post.prepare if self.kernels else rms_norm_post.prepare_reference
 

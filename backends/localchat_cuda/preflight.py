@@ -70,7 +70,9 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
 
 def _gpu(machine: Machine) -> Gpu:
     """The GPU that computes."""
-    return machine.gpus[choose_gpu(machine.gpus)] if machine.gpus else _NO_GPU
+    if machine.gpus:
+        return machine.gpus[choose_gpu(machine.gpus)]
+    return _NO_GPU
 
 
 def expected_rate(

@@ -62,7 +62,9 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 def floating_bytes(tensor: Tensor, float_bytes: int) -> int:
     """Bytes of a loaded tensor whose numbers take `float_bytes` each; other types stay as stored."""
-    return prod(tensor.shape) * float_bytes if tensor.dtype in _FLOATING else tensor.size_bytes
+    if tensor.dtype in _FLOATING:
+        return prod(tensor.shape) * float_bytes
+    return tensor.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,9 @@ class Quantization:
         if self.on_load:
             return f"rounded to {self.method if self.method == 'fp8' else f'int{self.bits}'}"
         named = self.method in ("fp8", "int8", "gguf", "mxfp4")
-        return _LABELS[self.method] if named else f"{_LABELS[self.method]} {self.bits}-bit"
+        if named:
+            return _LABELS[self.method]
+        return f"{_LABELS[self.method]} {self.bits}-bit"
 
     @property
     def load_note(self) -> str:
@@ -146,9 +150,9 @@ class Quantization:
         if self.on_load:
             layer = ".layers." in tensor.name and tensor.name.endswith(".weight")
             taken = layer and len(tensor.shape) == 2 and can_round(tensor.name, *tensor.shape)
-            return (
-                self.linear_bytes(*tensor.shape) if taken else floating_bytes(tensor, float_bytes)
-            )
+            if taken:
+                return self.linear_bytes(*tensor.shape)
+            return floating_bytes(tensor, float_bytes)
         if self.of_experts and tensor.name.endswith(_MXFP4_TENSORS):
             return self._mxfp4_bytes(tensor, float_bytes)
         if self.method not in _PACKED_TENSORS:
@@ -158,7 +162,9 @@ class Quantization:
         if tensor.name.endswith(_SIDE_TENSORS):
             return 0
         shape = self._layer_shape(tensor)
-        return floating_bytes(tensor, float_bytes) if shape is None else self.linear_bytes(*shape)
+        if shape is None:
+            return floating_bytes(tensor, float_bytes)
+        return self.linear_bytes(*shape)
 
     def objection(self, tensor: Tensor) -> str:
         """Why a stored layer cannot be loaded, as a sentence without its end; empty if it can."""
@@ -227,7 +233,9 @@ def _side_bytes(n: int, k: int, group: int) -> int:
     """Bytes of packed scales and zeros: four for each group of 128. Smaller ones take two for the scale, and
     eight in a row four for their zeros."""
     groups = k // group
-    return 4 * n * groups if group == PACKED_GROUPS[0] else n * (2 * groups + 4 * -(-groups // 8))
+    if group == PACKED_GROUPS[0]:
+        return 4 * n * groups
+    return n * (2 * groups + 4 * -(-groups // 8))
 
 
 def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quantization | None:
@@ -239,7 +247,8 @@ def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quan
     method = str(raw.get("quant_method")).lower()
     parser = _PARSERS.get(method)
     if parser is None:
-        named, bits = raw.get("quant_method"), raw.get("bits")
+        named = raw.get("quant_method")
+        bits = raw.get("bits")
         width = f", {bits} bits" if bits else ""
         raise unsupported(
             f"weights quantized {f'as {named}' if named else 'in no named way'}{width}"
@@ -248,7 +257,8 @@ def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quan
 
 
 def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    bits, size = raw.get("bits"), raw.get("group_size")
+    bits = raw.get("bits")
+    size = raw.get("group_size")
     version = str(
         raw.get("version") or raw.get("checkpoint_format") or raw.get("format") or "gemm"
     ).lower()
@@ -301,7 +311,8 @@ def _auto_round(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
 
 def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     """compressed-tensors: one scheme for all layers."""
-    layout, groups = raw.get("format"), raw.get("config_groups")
+    layout = raw.get("format")
+    groups = raw.get("config_groups")
     schemes = groups.values() if isinstance(groups, dict) else ()
     specs = [each.get("weights") for each in schemes if isinstance(each, dict)]
     weights = [each for each in specs if isinstance(each, dict)]
@@ -310,7 +321,8 @@ def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
     if raw.get("transform_config"):
         raise unsupported("weights that were rotated (transform_config)")
     scheme = weights[0]
-    bits, kind = scheme.get("num_bits") or 0, scheme.get("type")
+    bits = scheme.get("num_bits") or 0
+    kind = scheme.get("type")
     if bits == 8 and kind == "float":
         fp8_activations = all(
             each.get("input_activations") for each in schemes if isinstance(each, dict)

@@ -27,7 +27,8 @@ class Llama3Scaling:
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
         """Radians a position of each pair, `plain` being the unscaled ones."""
-        low, high = self.low_frequency_factor, self.high_frequency_factor
+        low = self.low_frequency_factor
+        high = self.high_frequency_factor
         found = []
         for radians in plain:
             turns = self.original_context * radians / (2 * math.pi)
@@ -66,8 +67,10 @@ class YarnScaling:
         pairs = len(plain)
         low, high = (self._pair(turns, pairs) for turns in (self.fast, self.slow))
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, 2 * pairs - 1)
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, 2 * pairs - 1)
         width = (high - low) or 0.001
         found = []
         for i, radians in enumerate(plain):
@@ -271,7 +274,9 @@ def _yarn(
 
 def sharpened(factor: float, weight: float) -> float:
     """YaRN's factor of queries and keys where a context is stretched by `factor`."""
-    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
+    if factor > 1.0:
+        return 1.0 + 0.1 * weight * math.log(factor)
+    return 1.0
 
 
 def _long(

@@ -22,7 +22,8 @@ class Streams:
     def __init__(self, ops: DenseLayers, weights: ModelWeights) -> None:
         """Begin with the embeddings of the step's tokens. `ops`: whose residual is that of one layer only."""
         assert weights.streams is not None
-        self._ops, self._weights = ops, weights.streams
+        self._ops = ops
+        self._weights = weights.streams
         ops.embed_residual(weights.embedding)
         x = ops.residual.to(ops.dtype)
         projected = [dense_gemm(x, each, kernels=ops.kernels) for each in self._weights.begin]
@@ -42,8 +43,10 @@ class Streams:
     def add_laurel(self, x: torch.Tensor, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """Add partial sums y of attention, and of the low-rank product of its input x; the MLP's row. Rows
         that `ops` dropped in between go here, too."""
-        ops, norms = self._ops, layer.norms
-        self._streams, x = ops.kept(self._streams), ops.kept(x)
+        ops = self._ops
+        norms = layer.norms
+        self._streams = ops.kept(self._streams)
+        x = ops.kept(x)
         left, right = (layer.linears[name] for name in ("laurel_left", "laurel_right"))
         assert isinstance(left, torch.Tensor)
         inner = torch.empty(len(x), len(left), dtype=ops.dtype, device=ops.device)
@@ -59,7 +62,8 @@ class Streams:
     def correct(self, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """Add partial sums y of the MLP; the row by which a layer reads its part of the second embedding."""
         assert layer.altup is not None
-        ops, out = self._ops, self._empty()
+        ops = self._ops
+        out = self._empty()
         (altup.correct if ops.kernels else altup.correct_reference)(
             self._streams, ops.residual, Added(y, layer.norms["post_mlp"]), layer.altup, out,
             ops.config.eps,

@@ -173,7 +173,9 @@ class CheckpointTokenizer:
         if self._letters:
             return bytes(self._letters[letter] for letter in text if letter in self._letters)
         found = _HEX.match(text)
-        return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
+        if found:
+            return bytes([int(found[1], 16)])
+        return text.replace("\u2581", " ").encode()
 
     def _longest_piece(self, raw: Mapping[str, Any], vocabulary: Iterable[str]) -> int:
         """Bytes of the longest token. Vocabularies that normalize text before they split it have none, except
@@ -227,7 +229,9 @@ def _twin(tokenizer: Tokenizer, text: str) -> Tokenizer:
             setattr(twin, part, found)
     added = tokenizer.get_added_tokens_decoder()
     twin.add_tokens([added[number] for number in sorted(added)])
-    return twin if twin.get_added_tokens_decoder() == added else Tokenizer.from_str(text)
+    if twin.get_added_tokens_decoder() == added:
+        return twin
+    return Tokenizer.from_str(text)
 
 
 def _is_byte_level(raw: Mapping[str, Any]) -> bool:

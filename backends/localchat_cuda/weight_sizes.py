@@ -12,7 +12,8 @@ from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import can_round, floating_bytes, padded
 from localchat_cuda.weights.tensor_names import canonical_name, is_in_layers, is_text
 
-_HALF, _FLOAT = 2, 4
+_HALF = 2
+_FLOAT = 4
 _NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_projection.")
 """Parts of the names of a Gemma 3n's layers that stay floating."""
 
@@ -39,7 +40,8 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
 
 def parameters(config: ModelConfig) -> int:
     """Number of weights, as model sizes are counted."""
-    width, d = config.hidden, config.head_dim
+    width = config.hidden
+    d = config.head_dim
     norms = 4 if config.post_normed and not config.normed_projections else 2
     layer = width * norms
     experts = 0
@@ -77,7 +79,8 @@ def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
         total += input_rows(config) + columns
         total += config.layers * config.hidden * (columns + 1)
     if (altup := own.altup) is not None:
-        a, width = altup.streams, config.hidden
+        a = altup.streams
+        width = config.hidden
         # The router, its norm, a scale and the norm of Laurel; the products that are never rounded.
         total += config.layers * (a**3 + a**2 + (a + 3) * width)
         total += config.layers * 2 * width * (columns + altup.laurel_rank)
@@ -88,7 +91,9 @@ def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
 def input_rows(config: ModelConfig) -> int:
     """Numbers of a second embedding, of which a token reads one row."""
     own = config.gemma
-    return own.input_vocabulary * config.layers * own.input_columns if own is not None else 0
+    if own is not None:
+        return own.input_vocabulary * config.layers * own.input_columns
+    return 0
 
 
 def _expert_biases(config: ModelConfig) -> int:
@@ -100,7 +105,8 @@ def _expert_biases(config: ModelConfig) -> int:
 
 def _expert_bytes(config: ModelConfig) -> int:
     """Bytes of the linear layers of a layer's experts."""
-    shapes, quantization = _expert_shapes(config), config.quantization
+    shapes = _expert_shapes(config)
+    quantization = config.quantization
     if quantization is None or config.mixture is None:
         return sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
     if quantization.of_experts:
@@ -113,7 +119,9 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     """Outputs and inputs of the linear layers of a layer's experts, all joined."""
     if config.mixture is None:
         return ()
-    stored, width, inner = config.mixture.stored, config.hidden, config.intermediate
+    stored = config.mixture.stored
+    width = config.hidden
+    inner = config.intermediate
     return (stored * 2 * inner, width), (stored * width, inner)
 
 
@@ -123,7 +131,9 @@ def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
         return tuple(_gemma_linear_shapes(config, config.gemma))
     if config.latent is not None:
         return tuple(_latent_linear_shapes(config, config.latent))
-    width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
+    width = config.hidden
+    heads = config.heads * config.head_dim
+    inner = config.intermediate
     feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
     attention = (config.qkv_columns, width), (width, heads), *feed
     net = config.delta_net
@@ -138,7 +148,8 @@ def _latent_linear_shapes(
     config: ModelConfig, latent: LatentAttention
 ) -> Iterator[tuple[int, int]]:
     """The same of multi-head latent attention, but for what makes keys and values of a latent."""
-    width, inner = config.hidden, latent.query_rank
+    width = config.hidden
+    inner = latent.query_rank
     for n in range(config.layers):
         yield config.qkv_columns, width
         if inner:
@@ -154,7 +165,8 @@ def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tupl
     """The same of a Gemma 3n or 4."""
     width = config.hidden
     for n in range(config.layers):
-        d, inner = config.head_dim_of(n), config.intermediate_of(n)
+        d = config.head_dim_of(n)
+        inner = config.intermediate_of(n)
         yield sum(config.qkv_heads(n)) * d, width
         yield width, config.heads * d
         yield 2 * inner, width

@@ -12,7 +12,8 @@ from localchat_cuda.model_config import ModelConfig
 
 STEPS = 2
 """In flight."""
-_LEAST_STEP, _STEP_SHARE = 512, 8
+_LEAST_STEP = 512
+_STEP_SHARE = 8
 """The steps in flight take an eighth of the memory for weights and KV at most, or steps have fewer tokens."""
 
 
@@ -40,7 +41,8 @@ def rows(config: ModelConfig, pages: int, step: int, slots: int) -> int:
 
 def most_pages(config: ModelConfig, step: int, slots: int, fits: Callable[[int], bool]) -> int:
     """Pages for as many sequences as fit, for one at least."""
-    own, steps = sequence_pages(config), step_pages(step)
+    own = sequence_pages(config)
+    steps = step_pages(step)
     found = (n * own + steps for n in range(slots, 0, -1))
     return next((pages for pages in found if fits(pages)), own + steps)
 

@@ -28,7 +28,9 @@ class Batch:
         self._addresses = self._numbers.ctypes.data + 4 * np.arange(max_seqs, dtype=np.uint64)
         self._seq = np.zeros(capacity, np.uint64)
         self.native: Any = api.llama_batch()
-        pointer, i32, i8 = ctypes.POINTER, ctypes.c_int32, ctypes.c_int8
+        pointer = ctypes.POINTER
+        i32 = ctypes.c_int32
+        i8 = ctypes.c_int8
         self.native.embd = None
         self.native.token = ctypes.cast(self._token.ctypes.data, pointer(i32))
         self.native.pos = ctypes.cast(self._position.ctypes.data, pointer(i32))
@@ -47,7 +49,8 @@ class Batch:
         """Append `tokens` of `slot` from position `start`.
 
         outputs_at: ascending offsets whose logits are kept."""
-        begin, end = self.size, self.size + len(tokens)
+        begin = self.size
+        end = self.size + len(tokens)
         assert end <= self.capacity, f"{end} tokens in a batch of {self.capacity}"
         self._token[begin:end] = tokens
         self._position[begin:end] = self._ramp[: end - begin]

@@ -107,7 +107,9 @@ def offload_kind(root: Path = Path("/")) -> str:
     """The build to advise for a GPU of this machine. root: the folder with /proc."""
     if sys.platform == "darwin":
         return "metal"
-    return "cuda" if (root / "proc/driver/nvidia").exists() else "vulkan"
+    if (root / "proc/driver/nvidia").exists():
+        return "cuda"
+    return "vulkan"
 
 
 def offload_advice() -> str:
@@ -232,7 +234,8 @@ def devices() -> tuple[Device, ...]:
 
 
 def _device(api: Any, handle: int) -> Device:  # noqa: ANN401 - see native.py
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    free = ctypes.c_size_t()
+    total = ctypes.c_size_t()
     api.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     kind = int(api.ggml_backend_dev_type(handle))
     return Device(

@@ -262,7 +262,8 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
         _prototype(native, function, result, arguments)
     text = (native.llama_version() or b"").decode("utf-8", "replace")
     layout = _layout(native, f"{name} (llama.cpp {text or 'of unknown version'})")
-    model, context = _struct("ModelParams", layout.model), _struct("ContextParams", layout.context)
+    model = _struct("ModelParams", layout.model)
+    context = _struct("ContextParams", layout.context)
     _prototype(native, "llama_model_default_params", model, ())
     _prototype(native, "llama_context_default_params", context, ())
     _prototype(native, "llama_model_load_from_file", c_void_p, (c_char_p, model))
@@ -286,7 +287,8 @@ _OTHER = (
 
 def _prototype(native: ctypes.CDLL, name: str, result: Any, arguments: Sequence[Any]) -> None:  # noqa: ANN401
     function = getattr(native, name)
-    function.restype, function.argtypes = result, list(arguments)
+    function.restype = result
+    function.argtypes = list(arguments)
 
 
 def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of ctypes or of Python
@@ -340,7 +342,8 @@ class _Report:
         for field, (start, width) in zip(fields, places, strict=True):
             if not self._written.issuperset(range(start, start + width)):
                 return f"{self._function} reports no {field.name}"
-        end, known = max(self._written) + 1, kind.spare.offset
+        end = max(self._written) + 1
+        known = kind.spare.offset
         if end > -(-known // 8) * 8:
             return f"{self._function} writes {end} bytes, and {known} are known"
         return ""
@@ -349,7 +352,9 @@ class _Report:
 def _is_default(value: object, default: _Default) -> bool:
     if default is None:
         return not value
-    return value in default if isinstance(default, range) else value == default
+    if isinstance(default, range):
+        return value in default
+    return value == default
 
 
 def _returned(

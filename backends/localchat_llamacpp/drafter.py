@@ -38,7 +38,9 @@ def load_drafter(
 
     Raises ModelMissing, ModelInvalid, DoesNotFit, EngineClosed.
     """
-    path, plan, api = Path(request.options.draft or ""), request.plan, library().api
+    path = Path(request.options.draft or "")
+    plan = request.plan
+    api = library().api
     draft_shape(str(path), plan.context_tokens)
     weights = load_weights(
         path,
@@ -81,7 +83,8 @@ def _vocabulary(model: int) -> Any:  # noqa: ANN401 - a pointer
 def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
     """Raise ModelInvalid where two native models number their tokens differently."""
     api = library().api
-    mine, other = _vocabulary(draft), _vocabulary(target)
+    mine = _vocabulary(draft)
+    other = _vocabulary(target)
     sizes = [int(api.llama_vocab_n_tokens(one)) for one in (mine, other)]
     why = ""
     if api.llama_vocab_type(mine) != api.llama_vocab_type(other):
@@ -129,8 +132,11 @@ class LlamaDrafter:
     ) -> None:
         """Own `weights` and `context` from here on. shared_vocab: tokens that both models have."""
         self._api: Any = library().api
-        self._weights, self._context, self._spec = weights, context, spec
-        self._vocab_size, self._shared = vocab_size, shared_vocab
+        self._weights = weights
+        self._context = context
+        self._spec = spec
+        self._vocab_size = vocab_size
+        self._shared = shared_vocab
         self._batch = Batch(spec.step_tokens, spec.slots + 1)
         self._slots = Slots(context, spec.slots + 1, can_truncate=True)
         self._sampler = Sampler(shared_vocab)
@@ -141,7 +147,8 @@ class LlamaDrafter:
 
     def warm_up(self) -> None:
         """Read the weights, and measure a text's token and a drafted one. Raises RuntimeError."""
-        slot, count = self._spec.slots, min(_WARM_TOKENS, self._spec.step_tokens)
+        slot = self._spec.slots
+        count = min(_WARM_TOKENS, self._spec.step_tokens)
         text = [one * 7919 % self._shared for one in range(count)]
         times = []
         for tokens in (text, text, text[:1], text[:1], text[:1]):
@@ -151,7 +158,8 @@ class LlamaDrafter:
                 raise RuntimeError(f"llama.cpp failed in the draft model's warm-up: {tail}")
             times.append(time.perf_counter() - started_s)
         self._slots.drop(slot)
-        self.prompt_token_s, self.token_s = times[1] / count, min(times[2:])
+        self.prompt_token_s = times[1] / count
+        self.token_s = min(times[2:])
 
     def earliest(self, seq: int, length: int) -> int:
         return 0

@@ -22,7 +22,8 @@ from localchat_llamacpp.native_model import Placement, Weights, load_weights
 
 _STEP_TOKENS = 512
 """Short texts group a step up to this width; wider steps only make them wait longer."""
-_FLASH_AUTO, _FLASH_OFF = -1, 0
+_FLASH_AUTO = -1
+_FLASH_OFF = 0
 
 
 class LlamaCppEmbedder:
@@ -33,7 +34,8 @@ class LlamaCppEmbedder:
     ) -> None:
         """Own weights and context from here on."""
         self._api: Any = library().api
-        self._weights, self._context = weights, context
+        self._weights = weights
+        self._context = context
         self._report = memory
         self.context_tokens = tokens
         self.pooling = pooling
@@ -59,7 +61,8 @@ class LlamaCppEmbedder:
         return found
 
     def _step(self, texts: list[Sequence[int]]) -> list[NDArray[np.float32]]:
-        batch, api = self._batch, self._api
+        batch = self._batch
+        api = self._api
         batch.clear()
         for seq, text in enumerate(texts):
             batch.add(seq, 0, text, range(len(text)))
@@ -131,7 +134,8 @@ def load_embedder(
 def _open(
     weights: Weights, request: LoadRequest, pooling: int, threads: int
 ) -> tuple[int, list[Buffer]]:
-    native, plan = library(), request.plan
+    native = library()
+    plan = request.plan
     parameters = native.api.llama_context_default_params()
     # A multiple of the sequences: llama.cpp measures its graph so, and pooling another width is SIGABRT.
     width = -(-plan.context_tokens // MOST_TEXTS) * MOST_TEXTS
@@ -159,12 +163,14 @@ def _step_groups(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]
 
     So those of a step are of a length, and the widest step comes while the caller still expects to wait.
     """
-    width, places = 0, list[int]()
+    width = 0
+    places = list[int]()
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         full = len(places) == MOST_TEXTS or width + lengths[place] > min(_STEP_TOKENS, most)
         if places and full:
             yield tuple(places)
-            width, places = 0, []
+            width = 0
+            places = []
         width += lengths[place]
         places.append(place)
     if places:

@@ -93,7 +93,9 @@ class _EmbeddingNeeds:
         anyway: bool = False,
         safe_mode: bool,
     ) -> None:
-        self._shape, self._machine, self._layers = shape, machine, layers
+        self._shape = shape
+        self._machine = machine
+        self._layers = layers
         self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes, anyway=anyway)
         self._ram_bytes = spendable_ram(machine, anyway=anyway)
         weights = weights_split(shape, layers)
@@ -103,7 +105,8 @@ class _EmbeddingNeeds:
 
     def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
         """Weights, cache, scratch, overhead."""
-        shape, steps = self._shape, Steps(MOST_TEXTS - 1, tokens)
+        shape = self._shape
+        steps = Steps(MOST_TEXTS - 1, tokens)
         flash = tokens > _SCORES_TOKENS
         scratch = compute_bytes(shape, tokens, tokens, steps, flash=flash)
         cache = 0

@@ -40,9 +40,11 @@ def split_layers(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 
 def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
     """Layers of each GPU where each takes as many as it has room for."""
-    counts, place = [], 0
+    counts = []
+    place = 0
     for room in rooms:
-        start, taken = place, 0
+        start = place
+        taken = 0
         while place < len(sizes) and taken + sizes[place] <= room:
             taken += sizes[place]
             place += 1

@@ -145,7 +145,8 @@ def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
         file = folder / str(known["library"])
-        made, kind = str(known["version"]), str(known["kind"])
+        made = str(known["version"])
+        kind = str(known["kind"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _Unusable(f"{record} cannot be read ({problem}): build it again.") from problem
     if not file.is_file():

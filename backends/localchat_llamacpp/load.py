@@ -51,7 +51,8 @@ _LONE = frozenset({"plamo2"})
 _TILE_ROWS = 64
 """Rows of a prompt that flash attention computes as one tile on a CPU, where KV is in f16. A step of fewer rows
 reads all KV for each of them (0.5B shapes after 3,000 tokens: 37 ms of CPU a token at 32 rows, 20 at 64)."""
-_MAPPED, _IN_RAM = "_Mapped", ("CPU", "AMX")
+_MAPPED = "_Mapped"
+_IN_RAM = ("CPU", "AMX")
 """The library's names of buffers: pages of the file, and memory of this machine."""
 _ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
 
@@ -114,7 +115,8 @@ def load_runner(
 def _with_context(
     weights: Weights, target: Target, request: LoadRequest, progress: Progress
 ) -> LlamaCppRunner:
-    plan, api = request.plan, library().api
+    plan = request.plan
+    api = library().api
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
     most = int(api.llama_max_parallel_sequences()) - 1
@@ -186,13 +188,16 @@ def _capabilities(
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
     limits: tuple[str, ...] = ()
     if stateful or not can_truncate:
-        rewind, limits = "checkpoint", (_NO_REWIND,)
+        rewind = "checkpoint"
+        limits = (_NO_REWIND,)
     elif window > 0:
         # With room for all of them the cells before the window are kept too, but a saved state leaves them out,
         # and a full cache may write over them.
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
-        rewind, limits = "last_n", (sentence.format(window),)
-    alone, on_gpu = target.architecture in _LONE, request.plan.gpu_layers != 0
+        rewind = "last_n"
+        limits = (sentence.format(window),)
+    alone = target.architecture in _LONE
+    on_gpu = request.plan.gpu_layers != 0
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=request.plan.context_tokens,

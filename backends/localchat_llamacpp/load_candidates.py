@@ -117,7 +117,9 @@ class MemoryCheck:
         can_offload: bool,
         safe_mode: bool,
     ) -> None:
-        self.shape, self.options, self.machine = shape, options, machine
+        self.shape = shape
+        self.options = options
+        self.machine = machine
         self.layers = self.shape.all_layers + 1
         """As llama.cpp counts what can be offloaded: the output is one more."""
         self.unified = machine.unified_memory and can_offload
@@ -144,7 +146,9 @@ class MemoryCheck:
     @property
     def reserve_bytes(self) -> int:
         """RAM that is kept for other programs."""
-        return 0 if self.options.anyway else ram_reserve_bytes(self.machine)
+        if self.options.anyway:
+            return 0
+        return ram_reserve_bytes(self.machine)
 
     @property
     def gpu_count(self) -> int:
@@ -165,10 +169,13 @@ class MemoryCheck:
             return with_flash
         without = self._needs(context, candidate, flash=False)
         small = max(SCORES_BYTES, self.ram_bytes // 8)
-        return without if without.compute.ram <= small and self.holds(without) else with_flash
+        if without.compute.ram <= small and self.holds(without):
+            return without
+        return with_flash
 
     def _needs(self, context: int, candidate: LoadCandidate, *, flash: bool) -> Needs:
-        layers, experts = candidate.gpu_layers, candidate.experts_on_cpu
+        layers = candidate.gpu_layers
+        experts = candidate.experts_on_cpu
         steps = self.steps(layers)
         cells = context_cells(context)
         sliding = window_cells(self.shape, cells, steps) if candidate.window_only else cells
@@ -264,7 +271,9 @@ class MemoryCheck:
             self.layers,
             step=1,
         )
-        return layers if self.fits(context, candidate._replace(gpu_layers=layers)) else 0
+        if self.fits(context, candidate._replace(gpu_layers=layers)):
+            return layers
+        return 0
 
     def least_experts(self, context: int, candidate: LoadCandidate) -> int:
         """Fewest layers whose experts must stay in RAM so that the rest fits; 0: not even all help, or the

@@ -111,7 +111,8 @@ class _CandidateChooser:
     """Chooses the first candidate that fits."""
 
     def __init__(self, memory: MemoryCheck, *, can_offload: bool) -> None:
-        self.memory, self.can_offload = memory, can_offload
+        self.memory = memory
+        self.can_offload = can_offload
         self.trained = memory.shape.context_train
         self.notes: list[str] = []
         self.options = self._within_positions(memory.options)
@@ -152,7 +153,8 @@ class _CandidateChooser:
 
     def _layers(self) -> int | None:
         """A number of layers, or None: as many as fit."""
-        asked, machine = self.options.gpu_layers, self.memory.machine
+        asked = self.options.gpu_layers
+        machine = self.memory.machine
         if not self.can_offload:
             if asked == "auto" and machine.gpus:
                 names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
@@ -204,7 +206,9 @@ class _CandidateChooser:
         if not count or self.options.context_tokens is not None:
             return count
         roomy = self.memory.least_experts(min(_ROOMY * self.goal, self.trained), candidate)
-        return roomy if roomy and roomy - count <= self.memory.shape.all_layers // 10 else count
+        if roomy and roomy - count <= self.memory.shape.all_layers // 10:
+            return roomy
+        return count
 
     def _worth(
         self, found: list[LoadCandidate], on_gpu: Callable[[LoadCandidate], int]
@@ -213,7 +217,8 @@ class _CandidateChooser:
         that puts a tenth of the layers more on the GPU."""
         enough = self.memory.layers // 10
         for place in range(len(found) - 1):
-            first, second = found[place], found[place + 1]
+            first = found[place]
+            second = found[place + 1]
             same = first.kv_type == second.kv_type and second.window_only
             if same and on_gpu(second) - on_gpu(first) >= enough:
                 found[place], found[place + 1] = second, first
@@ -337,7 +342,8 @@ class _CandidateChooser:
 
     def _room(self, candidate: LoadCandidate, context: int) -> int:
         """Tokens of the KV cache: a full context for each slot, as far as memory allows."""
-        shape, options = self.memory.shape, self.options
+        shape = self.memory.shape
+        options = self.options
         # Long rope factors follow the size of the cache, so more room would change the answers.
         if not options.room_for_slots or options.max_slots < 2 or shape.long_rope:
             return context
@@ -436,7 +442,8 @@ class _CandidateChooser:
 
     def _forbidden(self, needs: Needs, context: int) -> str:
         """The user's own limit that forbids a load for which there is memory; empty: none does."""
-        most, memory = self.options.kv_limit_bytes, self.memory
+        most = self.options.kv_limit_bytes
+        memory = self.memory
         if spare := self._spare_bytes(needs):
             return (
                 f"--cache-ram reserves {size(self.options.cache_ram_bytes or 0)} for idle KV, but the load "
@@ -451,14 +458,16 @@ class _CandidateChooser:
 
     def _spare_bytes(self, needs: Needs) -> int:
         """RAM left by a load that only the requested host cache keeps from fitting; 0: something else does."""
-        host_cache, memory = self.options.cache_ram_bytes or 0, self.memory
+        host_cache = self.options.cache_ram_bytes or 0
+        memory = self.memory
         if memory.holds(needs) or not memory.allowed(needs) or not memory.holds(needs, -host_cache):
             return 0
         return memory.ram_bytes - needs.ram
 
     def _raised_limits(self, candidate: LoadCandidate) -> Iterator[str]:
         """Flags of the user that could be raised."""
-        needs, most = self.memory.needs(self.goal, candidate), self.options.gpu_limit_bytes
+        needs = self.memory.needs(self.goal, candidate)
+        most = self.options.gpu_limit_bytes
         if spare := self._spare_bytes(needs):
             yield f"--cache-ram {spare >> 20}: what the load leaves free."
         if not self.memory.allowed(needs) and self.memory.holds(needs):

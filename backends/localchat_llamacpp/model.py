@@ -41,7 +41,8 @@ _SAMPLING = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 """Keys of a file's own defaults, and our names for them."""
-_PIECES, _PIECE_BYTES = 16, 4096
+_PIECES = 16
+_PIECE_BYTES = 4096
 
 
 class GgufModel:
@@ -103,7 +104,8 @@ class GgufModel:
         template = self.header.metadata.get("tokenizer.chat_template.rerank")
         if isinstance(template, str):
             return self._filled_tokens(template, query, text)
-        first, second = self.text_tokens(query), self.text_tokens(text)
+        first = self.text_tokens(query)
+        second = self.text_tokens(text)
         if second and second[0] == self._vocabulary.bos:
             del second[0]
         between = [first[-1]] if first and self._separates_twice() else []

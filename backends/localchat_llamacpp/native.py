@@ -14,7 +14,10 @@ from localchat_llamacpp.c_api import bind
 from localchat_llamacpp.library_source import LibraryFile, find_library
 from localchat_llamacpp.shared_object import load
 
-_LEVEL_DEBUG, _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 1, 3, 4, 5
+_LEVEL_DEBUG = 1
+_LEVEL_WARN = 3
+_LEVEL_ERROR = 4
+_LEVEL_CONTINUE = 5
 """ggml's numbers."""
 
 _KEPT_LINES = 400

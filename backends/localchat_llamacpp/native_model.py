@@ -27,7 +27,8 @@ KV_TYPES = {
 }
 """ggml's numbers. Any other number ends the process in native code."""
 
-_FLASH_AUTO, _FLASH_OFF = -1, 0
+_FLASH_AUTO = -1
+_FLASH_OFF = 0
 _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
 """An empty list of devices. Without it even a vocabulary takes 0.5 GB of a GPU with CUDA, because llama.cpp
 reads the GPU's free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
@@ -115,7 +116,8 @@ def load_weights(
     parameters.n_gpu_layers = placement.gpu_layers
     if not placement.gpu_layers:
         parameters.devices = _NO_DEVICES
-    overrides, shares = _expert_overrides(placement.experts_on_cpu), _split(placement.shares)
+    overrides = _expert_overrides(placement.experts_on_cpu)
+    shares = _split(placement.shares)
     parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     parameters.tensor_split = ctypes.cast(shares, ctypes.c_void_p)
     # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
@@ -160,7 +162,8 @@ def _split(shares: tuple[GpuShare, ...]) -> Any:  # noqa: ANN401 - an array of c
     native = [one.total_bytes for one in devices() if one.kind == "gpu"]
     if len(native) != len(shares):
         return None
-    left, layers = list(shares), []
+    left = list(shares)
+    layers = []
     for total in native:
         nearest = min(left, key=lambda one: abs(one.total_bytes - total))
         left.remove(nearest)

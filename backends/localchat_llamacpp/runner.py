@@ -65,7 +65,8 @@ class StopFlag:
         return pointer, ctypes.c_void_p(ctypes.addressof(self._text))
 
 
-_NO_ROOM, _ABORTED = 1, 2
+_NO_ROOM = 1
+_ABORTED = 2
 
 
 @dataclass(slots=True)
@@ -187,8 +188,10 @@ class LlamaCppRunner:
         Raises RuntimeError when llama.cpp fails for no reason of the plan.
         """
         step = self._begun or self._begin(self._launched.popleft())
-        plan, samples = step.plan, self._draw(step)
-        elapsed_s, earliest = time.perf_counter() - step.started_s, self._earliest(plan)
+        plan = step.plan
+        samples = self._draw(step)
+        elapsed_s = time.perf_counter() - step.started_s
+        earliest = self._earliest(plan)
         computed = self._computed(step)
         follows = self._launched.popleft() if self._launched else None
         short = step.status != "ok" and not step.void
@@ -237,7 +240,9 @@ class LlamaCppRunner:
 
     def _begin(self, step: _Step, *, void: bool = False) -> _Step:
         """Change what a plan changes and begin to compute it."""
-        plan, step.started_s, step.void = step.plan, time.perf_counter(), void
+        plan = step.plan
+        step.started_s = time.perf_counter()
+        step.void = void
         self._stop.clear()
         # Every operation runs, also after one that found no room: the KV cache manager counts on it.
         done = [self._slots.apply(operation, behind_short=void) for operation in plan.memory]
@@ -308,7 +313,8 @@ class LlamaCppRunner:
                 if len(part.outputs) == self._outputs_max:
                     if begin < offset:
                         part.stretches.append((number, begin, offset))
-                    begin, part = offset, _DecodePart([], {})
+                    begin = offset
+                    part = _DecodePart([], {})
                     parts.append(part)
                 part.outputs[number, offset] = len(part.outputs)
             part.stretches.append((number, begin, row.width))
@@ -327,7 +333,8 @@ class LlamaCppRunner:
     def _decode(self, step: _Step, part: _DecodePart) -> StepStatus:
         if self._written is not part:
             self._write(step.plan, part)
-        slots, place = self._slots, 0
+        slots = self._slots
+        place = 0
         for number, begin, end in part.stretches:
             row = step.plan.rows[number]
             start = row.start + begin
@@ -395,7 +402,8 @@ class LlamaCppRunner:
                 whole = self._sampler.all_logprobs(logits) if target.all else b""
                 samples.append(Sample(number, given.token, given.logprob, given.top, whole))
                 continue
-            row, following = plan.rows[target.row], target.offset + 1
+            row = plan.rows[target.row]
+            following = target.offset + 1
             sample = self._sample_token(number, target, row, logits, masks.get(number))
             samples.append(sample)
             if not row.drafts:

@@ -25,7 +25,8 @@ _MACHINES: Final[Mapping[int, str]] = {
     243: "riscv64",
 }
 """ELF's numbers of machines."""
-_OF_64_BITS, _LITTLE_ENDIAN = 2, 1
+_OF_64_BITS = 2
+_LITTLE_ENDIAN = 1
 _LOADED: Final = 1
 """Type of a segment that is mapped."""
 _SECTION = struct.Struct("<IIQQQQ")

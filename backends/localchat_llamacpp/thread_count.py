@@ -59,7 +59,8 @@ class ThreadWatch:
             if slow and self.threads > 1:
                 return self._reduce(now_s)
             if not slow and self._trying:
-                self._trying, self._patience_s = False, _PATIENCE_S
+                self._trying = False
+                self._patience_s = _PATIENCE_S
         if self.threads < self.most and now_s - self._changed_s > self._patience_s:
             self._trying = True
             return self._to(self.threads + 1, now_s, "")
@@ -105,13 +106,15 @@ class ThreadWatch:
         elif self._whole_since_s is None:
             self._whole_since_s = now_s
         elif now_s - self._whole_since_s > _RECOVERED_S:
-            self._reported_times, self._whole_since_s = 0.0, None
+            self._reported_times = 0.0
+            self._whole_since_s = None
             note = f"Back to the usual speed: computing with {_threads(self.threads)}."
             return ThreadChange(self.threads, note)
         return None
 
     def _to(self, threads: int, now_s: float, note: str) -> ThreadChange:
-        self.threads, self._changed_s = threads, now_s
+        self.threads = threads
+        self._changed_s = now_s
         self._recent.clear()
         self._slow = 0
         return ThreadChange(threads, note)

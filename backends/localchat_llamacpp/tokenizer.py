@@ -31,7 +31,8 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _COMPOSED = ("qwen2", "qwen35", "command-r", "mpt", "olmo")
 """Vocabularies whose own tokenizers bring texts to NFC, by `tokenizer.ggml.pre`. llama.cpp does not."""
 _FRAMED = re.compile(r"<[|\uff5c].+[|\uff5c]>")
-_WORDPIECE, _UNIGRAM = 3, 4
+_WORDPIECE = 3
+_UNIGRAM = 4
 _BERT_UNKNOWN = "[UNK]"
 # Bits of llama_token_attr.
 _UNKNOWN = 1 << 0
@@ -90,7 +91,9 @@ class LlamaTokenizer:
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
         begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
-        return begin + self._checked(text, special=special) if text else begin
+        if text:
+            return begin + self._checked(text, special=special)
+        return begin
 
     def encode_whole(self, text: str) -> list[int]:
         """Tokens of a text as embedding models were trained: with those that begin and end one."""
@@ -217,7 +220,9 @@ class LlamaTokenizer:
     def special(self, name: str) -> int:
         """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
         call = _SPECIAL.get(name)
-        return int(getattr(self._api, call)(self._handle())) if call else -1
+        if call:
+            return int(getattr(self._api, call)(self._handle()))
+        return -1
 
     def close(self) -> None:
         """Release the native vocabulary. Idempotent; no call may follow."""
@@ -253,7 +258,8 @@ class LlamaTokenizer:
         logged = [int(found[1]) for line in log_lines if (found := _LOGGED_LENGTH.search(line))]
         if logged:
             return max(logged[-1], 1)
-        text, vocab = self._api.llama_vocab_get_text, self._vocab
+        text = self._api.llama_vocab_get_text
+        vocab = self._vocab
         return max([1, *(len(text(vocab, t) or b"") for t in range(self.vocab_size))])
 
     def _handle(self) -> int:

@@ -62,7 +62,8 @@ class WordPiece:
         """Take the longest known piece at each place of a word."""
         if len(word) > _LONGEST_WORD:
             return [self._unknown]
-        start, tokens = 0, []
+        start = 0
+        tokens = []
         while start < len(word):
             ids = self._others if start else self._firsts
             for end in range(min(len(word), start + self._longest), start, -1):
@@ -109,7 +110,8 @@ class _Folding(dict[int, str]):
 
 
 def _cleaned(character: str) -> str:
-    code, category = ord(character), unicodedata.category(character)
+    code = ord(character)
+    category = unicodedata.category(character)
     if character in "\t\n\r" or (character.isspace() and category != "Cc"):
         return " "
     # Lone surrogates count as U+FFFD.

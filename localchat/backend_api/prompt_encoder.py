@@ -38,7 +38,9 @@ class PromptEncoder:
         lead = self._tokenizer.encode(_LEAD)
         tokens = self._encode(part._replace(text=_LEAD + part.text))
         # A part that begins with white space may share a token with the lead.
-        return tokens[len(lead) :] if tokens[: len(lead)] == lead else self._encode(part)
+        if tokens[: len(lead)] == lead:
+            return tokens[len(lead) :]
+        return self._encode(part)
 
     @cached_property
     def _adds_space(self) -> bool:

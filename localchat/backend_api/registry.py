@@ -157,7 +157,8 @@ def choose_for_load(
         elif options.one_answer or other.context_tokens < plan.context_tokens:
             because = ""
         else:
-            plans, threads = ((choice.backend, plan), (backend, other)), options.threads
+            plans = ((choice.backend, plan), (backend, other))
+            threads = options.threads
             rates = (_rate(*each, model, threads or machine.cores, history) for each in plans)
             because = _is_slower(choice.backend, *rates)
         if because:
@@ -194,7 +195,9 @@ def _rate(
         else history.past(backend=backend.name, threads=threads, whole_gpu=True)
     )  # fmt: skip
     found = backend.expected_rate(model, plan, threads, past)
-    return 0.0 if found is None or found.untried else found.tokens_per_s
+    if found is None or found.untried:
+        return 0.0
+    return found.tokens_per_s
 
 
 def _plan(
@@ -252,7 +255,9 @@ def require_for_file(
                 return BackendChoice(backend, "", found)
         raise
     if choice.availability.ok:
-        return choice if asked or options is None else _for_load(path, choice, options, history)
+        if asked or options is None:
+            return choice
+        return _for_load(path, choice, options, history)
     if asked:
         raise LocalchatError(
             f"{choice.backend.name} cannot run here: {choice.availability.reason}",

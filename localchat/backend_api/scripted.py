@@ -45,7 +45,10 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.checksum import payload_sums
 
-BOS, EOS, THINK, END_THINK = 256, 257, 258, 259
+BOS = 256
+EOS = 257
+THINK = 258
+END_THINK = 259
 VOCAB = 260
 _KV_TYPES = ("f16", "q8_0", "q4_0")
 _SPECIALS = {BOS: b"<s>", EOS: b"</s>", THINK: b"<think>", END_THINK: b"</think>"}
@@ -107,7 +110,8 @@ class ScriptedTokenizer:
 
 
 def _joined(tokens: list[int], mark: list[int], token: int) -> list[int]:
-    found, at = [], 0
+    found = []
+    at = 0
     while at < len(tokens):
         if tokens[at : at + len(mark)] == mark:
             found.append(token)

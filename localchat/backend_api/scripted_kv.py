@@ -118,7 +118,8 @@ class SlotStorage:
             case Save(slot, key):
                 assert key not in self._saved, f"key {key} is taken"
                 assert self._slots[slot].cells, f"slot {slot} is empty"
-                text, earliest = self.held(slot), self._slots[slot].earliest
+                text = self.held(slot)
+                earliest = self._slots[slot].earliest
                 if self._can.rewind == "last_n":
                     earliest = max(earliest, len(text) - self._can.rewind_tokens)
                 self._saved[key] = (tuple(text), earliest)
@@ -243,7 +244,8 @@ class _WindowStorage:
     """
 
     def __init__(self, capabilities: Capabilities) -> None:
-        self._size, self._window = capabilities.block_tokens, capabilities.window_tokens
+        self._size = capabilities.block_tokens
+        self._window = capabilities.window_tokens
         self._blocks = [[_UNWRITTEN] * self._size for _ in range(capabilities.window_blocks)]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -256,7 +258,8 @@ class _WindowStorage:
         state = 0
         for position, token in enumerate(text):
             state = hash((state, token))
-            block, at = self._blocks[table[position // self._size]], position % self._size
+            block = self._blocks[table[position // self._size]]
+            at = position % self._size
             if position >= start:
                 block[at] = state
             elif position > start - self._window:

@@ -76,11 +76,13 @@ class PromptSplitter:
         previous = self._stripping.get(before)
         if previous is not None and previous.rstrip:
             body = text.lstrip()
-            head, text = text[: len(text) - len(body)], body
+            head = text[: len(text) - len(body)]
+            text = body
         following = self._stripping.get(after)
         if following is not None and following.lstrip:
             body = text.rstrip()
-            tail, text = text[len(body) :], body
+            tail = text[len(body) :]
+            text = body
         return head, text, tail
 
     def _plain_parts(self, text: str) -> Iterator[TextPart]:

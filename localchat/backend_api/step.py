@@ -229,7 +229,9 @@ class Mask(msgspec.Struct, frozen=True):
     @property
     def words(self) -> bytes:
         """Little-endian 32-bit words, ceil(V / 32) of them; bit t is token t."""
-        return self.source if isinstance(self.source, bytes) else self.source()
+        if isinstance(self.source, bytes):
+            return self.source
+        return self.source()
 
 
 class StepPlan(msgspec.Struct, frozen=True):

@@ -101,7 +101,9 @@ def _worth_trying(reply: httpx2.Response) -> bool:
 
 def _retry_after_s(reply: httpx2.Response) -> float:
     text = reply.headers.get("retry-after", "")
-    return min(_LONGEST_PAUSE_S, float(text)) if text.isascii() and text.isdecimal() else 0.0
+    if text.isascii() and text.isdecimal():
+        return min(_LONGEST_PAUSE_S, float(text))
+    return 0.0
 
 
 def _reply(reply: httpx2.Response) -> BatchReply:

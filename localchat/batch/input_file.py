@@ -138,7 +138,8 @@ class BatchInput:
     def _request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Path and body of a JSON object. Raises UsageError."""
         if "body" in fields or "url" in fields:
-            path, body = fields.get("url", CHAT), fields.get("body")
+            path = fields.get("url", CHAT)
+            body = fields.get("body")
             if path not in PATHS:
                 raise UsageError(f"unsupported url {path!r}; use one of {', '.join(PATHS)}")
             if fields.get("method", "POST") != "POST":
@@ -149,7 +150,8 @@ class BatchInput:
         rest = {key: value for key, value in fields.items() if key != "custom_id"}
         if "input" in rest:
             return "/v1/embeddings", rest
-        schema, system = rest.pop("schema", None), rest.pop("system", "")
+        schema = rest.pop("schema", None)
+        system = rest.pop("system", "")
         if "messages" not in rest:
             prompt = rest.pop("prompt", None)
             if not isinstance(prompt, str):
@@ -208,7 +210,11 @@ def _custom_id(line: RawLine) -> str:
         given = _object(line.content).get("custom_id")
     except UsageError:
         return ""
-    return given if isinstance(given, str) else "" if given is None else str(given)
+    if isinstance(given, str):
+        return given
+    if given is None:
+        return ""
+    return str(given)
 
 
 def _hash(content: bytes) -> int:

@@ -115,7 +115,8 @@ class BatchOutput:
         return done, failed
 
     def _read(self, hashes: "array[int]") -> tuple[bytearray, int]:
-        done, failed = bytearray(len(hashes)), 0
+        done = bytearray(len(hashes))
+        failed = 0
         for at, (_, head) in enumerate(self._heads(), 1):
             number = self._input_line(at, head, hashes)
             if done[number]:

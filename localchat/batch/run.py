@@ -90,7 +90,9 @@ def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
     choices = body.get("choices") if isinstance(body, dict) else None
     for choice in choices if isinstance(choices, list) else []:
         if isinstance(choice, dict) and choice.get("finish_reason") == "length":
-            return "repetition" if choice.get("stop_reason") == "repetition" else "length"
+            if choice.get("stop_reason") == "repetition":
+                return "repetition"
+            return "length"
     return ""
 
 
@@ -192,7 +194,9 @@ def clients_for(slots: int) -> int:
 def _body(line: BatchLine, server: BatchServer) -> dict[str, Any]:
     if server.only_model:
         return {**line.body, "model": server.model}
-    return {"model": server.model, **line.body} if server.model else line.body
+    if server.model:
+        return {"model": server.model, **line.body}
+    return line.body
 
 
 def _response(reply: BatchReply) -> BatchResponse:

@@ -226,7 +226,8 @@ class _Simulation:
         """One step that decodes, and reads as many prompts as its time allows."""
         decode_s = self.costs.step_s(len(self.running)) if self.running else 0.0
         room_s = max(self.costs.budget_s - decode_s, LEAST_CHUNK * self.costs.prefill_s)
-        left_s, read = room_s, []
+        left_s = room_s
+        read = []
         while self.prompts and left_s > 0:
             one = self.prompts[0]
             taken_s = min(one.left_tokens * self.costs.prefill_s, left_s)
@@ -294,7 +295,8 @@ def simulated_requests(
     draw = random.Random(seed)
     server = _Simulation(costs, lengths)
     came_s = draw.expovariate(requests_per_s)
-    ready_s, ended = came_s + costs.overhead_s, 0
+    ready_s = came_s + costs.overhead_s
+    ended = 0
     found: list[SimulatedRequest] = []
     while ended < requests:
         while len(found) < requests and ready_s <= server.now_s:

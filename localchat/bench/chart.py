@@ -9,8 +9,12 @@ from localchat.bench.record import BenchRecord
 from localchat.bench.report import heading
 from localchat.bench.sweep import Point, series
 
-_WIDTH, _HEIGHT = 420, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 40, 44
+_WIDTH = 420
+_HEIGHT = 300
+_LEFT = 64
+_RIGHT = 16
+_TOP = 40
+_BOTTOM = 44
 COLORS: Final = (
     "#2563eb",
     "#d97706",
@@ -122,8 +126,10 @@ def _scales(
     clients: list[int], top: float
 ) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Places of a number of clients (logarithmic) and of a value (from 0)."""
-    low, high = log2(clients[0]), log2(clients[-1])
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    low = log2(clients[0])
+    high = log2(clients[-1])
+    width = _WIDTH - _LEFT - _RIGHT
+    height = _HEIGHT - _TOP - _BOTTOM
 
     def across(count: float) -> float:
         return _LEFT + width * ((log2(count) - low) / (high - low) if high > low else 0.5)

@@ -169,14 +169,16 @@ async def _sample(reader: asyncio.StreamReader, began_s: float, base: str) -> Re
         text = b"".join([piece async for piece in pieces]).decode("utf-8", "replace")
         raise error_from_status(status, text, base)
     arrivals: list[float] = []
-    usage, timings = _Usage(), _Timings()
+    usage = _Usage()
+    timings = _Timings()
     async for line, at_s in _data_lines(pieces):
         chunk = _decode_chunk(line)
         if chunk.error:
             raise error_from_stream(msgspec.json.decode(line), base, partial=bool(arrivals))
         if any(_has_text(choice.delta) for choice in chunk.choices):
             arrivals.append(at_s)
-        usage, timings = chunk.usage or usage, chunk.timings or timings
+        usage = chunk.usage or usage
+        timings = chunk.timings or timings
     if not arrivals:
         raise NetworkError(
             f"{base} answered without any text", hint="is it an OpenAI-compatible server?"

@@ -12,7 +12,8 @@ from localchat.engine.remote.client import RemoteClient, base_url
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 
 _QUERY_S: Final = 30.0
-_FEW_WORDS, _MANY_WORDS = 16, 144
+_FEW_WORDS = 16
+_MANY_WORDS = 144
 _EXTENSIONS: Final[Mapping[str, Any]] = {"ignore_eos": True, "timings": True}
 """Answers as long as asked for, and the server's own counts: known to localchat, and in part to vLLM, SGLang
 and llama.cpp. Others ignore or refuse them."""
@@ -94,4 +95,6 @@ def first_model(url: str, key: str) -> str:
     finally:
         client.close()
     first = listed[0] if isinstance(listed, list) and listed else {}
-    return str(first.get("id", "")) if isinstance(first, dict) else ""
+    if isinstance(first, dict):
+        return str(first.get("id", ""))
+    return ""

@@ -48,7 +48,8 @@ def memory_roof(
     """The roof of a model that is loaded by this plan; None where it lies in two kinds of memory, or the
     bandwidth is unknown. Takes a fifth of a second on a CPU."""
     if isinstance(model, ModelShape):
-        weights, kv = model.token_bytes, _kv_bytes(model, plan.kv_type)
+        weights = model.token_bytes
+        kv = _kv_bytes(model, plan.kv_type)
     else:
         weights = plan.weights_bytes - plan.unpacked_bytes
         kv = describe_checkpoint(path, model).kv_bytes_per_token

@@ -150,7 +150,8 @@ def comparison_table(one: BenchRecord, other: BenchRecord) -> Table:
             match = others.get(_key(one, point))
             if match is None:
                 continue
-            first, second = point.figures, match.figures
+            first = point.figures
+            second = match.figures
             rows.append(
                 (
                     point.place.variant,
@@ -231,7 +232,9 @@ def _count(value: int | None) -> str:
 
 
 def _drafts(found: PointFigures) -> str:
-    return f"{found.accepted or 0:,}/{found.drafted:,}" if found.drafted else "-"
+    if found.drafted:
+        return f"{found.accepted or 0:,}/{found.drafted:,}"
+    return "-"
 
 
 def _joules(found: PointFigures) -> str:

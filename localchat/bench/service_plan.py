@@ -25,7 +25,8 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.units import rate
 
 DEFAULT_SLOTS: Final = 16
-_GPU_BUDGET_S, _CPU_BUDGET_S = 0.1, 0.25
+_GPU_BUDGET_S = 0.1
+_CPU_BUDGET_S = 0.25
 """Time of a step of the engine core that reads prompts too."""
 _MOST_LOAD: Final = 0.8
 """Of the capacity, so that a copy has headroom."""
@@ -53,7 +54,9 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def users(self) -> float | None:
         """Users who make these requests."""
-        return None if self.requests_per_s is None else self.requests_per_s * self.every_s
+        if self.requests_per_s is None:
+            return None
+        return self.requests_per_s * self.every_s
 
 
 class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -107,7 +107,8 @@ def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
     """Figures of recorded requests; those that only a server or a sensor tells are left out.
 
     Raises statistics.StatisticsError for no requests."""
-    samples, duration_s = result.samples, result.duration_s
+    samples = result.samples
+    duration_s = result.duration_s
     made = sum(one.completion_tokens for one in samples)
     read = sum(one.prompt_tokens for one in samples)
     tpots = [tpot_s for one in samples if (tpot_s := one.tpot_s) is not None]

@@ -194,7 +194,8 @@ class Sweep:
         known = self._levels.get(key)
         planned = self.spec.levels() if known is None else known
         measured: list[int] = []
-        best, without_rise = 0.0, 0
+        best = 0.0
+        without_rise = 0
         for clients in planned:
             place = PointPlace(scene.variant, scene.shape.name, scene.context, clients)
             self.show(PointStarted(place, scene.round, self._done, self._total()))
@@ -218,7 +219,9 @@ class Sweep:
         self._levels[key] = measured if known is None else known
 
     def _measure(self, scene: "_Scene", place: PointPlace) -> Point:
-        endpoint, shape, spec = scene.endpoint, scene.shape, self.spec
+        endpoint = scene.endpoint
+        shape = scene.shape
+        spec = self.spec
         seed = f"{self._run} {place.variant} {shape.name} {scene.context} {place.clients} {scene.round}"
         earlier = [
             earlier_turn(scene.context, endpoint.scale, f"{seed} {client}")

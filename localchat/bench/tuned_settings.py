@@ -56,7 +56,8 @@ class TunedSettings:
         """Put back what stood there before. Returns what was taken back, and what was left because it has
         been changed since. Raises UsageError, LocalchatError, OSError."""
         section = read_settings(self._settings_file).models.get(model, {})
-        back, left = [], []
+        back = []
+        left = []
         for one in self._record.read().models.get(model, ()):
             if section.get(one.key) != convert(one.key, Given(one.written, one.key)):
                 left.append(one)
@@ -76,4 +77,6 @@ class TunedSettings:
 
 def _text(value: object) -> str:
     """A value of the settings file as a flag would give it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)

@@ -88,7 +88,9 @@ def setting_key(name: str) -> str | None:
 
 def flag_word(key: str) -> str:
     """The name of a setting as its flag has it: `kv-type` for kv_cache_type."""
-    return KEYS[key].flag.removeprefix("--").removeprefix("no-") if key in KEYS else key
+    if key in KEYS:
+        return KEYS[key].flag.removeprefix("--").removeprefix("no-")
+    return key
 
 
 def _check(key: str, text: str) -> None:

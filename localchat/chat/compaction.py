@@ -158,7 +158,8 @@ class Compaction:
 
     def _chunk(self) -> int:
         """Characters to read next: the most that fit, by bisection in steps that surely do."""
-        start, rest = self._done, len(self._text) - self._done
+        start = self._done
+        rest = len(self._text) - self._done
         base = self._counted(self._messages(start))
         step = (self._allowed - base) // _TOKENS_PER_CHARACTER
         if step < _MIN_CHUNK_CHARACTERS:
@@ -170,7 +171,8 @@ class Compaction:
             )
         if self._fits(len(self._text)):
             return rest
-        low, high = 1, -(-rest // step)
+        low = 1
+        high = -(-rest // step)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._fits(start + middle * step) else (low, middle)
@@ -186,7 +188,8 @@ class Compaction:
             return 1 << 40
 
     def _messages(self, end: int) -> Messages:
-        first, last = self._done == 0 and not self._summary, end >= len(self._text)
+        first = self._done == 0 and not self._summary
+        last = end >= len(self._text)
         part = "the text" if first and last else "the beginning" if first else "the next part"
         parts = [_ASK.format(part=part)]
         if self._summary:

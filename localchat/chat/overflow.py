@@ -243,7 +243,9 @@ class _LeaveOutSearch:
     def _smallest(self, allowed: int) -> int:
         """The smallest number that is enough. Guesses by characters, nearly always right or off by one, and
         bisects every third time."""
-        low, high, tries = 0, self.most, 0
+        low = 0
+        high = self.most
+        tries = 0
         while high - low > 1:
             tries += 1
             at = self._guess(low, high, allowed) if tries % 3 else (low + high) // 2

@@ -29,7 +29,8 @@ def prompt_steps(
 
 class _PromptSteps:
     def __init__(self, prompt: int, info: EngineInfo) -> None:
-        self._prompt, self._info = prompt, info
+        self._prompt = prompt
+        self._info = info
         self._over = prompt - info.context_tokens + 1
         wanted = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
         self._goal = min(wanted, info.context_train) if info.context_train else wanted
@@ -98,7 +99,9 @@ class _PromptSteps:
 
     def _target(self, longest: int | None) -> int:
         """Context to ask for: what the prompt needs, as far as it fits."""
-        return self._goal if longest is None else max(min(self._goal, longest), 0)
+        if longest is None:
+            return self._goal
+        return max(min(self._goal, longest), 0)
 
     def _kv_type(self) -> MemoryStep:
         info = self._info
@@ -121,7 +124,8 @@ class _PromptSteps:
         )
 
     def _context(self) -> MemoryStep:
-        info, longest = self._info, self._longest(self._token_bytes)
+        info = self._info
+        longest = self._longest(self._token_bytes)
         target = self._target(longest)
         if target <= info.context_tokens:
             return MemoryStep("context", "memory holds no longer one")

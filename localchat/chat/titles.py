@@ -34,7 +34,9 @@ def _labels(question: Node) -> str:
 
 
 def _as_typed(question: Node) -> str:
-    text, at, parts = question.message.content, 0, []
+    text = question.message.content
+    at = 0
+    parts = []
     for one in sorted(question.inclusions, key=lambda inclusion: inclusion.start):
         parts.append(text[at : one.start])
         at = max(at, one.end)
@@ -68,7 +70,9 @@ def _asking_line(question: str) -> str:
     if last.endswith(_ASKING) and (apart or above.rstrip().endswith(_ENDING)):
         return last
     below_text = apart and "".join(lines[first + 1 : first + 2])
-    return last if below_text and len(last) <= _SHORT else lines[first]
+    if below_text and len(last) <= _SHORT:
+        return last
+    return lines[first]
 
 
 def _says(line: str) -> bool:

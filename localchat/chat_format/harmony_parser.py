@@ -74,7 +74,8 @@ class ChannelParser:
         self._state: Literal["lead", "header", "message"] = "lead"
         self._target: Literal["answer", "thought", "call", "nothing"] = "answer"
         if thinking:
-            self._state, self._target = "message", "thought"
+            self._state = "message"
+            self._target = "thought"
         self._held = ""
         self._fresh = False
         self._name = ""
@@ -119,7 +120,8 @@ class ChannelParser:
 
     def _lead(self) -> bool:
         """Beginning of the answer: the rest of a header, or text of a model that writes none."""
-        syntax, held = self.syntax, self._held
+        syntax = self.syntax
+        held = self._held
         if syntax.recipients:
             name, line, _ = held.partition("\n")
             known = (*self._names, "all")
@@ -148,7 +150,8 @@ class ChannelParser:
             self._emit(parts, self._held)
             self._held = ""
             return True
-        header, self._held = self._held[:at], self._held[at + len(tag) :]
+        header = self._held[:at]
+        self._held = self._held[at + len(tag) :]
         if tag == self.syntax.message:
             self._begin(header)
         else:
@@ -161,7 +164,9 @@ class ChannelParser:
         """Begin a message, by its header."""
         if self.syntax.recipients:
             name = header.removeprefix(">>>").strip()
-            return self._call(name) if name in self._names else self._open("answer")
+            if name in self._names:
+                return self._call(name)
+            return self._open("answer")
         target = _RECIPIENT.search(header)
         channel = (_CHANNEL.findall(header) or [""])[-1]
         recipient = target.group(1).removeprefix("functions.") if target else ""
@@ -172,11 +177,16 @@ class ChannelParser:
         return self._open("thought" if channel == "analysis" else "answer")
 
     def _open(self, target: Literal["answer", "thought"]) -> None:
-        self._state, self._target, self._fresh = "message", target, True
+        self._state = "message"
+        self._target = target
+        self._fresh = True
 
     def _call(self, name: str) -> None:
-        self._state, self._target, self._fresh = "message", "call", True
-        self._name, self._arguments = name, Arguments()
+        self._state = "message"
+        self._target = "call"
+        self._fresh = True
+        self._name = name
+        self._arguments = Arguments()
 
     def _message(self, parts: list[Part]) -> bool:
         borders = self.syntax.borders
@@ -232,4 +242,5 @@ class ChannelParser:
                     "".join(self._text_argument).rstrip(), ensure_ascii=False
                 )
                 parts.append(Call(self._count - 1, arguments=text_argument))
-        self._target, self._text_argument = "answer", None
+        self._target = "answer"
+        self._text_argument = None

@@ -64,7 +64,9 @@ class PlainFormat:
             rendered.tools,
             opened=rendered.opens_reasoning,
         )
-        return _TrimmedParser(parser) if rendered.text.endswith(_ANSWER) else parser
+        if rendered.text.endswith(_ANSWER):
+            return _TrimmedParser(parser)
+        return parser
 
     def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
         """Make a parser that only knows whether an answer is inside reasoning."""

@@ -203,7 +203,8 @@ class ReasoningParser:
 
         That one comes from an answer that reached its length limit, and is dropped.
         """
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self._state == "thinking":
             kept = held[: partial_tag_start(held, self._closes)] if len(held) > 1 else held
             return [Thought(kept.rstrip())] if kept.strip() else []
@@ -249,7 +250,8 @@ class ReasoningParser:
             self._fresh = False
             for tag in self._family.opens:
                 if self._held.startswith(tag):
-                    self._held, self._fresh = self._held[len(tag) :], True
+                    self._held = self._held[len(tag) :]
+                    self._fresh = True
                     return True
         at, tag = find_first(self._held, self._closes)
         if tag:
@@ -284,7 +286,9 @@ class ReasoningParser:
     def _enter(self, tag: str, *, answering: _State) -> None:
         """Enter the state after a tag outside reasoning."""
         if tag in self._family.opens:
-            self._state, self._fresh, self._thought = "thinking", True, True
+            self._state = "thinking"
+            self._fresh = True
+            self._thought = True
             return
         if tag in self._family.closes:
             self._thought = True

@@ -92,7 +92,9 @@ class RenderProcess:
     def pid(self) -> int | None:
         """Process id; None while there is no process."""
         process = self._process
-        return process.pid if process is not None and process.poll() is None else None
+        if process is not None and process.poll() is None:
+            return process.pid
+        return None
 
     def variables(self, source: str) -> frozenset[str]:
         """Names that a template reads and does not set. Raises RenderFailure and TemplateError."""

@@ -84,7 +84,8 @@ class TemplateRenderer:
         """The text. Raises LimitError beyond `most` characters, and whatever the template raises."""
         self._now = now
         template, _ = self._compiled(source)
-        pieces, total = [], 0
+        pieces = []
+        total = 0
         for piece in template.root_render_func(template.new_context(dict(values))):
             total += len(piece)
             if total > most:
@@ -96,7 +97,8 @@ class TemplateRenderer:
         """Line of the template that raised; 0 where it is not known."""
         if isinstance(error, jinja2.TemplateSyntaxError):
             return error.lineno
-        line, at = 0, error.__traceback__
+        line = 0
+        at = error.__traceback__
         while at is not None:
             if at.tb_frame.f_code.co_filename == _FILE:
                 line = self._compiled(source)[0].get_corresponding_lineno(at.tb_lineno)
@@ -199,7 +201,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, jinja2.exceptions.SecurityError):
         return "escape"
     # `raise_exception` raises this very class, failures of jinja one of its subclasses.
-    return "refused" if type(error) is jinja2.TemplateError else "broken"
+    if type(error) is jinja2.TemplateError:
+        return "refused"
+    return "broken"
 
 
 def main() -> None:
@@ -207,7 +211,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the terminal's whole group
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    renderer, source = TemplateRenderer(), ""
+    renderer = TemplateRenderer()
+    source = ""
     for line in sys.stdin.buffer:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
         if "source" in request:

@@ -116,7 +116,8 @@ _LIMITS = {
 
 def _translate(failure: RenderFailure) -> TemplateError:
     """The error for the user."""
-    message, line = failure.message, failure.line
+    message = failure.message
+    line = failure.line
     match failure.reason:
         case "syntax":
             return TemplateError(

@@ -293,7 +293,9 @@ def _think_budget(messages: Messages, variables: frozenset[str]) -> int | None:
 
 def _name(tool: Mapping[str, Any]) -> str:
     function = tool.get("function", tool)
-    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
+    if isinstance(function, Mapping):
+        return str(function.get("name", ""))
+    return ""
 
 
 _PROBE_NAME = "probe_tool"
@@ -302,7 +304,8 @@ _ARGUMENTS = f'{{"{_KEY}": "value"}}'
 _CUT_OFF = _ARGUMENTS[:-2]
 _RESULT = "probe_result"
 _WORDS = "probe_words"
-_SHORT_ID, _LONG_ID = "probe0001", "call_probe0001probe0001"
+_SHORT_ID = "probe0001"
+_LONG_ID = "call_probe0001probe0001"
 
 
 def _probe(

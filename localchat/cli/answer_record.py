@@ -78,7 +78,8 @@ class AnswerRecord:
 
     def _record_growth(self) -> None:
         # The main thread adds to the answer meanwhile: `dict` copies it in one step.
-        texts, reasoning = dict(self._answer.texts), dict(self._answer.reasoning)
+        texts = dict(self._answer.texts)
+        reasoning = dict(self._answer.reasoning)
         size = sum(map(len, texts.values())) + sum(map(len, reasoning.values()))
         if size == self._size:
             return
@@ -145,7 +146,9 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
     reason = answer.reasons.get(choice)
     if answer.interrupted or reason in (None, "cancelled"):
         return "stopped"
-    return "length" if reason in ("length", "repetition") else "whole"
+    if reason in ("length", "repetition"):
+        return "length"
+    return "whole"
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:

@@ -109,7 +109,8 @@ def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, 
     # The settings are not resolved yet, so that a prompt that cannot be read fails before a model is located.
     early = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     names: tuple[str, ...] = ctx.params["files"]
-    files, piped = read_files(names, early.notify), read_stdin(early.notify)
+    files = read_files(names, early.notify)
+    piped = read_stdin(early.notify)
     words = decoded_words(words, early.notify)
     text = join_parts([files, piped, words])
     asked = question(ctx, text)

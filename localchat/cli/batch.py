@@ -192,7 +192,8 @@ def _server(
 
     asked = ctx.params
     chosen = _chosen_model(ctx, batch)
-    word, parallel = chosen.word, asked["parallel"]
+    word = chosen.word
+    parallel = asked["parallel"]
     running = is_running(word)
     if running and parallel is not None:
         raise UsageError(
@@ -223,7 +224,9 @@ def _slots(ctx: click.Context, word: str) -> int:
     """Requests that the server of a model computes at once. Raises ModelMissing, UsageError."""
     from localchat.cli.resolve import resolve_setup
 
-    return _GPU_SLOTS if resolve_setup(ctx, word).model.path.is_dir() else _SLOTS
+    if resolve_setup(ctx, word).model.path.is_dir():
+        return _GPU_SLOTS
+    return _SLOTS
 
 
 def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":

@@ -56,7 +56,9 @@ class BatchBar(BatchLines):
 
 def batch_progress_for(terminal: Terminal) -> BatchLines:
     """The progress that fits stderr."""
-    return BatchBar(terminal) if terminal.animated else BatchLines(terminal)
+    if terminal.animated:
+        return BatchBar(terminal)
+    return BatchLines(terminal)
 
 
 def progress_words(progress: BatchProgress) -> str:

@@ -186,7 +186,9 @@ def _measure(
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     servers.check(spec.variants)
-    at, problem, interrupted = now(), None, False
+    at = now()
+    problem = None
+    interrupted = False
     watch = CpuWatch()
     with progress_for(terminal) as progress, terminate_gracefully():
         sweep = Sweep(spec, servers.open, progress.show)

@@ -73,7 +73,8 @@ class SweepBar(SweepProgress):
         self._bar.close()
 
     def _begin(self, place: PointPlace, round_: int, at: int, total: int) -> None:
-        self._at, self._total = at, total
+        self._at = at
+        self._total = total
         self._status(_words(place))
 
     def _status(self, words: str) -> None:
@@ -91,7 +92,9 @@ class SweepBar(SweepProgress):
 
 def progress_for(terminal: Terminal) -> SweepProgress:
     """The progress that fits stderr."""
-    return SweepBar(terminal) if terminal.animated else SweepProgress(terminal)
+    if terminal.animated:
+        return SweepBar(terminal)
+    return SweepProgress(terminal)
 
 
 def _words(place: PointPlace) -> str:

@@ -12,7 +12,8 @@ def steps_for(problem: ContextExceeded, engine: Engine) -> tuple[MemoryStep, ...
         info = engine.info()
     except LocalchatError:
         return ()  # the engine is gone; its own message must do
-    prompt, context = problem.details.get("prompt_tokens"), problem.details.get("context_tokens")
+    prompt = problem.details.get("prompt_tokens")
+    context = problem.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):
         return ()
     return prompt_steps(prompt, info, context)
@@ -24,7 +25,8 @@ def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
     if not steps:
         return problem
     about = "at least " if problem.details.get("at_least") else ""
-    prompt, context = problem.details["prompt_tokens"], problem.details["context_tokens"]
+    prompt = problem.details["prompt_tokens"]
+    context = problem.details["context_tokens"]
     return ContextExceeded(
         f"the prompt has {about}{prompt:,} tokens and the context holds {context:,}",
         hint="\n".join(step_lines(steps)),

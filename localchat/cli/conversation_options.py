@@ -35,7 +35,8 @@ def open_history(paths: Paths, *, to_read: bool = False) -> "History":
 def resumed(ctx: click.Context) -> "Conversation | None":
     """Load the conversation of `--continue` or `--conversation`; None without them. Raises UsageError,
     HistoryUnusable."""
-    named, last = ctx.params["conversation"], ctx.params["continue_last"]
+    named = ctx.params["conversation"]
+    last = ctx.params["continue_last"]
     if not named and not last:
         return None
     if named and last:

@@ -148,7 +148,8 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
     if not available.ok:
         return known
     try:
-        facts, remedies = backend.build_info(), backend.remedies()
+        facts = backend.build_info()
+        remedies = backend.remedies()
     except LocalchatError as problem:
         return msgspec.structs.replace(known, trouble=problem.message, hint=problem.hint)
     except (ImportError, OSError, RuntimeError) as problem:
@@ -237,12 +238,15 @@ _SAFE_MODE = (
 
 
 def _offload(backend: BackendDiagnosis) -> str:
-    return "this build can put layers on one" if backend.offload else "this build uses none"
+    if backend.offload:
+        return "this build can put layers on one"
+    return "this build uses none"
 
 
 def _device(device: dict[str, str | int]) -> str:
     text = f"{device['name']} ({device['kind']}): {device['description']}"
-    total, free = device.get("total_bytes"), device.get("free_bytes")
+    total = device.get("total_bytes")
+    free = device.get("free_bytes")
     if isinstance(total, int) and isinstance(free, int) and total:
         text += f"; by its own count {_free(free, total)}"
     return text

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from localchat.models.names import Reference
 
 NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
-_LEAST_CELLS, _MOST_CELLS = 16, 60
+_LEAST_CELLS = 16
+_MOST_CELLS = 60
 """Width of the memory bar."""
 
 
@@ -69,7 +70,9 @@ def command(
         return _fit_route(ctx, word, parallel, as_json=as_json)
     seen = find_model(ctx, word)
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
-    subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
+    subject = seen.subject
+    machine = usable_machine()
+    environ = seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     # Several requests at once are a server's, whose KV cache has room for all of them.
 
@@ -92,7 +95,9 @@ def command(
         if steps:
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
-    return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
+    if verdict.plan.fits:
+        return ExitCode.OK
+    return ExitCode.DOES_NOT_FIT
 
 
 def planned(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
@@ -126,7 +131,9 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     from localchat.models.resolve import planned_load
 
     inputs = Inputs.of(ctx, word)
-    route, machine, reports = find_route(word, inputs.routes), usable_machine(), []
+    route = find_route(word, inputs.routes)
+    machine = usable_machine()
+    reports = []
     for name in (route.small, route.large):
         seen = find_model(ctx, name)
         slots = parallel or max(CHAT_SLOTS, seen.settings.n)
@@ -209,7 +216,8 @@ def _elsewhere(
             f"{published.name} is not here and offline is set: using its published shape"
         )
         return Subject(published.name, published, None, settings.backend)
-    hub, patience = hub_from_environment(inputs.app.environ), RetryPolicy()
+    hub = hub_from_environment(inputs.app.environ)
+    patience = RetryPolicy()
     try:
         choice = select_files(reference, hub, show, patience)
     except NetworkError as problem:

@@ -222,7 +222,8 @@ def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, 
 
     verb = ALIASES.get(words[0], words[0])
     known = {param.name: param for param in _command(VERBS[verb].module).params}
-    line, left = ["localchat", *words], []
+    line = ["localchat", *words]
+    left = []
     for param in ctx.command.params:
         if not isinstance(param, click.Option) or param.name is None:
             continue

@@ -84,7 +84,8 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
 
     with _opened(app) as history:
         hits = history.search(" ".join(words), limit + 1)
-    left_out, hits = len(hits) > limit, hits[:limit]
+    left_out = len(hits) > limit
+    hits = hits[:limit]
     if as_json:
         _print_json(app.environ, [_found(hit) for hit in hits])
     else:

@@ -92,11 +92,14 @@ def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
 
 def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
     if answer.done:
-        used, total = answer.done.kv_used_tokens, answer.done.kv_total_tokens
+        used = answer.done.kv_used_tokens
+        total = answer.done.kv_total_tokens
     elif answer.metrics:
-        used, total = answer.metrics.kv_used_tokens, answer.metrics.kv_total_tokens
+        used = answer.metrics.kv_used_tokens
+        total = answer.metrics.kv_total_tokens
     else:
-        used, total = 0, info.context_tokens
+        used = 0
+        total = info.context_tokens
     return {"used_tokens": used, "total_tokens": total}
 
 

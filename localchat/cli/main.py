@@ -62,7 +62,9 @@ def _flushed(args: Sequence[str], used: AppContext) -> int:
             sys.stdout.flush()
     except OSError as problem:
         _forget_stdout()
-        return _SIGPIPE_STATUS if isinstance(problem, BrokenPipeError) else status or ExitCode.ERROR
+        if isinstance(problem, BrokenPipeError):
+            return _SIGPIPE_STATUS
+        return status or ExitCode.ERROR
     return status
 
 
@@ -115,7 +117,9 @@ def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
 
     def limit(kind: int, unit: int = 1) -> str:
         soft = resource.getrlimit(kind)[0]
-        return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // unit:,}"
+        if soft == resource.RLIM_INFINITY:
+            return "unlimited"
+        return f"{soft // unit:,}"
 
     if isinstance(problem, MemoryError):
         most = limit(resource.RLIMIT_AS, 1024)

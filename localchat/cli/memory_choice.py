@@ -40,7 +40,8 @@ def _subject(setup: Setup) -> "Subject | None":
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject
 
-    model, settings = setup.model, setup.settings
+    model = setup.model
+    settings = setup.settings
     # A third-party backend class plans its own memory.
     if model.is_composed or ":" in (settings.backend or ""):
         return None
@@ -86,7 +87,8 @@ class RoomMaker:
 
     def __init__(self, ctx: click.Context, word: str | None) -> None:
         """`word`: the model that the command names as an argument."""
-        self._ctx, self._word = ctx, word
+        self._ctx = ctx
+        self._word = word
         self._taken: dict[str, Given] = {}
         self.steps: tuple[MemoryStep, ...] = ()
         """For a prompt that was refused last."""

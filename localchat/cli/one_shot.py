@@ -47,7 +47,8 @@ def answer(
     model_word: str | None,
 ) -> int:
     """Answer once; where memory or context is too small, again with the step that the user picks."""
-    before, room = conversation.head, RoomMaker(ctx, model_word)
+    before = conversation.head
+    room = RoomMaker(ctx, model_word)
     while True:
         try:
             with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
@@ -109,7 +110,8 @@ def _answer_once(
     documented: DocumentedText,
     room: RoomMaker,
 ) -> int:
-    terminal, settings = setup.terminal, setup.settings
+    terminal = setup.terminal
+    settings = setup.settings
     text, inclusions = documented
     question = conversation.add(
         Message("user", text), parent=conversation.head, inclusions=inclusions
@@ -150,7 +152,9 @@ def _answer_once(
     finally:
         if record is not None:
             record.finish(engine, error)
-    return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
+    if answer.interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
 
 
 def _choose(tries: Tries, answer: ReceivedAnswer, judge: Judge, options: AskOptions) -> TriesReport:
@@ -175,7 +179,8 @@ def _offer_rebuild(
 def _display(
     setup: Setup, engine: Engine, options: AskOptions, tries: Tries | None
 ) -> AnswerDisplay:
-    terminal, settings = setup.terminal, setup.settings
+    terminal = setup.terminal
+    settings = setup.settings
 
     def watch(event: Event) -> bool:
         if tries is None:
@@ -262,7 +267,8 @@ def _print_rest(
     tries: TriesReport | CritiqueReport | None,
 ) -> None:
     """Print everything that was not printed while the answer arrived."""
-    terminal, settings = setup.terminal, setup.settings
+    terminal = setup.terminal
+    settings = setup.settings
     one = tries is not None or options.tries.critique
     reported = [answer.chosen] if one else list(range(settings.n))
     unfinished = _unfinished(answer, reported, options)
@@ -396,7 +402,8 @@ def first_code_block(text: str, *, finished: bool = True) -> str | None:
     opening = _OPENING_FENCE.search(text)
     if opening is None:
         return None
-    indent, fence = opening.group(1), opening.group(2)
+    indent = opening.group(1)
+    fence = opening.group(2)
     code: list[str] = []
     for line in text[opening.end() + 1 :].splitlines(keepends=True):
         bare = line.strip()

@@ -497,7 +497,9 @@ def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click p
         return "on" if value else "off"
     if key == "system":
         return utf8_argument(value)
-    return [utf8_argument(text) for text in value] if key == STOP else value
+    if key == STOP:
+        return [utf8_argument(text) for text in value]
+    return value
 
 
 def _name(ctx: click.Context, key: str) -> str:

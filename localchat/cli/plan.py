@@ -163,7 +163,8 @@ def _plan_route(
     from localchat.cli.resolve import Inputs
     from localchat.config.routes import find_route
 
-    inputs, asked = Inputs.of(ctx, word), ctx.params
+    inputs = Inputs.of(ctx, word)
+    asked = ctx.params
     if asked["number"] is not None:
         raise UsageError("--from names one benchmark, and a route has two models")
     share = LARGE_SHARE if asked["large_share"] is None else asked["large_share"]
@@ -176,7 +177,9 @@ def _plan_route(
         told = partial(plan_lines, width=report_width(environ))
         lines = route_lines(found, told, assumed=asked["large_share"] is None)
         print_report(environ, lines)
-    return ExitCode.OK if found.small.copies and found.large.copies else ExitCode.ERROR
+    if found.small.copies and found.large.copies:
+        return ExitCode.OK
+    return ExitCode.ERROR
 
 
 def _prices(app: AppContext, words: tuple[str, ...]) -> "Prices":

@@ -64,7 +64,9 @@ def route_lines(
     found: RoutePlan, plan_lines: "Callable[[ServicePlan], Iterator[str]]", *, assumed: bool
 ) -> Iterator[str]:
     """The plan of a route in words. assumed: nobody said the share of the large model."""
-    small, large, alone = found.small, found.large, found.large_alone
+    small = found.small
+    large = found.large
+    alone = found.large_alone
     guess = " (assumed: --large-share, which --stats of the route shows)" if assumed else ""
     yield f"{found.route}: the large model gives {found.large_share:.0%} of the answers{guess}."
     if found.waits:
@@ -84,7 +86,8 @@ def route_lines(
 
 def _thousand(found: RoutePlan) -> float | None:
     """Money for a thousand answers of the route; None where prices are missing."""
-    small, large = _money(found.small), _money(found.large)
+    small = _money(found.small)
+    large = _money(found.large)
     if small is None or large is None:
         return None
     return small * (1.0 if found.waits else 1 - found.large_share) + large * found.large_share

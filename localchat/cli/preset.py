@@ -142,7 +142,8 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
 
 
 def _preset(app: AppContext, name: str) -> Preset:
-    presets, wanted = read_presets(app), name.removeprefix("@")
+    presets = read_presets(app)
+    wanted = name.removeprefix("@")
     if wanted not in presets:
         hint = did_you_mean(wanted, presets) if presets else "localchat preset add makes one"
         raise UsageError(f"there is no preset {wanted!r}", hint=hint)

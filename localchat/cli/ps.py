@@ -82,7 +82,9 @@ def _state(model: "ModelStatus") -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} min"
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE_S:.0f} min"
 
 
 def _record(model: "ModelStatus") -> dict[str, Any]:

@@ -186,7 +186,8 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
     fits = begun or _show_verdict(choice, hub, inputs, view, retry)
     if not _agreed(choice, ask, fits=fits):
         return False
-    began_s, fetched = time.monotonic(), 0
+    began_s = time.monotonic()
+    fetched = 0
 
     def show(event: "PullEvent") -> None:
         nonlocal fetched

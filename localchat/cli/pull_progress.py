@@ -46,7 +46,9 @@ def view_for(terminal: Terminal, *, as_json: bool) -> PullView:
     """The view that fits the streams."""
     if as_json:
         return JsonView(terminal)
-    return BarView(terminal) if terminal.animated else TextView(terminal)
+    if terminal.animated:
+        return BarView(terminal)
+    return TextView(terminal)
 
 
 class JsonView:

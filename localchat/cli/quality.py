@@ -173,7 +173,9 @@ def _measure(
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     targets = QualityTargets(ctx, terminal)
     targets.check(spec.variants)
-    at, problem, interrupted = now(), None, False
+    at = now()
+    problem = None
+    interrupted = False
     with quality_progress_for(terminal) as progress, terminate_gracefully():
         bos = not any(is_running(one.model) for one in spec.variants)
         comparison = Comparison(spec, text, questions, targets.open, progress.show, bos)

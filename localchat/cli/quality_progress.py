@@ -52,4 +52,6 @@ class QualityBar(QualityLines):
 
 def quality_progress_for(terminal: Terminal) -> QualityLines:
     """The progress that fits stderr."""
-    return QualityBar(terminal) if terminal.animated else QualityLines(terminal)
+    if terminal.animated:
+        return QualityBar(terminal)
+    return QualityLines(terminal)

@@ -145,7 +145,8 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
     """A sentence that offers a build, once for each kind of build that helps here; otherwise empty.
 
     Only for somebody at a terminal who can run it. Takes milliseconds."""
-    terminal, settings = setup.terminal, setup.settings
+    terminal = setup.terminal
+    settings = setup.settings
     watched = (
         terminal.stdout_is_terminal and terminal.stderr_is_terminal and _is_terminal(sys.stdin)
     )

@@ -67,7 +67,8 @@ def receive(
 
     Raises what the stream raises; `answer`, if given, then holds the text so far."""
     answer = ReceivedAnswer() if answer is None else answer
-    begun, status = False, EngineStatus()
+    begun = False
+    status = EngineStatus()
     status.begin()
     try:
         with stream:

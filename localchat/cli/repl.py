@@ -153,7 +153,8 @@ class TerminalView:
         """Print how much is no longer sent, if that grew. The messages are on the terminal already."""
         assert self._session is not None
         conversation = self._session.conversation
-        before, self._left_out = self._left_out, len(conversation.policy.left_out)
+        before = self._left_out
+        self._left_out = len(conversation.policy.left_out)
         if self._left_out > before:
             messages = len(left_out(conversation))
             sentence = unsent_sentence(messages, conversation.policy.left_out_tokens)
@@ -253,7 +254,8 @@ class Repl:
         while True:
             try:
                 if begun:
-                    question, begun = begun, ""
+                    question = begun
+                    begun = ""
                     self._ask(question, included)
                 with immediate():
                     line = read()
@@ -332,7 +334,8 @@ class Repl:
 
     def _report(self, outcome: Outcome, question: str, *, alone: bool) -> None:
         """Print how an answer ended. `alone`: the question is the first one."""
-        node, problem = outcome.node, outcome.error
+        node = outcome.node
+        problem = outcome.error
         text = node.message.content if node is not None else ""
         self._terminal.end_answer(empty=outcome.end == "complete" and not text)
         match outcome.end:
@@ -420,7 +423,8 @@ class Repl:
             self._print_error(with_advice(problem, self._engine))
             self._terminal.print_line("  or start a new conversation: /clear")
             return
-        self._offered, self._unsent = overflow, question
+        self._offered = overflow
+        self._unsent = question
         self._session.recorder.draft(question)
         for line in offer_lines(overflow):
             self._terminal.print_line(line)
@@ -515,7 +519,8 @@ class Repl:
     def _clear(self) -> None:
         """Begin a new conversation with the same instructions; the old one stays in the history."""
         system = self._session.conversation.system
-        self._offered, self._unsent = None, ""
+        self._offered = None
+        self._unsent = ""
         try:
             self._session.start_new(system=system)
         except HistoryUnusable as problem:
@@ -561,4 +566,6 @@ def offer_lines(overflow: Overflow) -> Iterator[str]:
 
 def _command_for(choice: OverflowChoice) -> str:
     """The command for a choice that needs another load; the conversation goes on there."""
-    return f": leave, then localchat -c {choice.flags}" if choice.flags else ""
+    if choice.flags:
+        return f": leave, then localchat -c {choice.flags}"
+    return ""

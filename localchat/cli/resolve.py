@@ -145,7 +145,8 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     """Resolve inputs to a model and its settings. Raises UsageError, ModelMissing.
 
     `terminal`: the one in use already, if a screen owns the streams."""
-    paths, environ = inputs.paths, inputs.app.environ
+    paths = inputs.paths
+    environ = inputs.app.environ
     chosen = inputs.settings()
     word = chosen.settings.model
     if (remote := _remote(inputs, chosen)) is not None:
@@ -180,7 +181,8 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
 def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:
     """The remote engine of these settings. A model that is named with it is the server's; one that is named
     by flag alone is on this machine, even if the settings file names a remote."""
-    word, place = chosen.settings.model, chosen.settings.remote
+    word = chosen.settings.model
+    place = chosen.settings.remote
     if word is not None and word.startswith(PREFIX):
         return find_remote(word, inputs.remotes)
     if place is None or ("model" in inputs.flags and "remote" not in inputs.flags):

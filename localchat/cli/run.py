@@ -37,7 +37,9 @@ class PromptCommand(PromptWords):
     """Shows the overview as its help."""
 
     def get_help(self, ctx: click.Context) -> str:
-        return ctx.parent.get_help() if ctx.parent is not None else super().get_help(ctx)
+        if ctx.parent is not None:
+            return ctx.parent.get_help()
+        return super().get_help(ctx)
 
 
 def complete_conversation(

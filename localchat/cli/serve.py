@@ -154,7 +154,8 @@ def command(
     setup = resolve_setup(ctx, model_word)
     # A unit file is no place for the key of the environment: a service has the keys of the file.
     keys = read_keys(api_key_file, {} if print_unit else setup.app.environ)
-    names, origins = checked_names(allow_host), checked_origins(allow_origin)
+    names = checked_names(allow_host)
+    origins = checked_origins(allow_origin)
     # A server that runs may have the port of the unit.
     sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
@@ -185,7 +186,8 @@ def command(
 
 def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
     """The names of learned documents. Raises UsageError for one that is not there."""
-    library, names = open_library(setup.app), [word.removeprefix("@") for word in words]
+    library = open_library(setup.app)
+    names = [word.removeprefix("@") for word in words]
     for name in names:
         library.open(name).close()
     return tuple(names)
@@ -305,7 +307,9 @@ def _local_url(listening: "socket.socket") -> str:
     """The URL for programs of this machine, even if the server listens on a network."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if ":" in host:
+        return f"http://[{host}]:{port}"
+    return f"http://{host}:{port}"
 
 
 def _log_requests(setup: "Setup") -> None:
@@ -389,4 +393,6 @@ def _size(model: "ModelStatus") -> str:
 
 def _cost(model: "ModelStatus") -> str:
     bytes_ = model.process_bytes or model.memory_bytes
-    return f", for about as much memory again ({size(bytes_)})" if bytes_ else ""
+    if bytes_:
+        return f", for about as much memory again ({size(bytes_)})"
+    return ""

@@ -132,7 +132,9 @@ def cautions(environ: Mapping[str, str]) -> Iterator[str]:
 
 def unit_file(what: ServiceUnit, manager: str) -> str:
     """The text of the service file for `systemd` or `launchd`."""
-    return _systemd(what) if manager == "systemd" else _launchd(what)
+    if manager == "systemd":
+        return _systemd(what)
+    return _launchd(what)
 
 
 def _systemd(what: ServiceUnit) -> str:

@@ -126,7 +126,8 @@ class LoadPlanner:
         """The planner's report on a local model, with its speed if there is a history."""
         from localchat.models.assess import assess
 
-        machine, has_speed = self._usable_machine(), history is not None
+        machine = self._usable_machine()
+        has_speed = history is not None
         return assess(_subject(setup), options, machine, history, speed=has_speed)
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
@@ -196,7 +197,8 @@ class LoadPlanner:
         from localchat.backend_api.registry import usable_machine
 
         if self._machine is None or time.monotonic() - self._probed_s > _MACHINE_FRESH_S:
-            self._machine, self._probed_s = usable_machine(), time.monotonic()
+            self._machine = usable_machine()
+            self._probed_s = time.monotonic()
         return self._machine
 
 
@@ -213,7 +215,9 @@ def _first_run(setup: Setup) -> "FirstRun | None":
     from localchat.models.onboarding import first_run, is_first_run
 
     environ = setup.app.environ
-    return first_run(setup.paths, environ) if is_first_run(setup.paths, environ) else None
+    if is_first_run(setup.paths, environ):
+        return first_run(setup.paths, environ)
+    return None
 
 
 def _recommended(setup: Setup) -> "tuple[Recommendation, ...]":

@@ -187,7 +187,8 @@ def _do_nothing(number: int, frame: "FrameType | None") -> None:
 
 
 def _watch(reader: int, thread: int) -> None:
-    pause_s, sent = _LAST_S, _NUDGE
+    pause_s = _LAST_S
+    sent = _NUDGE
     while True:
         waits_s = pause_s if pause_s < _LAST_S else None
         if select.select([reader], [], [], waits_s)[0]:
@@ -196,9 +197,11 @@ def _watch(reader: int, thread: int) -> None:
                 return
             if _AGAIN in came:
                 # Later: now it would meet the same callback again.
-                pause_s, sent = _FIRST_S, signal.SIGINT
+                pause_s = _FIRST_S
+                sent = signal.SIGINT
             elif came.strip(bytes([_NUDGE])):
                 pause_s = _FIRST_S
         else:
             signal.pthread_kill(thread, sent)
-            pause_s, sent = pause_s * 2, _NUDGE
+            pause_s = pause_s * 2
+            sent = _NUDGE

@@ -62,7 +62,8 @@ class Terminal:
         self._drawn = False
         self._next_line_s = time.monotonic() + _LINE_EVERY_S
         self._newlines = ""
-        self._answer_wrap, self._reasoning_wrap = WordWrap(), WordWrap()
+        self._answer_wrap = WordWrap()
+        self._reasoning_wrap = WordWrap()
         self._in_reasoning = False
         self._line_open = False
         self._pending: list[str] = []
@@ -101,7 +102,8 @@ class Terminal:
             self._write_out(f"{self._answer_wrap.rest()}\n")
         with self._lock:
             self._line_open = False
-            pending, self._pending = self._pending, []
+            pending = self._pending
+            self._pending = []
         for sentence in pending:
             self.notify(sentence)
 
@@ -193,7 +195,9 @@ class Terminal:
     def _styled(self, text: str, dim: bool, width: int = 0) -> str:
         """`width`: where to wrap; 0: nowhere."""
         shown = wrap_at_words(sanitize(text), width) if self.stderr_is_terminal else text
-        return f"{_DIM}{shown}{_PLAIN}" if dim and self.colored else shown
+        if dim and self.colored:
+            return f"{_DIM}{shown}{_PLAIN}"
+        return shown
 
     def _write_err(self, text: str) -> None:
         try:

@@ -53,7 +53,9 @@ class TriesOptions(msgspec.Struct, frozen=True):
     @property
     def logprobs(self) -> int | None:
         """Alternatives to ask for with each token: none, or the log probability of the token alone."""
-        return 0 if self.method == "best_of" and not self.judge else None
+        if self.method == "best_of" and not self.judge:
+            return 0
+        return None
 
 
 def requested_tries(ctx: click.Context, grammar: Grammar | None) -> TriesOptions:

@@ -49,25 +49,25 @@ def spoken(
     first, *rest = args
     flags_only = all(arg.startswith("-") for arg in rest)
     match first, rest:
-        case "help", []:
+        case ["help", []]:
             return ["--help"], None
-        case "help", [verb] if verb in (*verbs, *ALIASES):
+        case ["help", [verb]] if verb in (*verbs, *ALIASES):
             return [verb, "--help"], None
-        case "help", [("history" | "config" | "preset") as verb, under]:
+        case ["help", [("history" | "config" | "preset") as verb, under]]:
             return [verb, under, "--help"], None
-        case "version", []:
+        case ["version", []]:
             return ["--version"], None
-        case "models", _ if flags_only:
+        case ["models", _] if flags_only:
             return ["list", *rest], None
-        case "chat", [model] if not model.startswith("-") and not model.split()[1:]:
+        case ["chat", [model]] if not model.startswith("-") and not model.split()[1:]:
             return ["run", model], None
-        case "chat", [model, *_] if _names_a_model(model):
+        case ["chat", [model, *_]] if _names_a_model(model):
             return ["run", *rest], None
-        case "chat", _ if flags_only or rest[0].startswith("-"):
+        case ["chat", _] if flags_only or rest[0].startswith("-"):
             return None, rest
-        case "ask", [] | [_]:
+        case ["ask", [] | [_]]:
             return None, rest if flags_only else ["--", *rest]
-        case "ask", [prompt, *_] if prompt.startswith("-") or prompt.split()[1:]:
+        case ["ask", [prompt, *_]] if prompt.startswith("-") or prompt.split()[1:]:
             return None, rest
     return None, None
 
@@ -124,7 +124,8 @@ def _is_slip(word: str, verb: str) -> bool:
         (n for n, pair in enumerate(zip(word, verb, strict=False)) if pair[0] != pair[1]), -1
     )
     at = min(len(word), len(verb)) if same < 0 else same
-    mine, its = word[at:], verb[at:]
+    mine = word[at:]
+    its = verb[at:]
     return (
         mine[1:] == its
         or mine == its[1:]

@@ -35,7 +35,9 @@ class WordWrap:
     def rest(self) -> str:
         """What was held back at the end of a text. The next text begins a line."""
         held = self._place()
-        self._column, self._line, self._fence = 0, "", ""
+        self._column = 0
+        self._line = ""
+        self._fence = ""
         return held
 
     def _take(self, character: str) -> str:
@@ -68,7 +70,9 @@ class WordWrap:
         """Write the word that is held back, on the next line if this one has no room for it."""
         if not self._word and not self._blanks:
             return ""
-        blanks, word, width = self._blanks, self._word, self._width
+        blanks = self._blanks
+        word = self._word
+        width = self._width
         self._blanks = self._word = ""
         wide = cells(word)
         room = width - self._column - sum(_TAB_CELLS if one == "\t" else 1 for one in blanks)
@@ -81,7 +85,9 @@ class WordWrap:
         return blanks + word
 
     def _end_line(self) -> None:
-        line, self._line, self._column = self._line.strip(), "", 0
+        line = self._line.strip()
+        self._line = ""
+        self._column = 0
         if self._fence:
             if line.startswith(self._fence) and not line.strip(self._fence[0]):
                 self._fence = ""
@@ -99,7 +105,8 @@ def _wrapped(line: str, width: int) -> str:
     words = line.lstrip(" ")
     indent = len(line) - len(words)
     if (column := _COLUMN.match(line)) and 2 * cells(column[0]) <= width:
-        indent, words = cells(column[0]), line[column.end() :]
+        indent = cells(column[0])
+        words = line[column.end() :]
     if width <= 2 * indent:
         return line
     wrap = WordWrap()

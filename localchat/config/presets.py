@@ -44,7 +44,9 @@ class Preset(msgspec.Struct, frozen=True):
         words = self.template or str(self.values.get("system", ""))
         words = words or ", ".join(f"{key} {value}" for key, value in self.values.items())
         line = " ".join(words.split())
-        return line if len(line) <= _ABOUT_LENGTH else f"{line[: _ABOUT_LENGTH - 1]}…"
+        if len(line) <= _ABOUT_LENGTH:
+            return line
+        return f"{line[: _ABOUT_LENGTH - 1]}…"
 
     def layer(self) -> dict[str, Given]:
         """Its settings, for `resolve`."""

@@ -333,7 +333,9 @@ def _valid(key: str, problem: msgspec.ValidationError) -> str:
     """What a key takes; its bound, where that was exceeded and is not among these words."""
     bound = _TOO_LARGE.match(str(problem))
     valid = KEYS[key].valid
-    return valid if bound is None or bound[1] in valid else f"at most {int(bound[1]):,}"
+    if bound is None or bound[1] in valid:
+        return valid
+    return f"at most {int(bound[1]):,}"
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
@@ -374,7 +376,9 @@ def _types() -> dict[str, Any]:
 
 def _without_none(hint: Any) -> Any:  # noqa: ANN401 - a type expression has no type
     rest = [part for part in get_args(hint) if part is not type(None)]
-    return rest[0] if type(None) in get_args(hint) and len(rest) == 1 else hint
+    if type(None) in get_args(hint) and len(rest) == 1:
+        return rest[0]
+    return hint
 
 
 def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a type expression has no type
@@ -402,7 +406,8 @@ def _parsed(key: str, value: object) -> object:
 
 def _tokens(text: str) -> str:
     """Tokens that are written in units of 1,024, as models name their contexts, in digits."""
-    number, unit = text[:-1], text[-1:].lower()
+    number = text[:-1]
+    unit = text[-1:].lower()
     if unit != "k" or not number.replace(".", "", 1).isdecimal():
         return text
     return str(int(float(number) * 1024))

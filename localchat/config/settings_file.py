@@ -209,4 +209,6 @@ def _heading(model: str) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    return {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {str(key): each for key, each in value.items()}
+    return value

@@ -75,7 +75,8 @@ class Detokenizer:
 
     def _complete(self) -> int:
         shown = self._taken - self.held_bytes
-        ends, count = self._ends, 0
+        ends = self._ends
+        count = 0
         while ends and ends[0] <= shown:
             ends.popleft()
             count += 1
@@ -180,7 +181,9 @@ class ChoiceOutput:
         return self._events([Answer(text)] if text else [])
 
     def _close(self) -> list[Event]:
-        return self._events(self._parser.finish()) if self._parser else []
+        if self._parser:
+            return self._events(self._parser.finish())
+        return []
 
     def _events(self, parts: list[Part]) -> list[Event]:
         events: list[Event] = []

@@ -125,7 +125,8 @@ class EngineCore:
         """When the step before came back whose tokens the only launched one needed; 0: there is none such."""
         self._sole_request: int | None = None
         self._stuck = False
-        self._metrics, self._metrics_s = self._event_sender.snapshot(None, 0, 0), 0.0
+        self._metrics = self._event_sender.snapshot(None, 0, 0)
+        self._metrics_s = 0.0
 
     # ------------------------------------------------------------------------ commands
 
@@ -239,17 +240,16 @@ class EngineCore:
             self._stuck = False
         else:
             self._check_stuck()
-        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        running = len(self._scheduler.running)
+        waiting = len(self._scheduler.waiting)
         known = self._metrics
         if (
             not self._in_flight
             or (running, waiting) != (known.running, known.waiting)
             or (now_s >= self._metrics_s + _METRICS_INTERVAL_S)
         ):
-            self._metrics, self._metrics_s = (
-                self._event_sender.snapshot(None, running, waiting),
-                now_s,
-            )
+            self._metrics = self._event_sender.snapshot(None, running, waiting)
+            self._metrics_s = now_s
 
     def _next_s(self) -> float:
         """Estimated seconds until the next step has events; infinite where no such step was measured."""

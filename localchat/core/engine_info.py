@@ -44,12 +44,16 @@ class MemoryUsage:
     @property
     def actual_bytes(self) -> int:
         """Sum of the known parts; 0 before the load."""
-        return sum(max(0, part) for part in _parts(self.actual)) if self.actual else 0
+        if self.actual:
+            return sum(max(0, part) for part in _parts(self.actual))
+        return 0
 
     @property
     def error(self) -> str:
         """A sentence where the plan was far off; empty otherwise, and before the load."""
-        return prediction_error(_parts(self.predicted), _parts(self.actual)) if self.actual else ""
+        if self.actual:
+            return prediction_error(_parts(self.predicted), _parts(self.actual))
+        return ""
 
     def measure(self, report: MemoryReport) -> None:
         """Record the parts after the load.
@@ -69,7 +73,8 @@ def prediction_error(predicted: Sequence[int], actual: Sequence[int]) -> str:
     Parts are bytes in the same order; -1 in `actual` is not known and does not count.
     """
     known = [(plan, took) for plan, took in zip(predicted, actual, strict=True) if took >= 0]
-    planned, took = sum(plan for plan, _ in known), sum(took for _, took in known)
+    planned = sum(plan for plan, _ in known)
+    took = sum(took for _, took in known)
     difference = abs(took - planned)
     if difference <= max(_TOLERATED_SHARE * planned, _TOLERATED_BYTES):
         return ""

@@ -76,7 +76,8 @@ class EventSender:
         """Send everything now."""
         self._urgent = False
         if self._items:
-            items, self._items = self._items, []
+            items = self._items
+            self._items = []
             self._send(items)
 
     def text(self, sequence: Sequence, events: list[Event], now_s: float) -> None:

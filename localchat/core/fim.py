@@ -13,7 +13,8 @@ from localchat.engine.request import Infill
 from localchat.errors import UsageError
 
 _NAMES = ("fim_pre", "fim_suf", "fim_mid")
-_REPOSITORY, _THIS_FILE = "repository\n", "file\n"
+_REPOSITORY = "repository\n"
+_THIS_FILE = "file\n"
 """Placeholder names, where the format wants one."""
 
 
@@ -40,7 +41,8 @@ def infill_tokens(
 def _other_files(
     infill: Infill, tokenizer: Tokenizer, plain: Callable[[str], list[int]]
 ) -> list[int]:
-    separator, repository = tokenizer.special("fim_sep"), tokenizer.special("fim_rep")
+    separator = tokenizer.special("fim_sep")
+    repository = tokenizer.special("fim_rep")
     if separator < 0:
         return [token for name, text in infill.extra for token in plain(f"{name}\n{_ended(text)}")]
     tokens = [repository, *plain(_REPOSITORY)] if repository >= 0 else []

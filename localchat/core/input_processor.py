@@ -174,7 +174,8 @@ class InputProcessor:
         """The thinking budget of a choice, where the request has one."""
         if rendered.think_budget is None:
             return None
-        family, chat = self.format.reasoning_family, self.format
+        family = self.format.reasoning_family
+        chat = self.format
         encode = partial(self._encode, special=True, add_bos=False)
         closings = (family.closing(again=bool(again or not rendered.tools)) for again in (0, 1))
         return ThinkBudget(

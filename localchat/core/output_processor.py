@@ -182,7 +182,8 @@ class OutputProcessor:
 
         Stops at its end. Returns how the sequence ended, if it did.
         """
-        request_state, before = sequence.request_state, sequence.known
+        request_state = sequence.request_state
+        before = sequence.known
         events: list[Event] = []
         end: Finished | None = None
         samples: Iterable[Sample] = accepted
@@ -206,7 +207,8 @@ class OutputProcessor:
         a grammar are sampled under masks instead.
         """
         while True:
-            matcher, budget = sequence.grammar_matcher, sequence.think_budget
+            matcher = sequence.grammar_matcher
+            budget = sequence.think_budget
             token = matcher.forced if matcher is not None else None
             if token is not None and sequence.sampling.top_logprobs >= 0:
                 return
@@ -466,7 +468,8 @@ class OutputProcessor:
             self._counters.record_finish()
 
     def _send_metrics(self, request_state: RequestState, now_s: float) -> None:
-        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        running = len(self._scheduler.running)
+        waiting = len(self._scheduler.waiting)
         self._event_sender.send_metrics(request_state, running, waiting, now_s)
 
     def _end_sequence(self, sequence: Sequence) -> None:

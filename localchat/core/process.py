@@ -53,7 +53,8 @@ _INPUT_THREADS = 2
 _SWITCH_S = 0.0002
 """After so long an input thread lets the core's thread run. By Python's default of 5 ms, each of the many calls
 of a step that release the interpreter's lock had to wait as long to go on, while prompts were tokenized."""
-_GRACE_S, _WRITING_GRACE_S = 1.0, 1.8
+_GRACE_S = 1.0
+_WRITING_GRACE_S = 1.8
 """Time that a step or a load gets to end after the input has ended; and with it the last writes of KV."""
 _LOADING_INTERVAL_S = 0.1
 
@@ -122,7 +123,8 @@ class FrameSender:
         """Report a failed request; id 0: the engine as a whole."""
         if isinstance(error, EngineClosed) and self.closing:
             return
-        message, hint = protocol.sendable(error.message), protocol.sendable(error.hint)
+        message = protocol.sendable(error.message)
+        hint = protocol.sendable(error.hint)
         self.send(protocol.Failed(id_, error.code, message, hint, error.details))
 
 
@@ -189,7 +191,8 @@ class EngineProcess:
         return embedder
 
     def _load_runner(self) -> LoadedRunner:
-        opened, sender = self._opened, self._sender
+        opened = self._opened
+        sender = self._sender
         runner = opened.model.load(self._load_request(), self._progress, sender.notify)
         loaded_s = time.perf_counter()
         opened.memory.measure(runner.memory())
@@ -216,7 +219,8 @@ class EngineProcess:
     def _disk_tier(
         self, runner: Runner, kv_cache: KVCacheManager
     ) -> DiskTier | BlockDiskTier | None:
-        spec, can = self._spec, runner.capabilities
+        spec = self._spec
+        can = runner.capabilities
         if not spec.kv_folder or not (can.exports or can.host_blocks):
             return None
         folder = Path(os.fsdecode(spec.kv_folder))
@@ -236,7 +240,8 @@ class EngineProcess:
         """Hand the requests that came during the load to the engine core."""
         with self._lock:
             self._loaded = loaded
-            waiting, self._waiting_for_load = self._waiting_for_load, {}
+            waiting = self._waiting_for_load
+            self._waiting_for_load = {}
             if self._sender.closing:
                 loaded.core.stop()
             # Under the lock: a cancel that no longer finds its request here must reach the core after it.
@@ -403,7 +408,8 @@ class EngineProcess:
 
     def _stats(self) -> EngineStats:
         with self._lock:
-            loaded, waiting = self._loaded, list(self._waiting_for_load.values())
+            loaded = self._loaded
+            waiting = list(self._waiting_for_load.values())
         if loaded is not None:
             return loaded.core.stats()
         if self._opened.embedding is not None:
@@ -412,7 +418,8 @@ class EngineProcess:
         return self._counters.stats(now, waiting)
 
     def _info(self) -> EngineInfo:
-        opened, loaded = self._opened, self._loaded
+        opened = self._opened
+        loaded = self._loaded
         return engine_info(
             self._spec,
             opened.choice,
@@ -498,7 +505,8 @@ def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> in
     spec = next(iter(frames), None)
     if not isinstance(spec, protocol.Open):
         return 0 if spec is None else 2
-    sender, counters = FrameSender(sink), EngineCounters()
+    sender = FrameSender(sink)
+    counters = EngineCounters()
     try:
         opened = open_model(spec, sender, counters, render_process)
     except LocalchatError as error:

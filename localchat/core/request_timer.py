@@ -61,7 +61,9 @@ class RequestTimer:
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self._visible_s is None else self._visible_s - self._ready_s
+        if self._visible_s is None:
+            return None
+        return self._visible_s - self._ready_s
 
     @property
     def decode_tokens_per_s(self) -> float | None:

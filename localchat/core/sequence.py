@@ -140,7 +140,9 @@ class Sequence:
 
         None: as many as there will be.
         """
-        return None if self.think_budget is None else self.think_budget.left
+        if self.think_budget is None:
+            return None
+        return self.think_budget.left
 
     @property
     def masked(self) -> bool:

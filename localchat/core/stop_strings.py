@@ -97,18 +97,23 @@ class StopScanner:
         patterns = self._patterns
         if not patterns:
             return Scan(text)
-        state, whole = self._state, self._held + text
+        state = self._state
+        whole = self._held + text
         for position, character in enumerate(text, len(self._held) + 1):
             state = patterns.step(state, character)
             stop = patterns.found(state)
             if stop:
-                self._state, self._held = 0, ""
+                self._state = 0
+                self._held = ""
                 return Scan(whole[: position if self._keep else position - len(stop)], stop)
         border = len(whole) - patterns.held(state)
-        self._state, self._held = state, whole[border:]
+        self._state = state
+        self._held = whole[border:]
         return Scan(whole[:border])
 
     def flush(self) -> str:
         """End the text: returns what was held."""
-        text, self._state, self._held = self._held, 0, ""
+        text = self._held
+        self._state = 0
+        self._held = ""
         return text

@@ -45,7 +45,9 @@ def binary_kind(name: str, head: bytes) -> str:
     if head[:4] == b"RIFF":
         return {b"WEBP": "a WebP image", b"WAVE": "a WAV recording"}.get(head[8:12], "a video")
     if head[4:8] == b"ftyp":
-        return "a HEIC or AVIF image" if head[8:11] in (b"hei", b"avi", b"mif") else "a video"
+        if head[8:11] in (b"hei", b"avi", b"mif"):
+            return "a HEIC or AVIF image"
+        return "a video"
     if head.startswith(b"PK"):
         return _ZIP_KINDS.get(PurePath(name).suffix.lower(), "a zip archive")
     return next((kind for magic, kind in _MAGIC if head.startswith(magic)), "a binary file")

@@ -293,7 +293,8 @@ class Collection:
         self, stale: Sequence[_Found], known: _Rows, progress: Callable[[int, int], None]
     ) -> int:
         """Read files within a transaction, which is committed now and then: a kill loses little."""
-        read, due_s = 0, time.monotonic() + _COMMIT_EVERY_S
+        read = 0
+        due_s = time.monotonic() + _COMMIT_EVERY_S
         for number, one in enumerate(stale):
             progress(number, len(stale))
             read += self._read_file(one, known.get((one.source, one.path)))

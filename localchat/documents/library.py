@@ -90,7 +90,8 @@ class DocumentLibrary:
         end a line. `spared`: ranges of characters that are included files."""
         if "@" not in text:
             return Mentions((), text)
-        known, ranges = self.names(), tuple(spared)
+        known = self.names()
+        ranges = tuple(spared)
         found = [
             mention
             for mention in _MENTION.finditer(text)
@@ -99,7 +100,8 @@ class DocumentLibrary:
         length = len(text)
         for mention in found:
             shift = len(text) - length
-            before, after = text[: mention.start() + shift], text[mention.end() + shift :]
+            before = text[: mention.start() + shift]
+            after = text[mention.end() + shift :]
             text = _without_sign(before, mention[1], after)
         return Mentions(tuple(dict.fromkeys(mention[1] for mention in found)), text)
 
@@ -136,14 +138,16 @@ def excerpt_of(
         whole = _framed(collection.name, collection.passages(), whole=True)
         if any(whole in message for message in sent):
             return Excerpt("", f"@{collection.name}: read above", whole=True)
-        count, room = _count(engine, whole), int(context * _SHARE) - used
+        count = _count(engine, whole)
+        room = int(context * _SHARE) - used
         if count <= room:
             files = "1 file" if found.files == 1 else f"all {found.files} files"
             label = f"@{collection.name}: {files}, {tokens_text(count)}"
             return Excerpt(whole, label, whole=True)
     room = (context - used) // 2
     most = max(1, min(_MOST_PASSAGES, room // _PASSAGE_TOKENS))
-    vector, note = None, ""
+    vector = None
+    note = ""
     if found.embedding_model and embed is not None:
         try:
             vector = embed(found.embedding_model, [question])[0]
@@ -186,4 +190,6 @@ def _without_sign(before: str, name: str, after: str) -> str:
     if begins:
         return f"{before}{after.lstrip(' ')}"
     ends = not after.partition("\n")[0].strip(" .,;:!?")
-    return f"{before.rstrip(' ')}{after}" if ends else f"{before}{name}{after}"
+    if ends:
+        return f"{before.rstrip(' ')}{after}"
+    return f"{before}{name}{after}"

@@ -71,7 +71,9 @@ def kind_of(name: str, head: bytes) -> str:
         return "docx"
     if suffix in _HTML_SUFFIXES or re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
         return "html"
-    return "binary" if b"\0" in head[:_HEAD_BYTES] and utf16_encoding(head) is None else "text"
+    if b"\0" in head[:_HEAD_BYTES] and utf16_encoding(head) is None:
+        return "binary"
+    return "text"
 
 
 def read_document(name: str, data: bytes) -> DocumentText:
@@ -108,7 +110,8 @@ def decoded(data: bytes) -> str:
 
 def _bounded(pages: Iterator[Page]) -> tuple[Page, ...]:
     """The pages that have text. Raises Unreadable if there is none, or too much."""
-    found, length = [], 0
+    found = []
+    length = 0
     for page in pages:
         length += len(page.text)
         if length > MAX_TEXT:
@@ -171,7 +174,8 @@ def _docx_pages(data: bytes) -> Iterator[Page]:
 def _word_pages(root: ElementTree.Element) -> Iterator[Page]:
     """Pages where Word saved its page breaks, else where the writer set them; one page 0 without any."""
     saved = root.find(f".//{_WORD}lastRenderedPageBreak") is not None
-    number, parts = 1, [""]
+    number = 1
+    parts = [""]
     for element in _elements(root):
         match element.tag.removeprefix(_WORD):
             case "p":
@@ -184,7 +188,8 @@ def _word_pages(root: ElementTree.Element) -> Iterator[Page]:
                 parts.append("\n")
             case "lastRenderedPageBreak" | "br" if saved == element.tag.endswith("PageBreak"):
                 yield Page(number, "".join(parts).strip("\n"))
-                number, parts = number + 1, []
+                number = number + 1
+                parts = []
     yield Page(number if number > 1 or saved else 0, "".join(parts).strip("\n"))
 
 

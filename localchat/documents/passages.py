@@ -24,7 +24,9 @@ class Passage(NamedTuple):
     @property
     def mark(self) -> str:
         """`[file:page]`, as it is cited."""
-        return f"[{self.file}:{self.number}]" if self.number else f"[{self.file}]"
+        if self.number:
+            return f"[{self.file}:{self.number}]"
+        return f"[{self.file}]"
 
 
 def passages_of(file: str, document: "DocumentText") -> Iterator[Passage]:

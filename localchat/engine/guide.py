@@ -207,7 +207,9 @@ def checked_answer(
     if asked.is_text:
         return checked_beginning(topics, answer) if whole else None
     if whole and (quoted := answer.strip("> \n")) != asked.question and quoted in said:
-        return task_refusal(topics, probabilities) if quoted in asked.question else ""
+        if quoted in asked.question:
+            return task_refusal(topics, probabilities)
+        return ""
     if line := next((line for line in topics.languages if answer.startswith(line)), ""):
         rest = answer[len(line) :].strip()[:_TELLING]
         if not whole and len(rest) < _TELLING:
@@ -277,13 +279,17 @@ def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:
     """The likeliest refusal, where a task is rather to be refused than to repeat a text; else empty."""
     rows = zip(map(float, probabilities), topics.keys, topics.answers, strict=True)
     refusals = [(likely, text) for likely, name, text in rows if name.startswith(REFUSALS)]
-    return max(refusals)[1] if sum(likely for likely, _ in refusals) >= 0.5 else ""
+    if sum(likely for likely, _ in refusals) >= 0.5:
+        return max(refusals)[1]
+    return ""
 
 
 def sure(topics: Topics, probabilities: "np.ndarray") -> str:
     """The answer of a topic that is sure, if it is always the same; else empty."""
     best = int(probabilities.argmax())
-    return topics.answers[best] if probabilities[best] >= SURE else ""
+    if probabilities[best] >= SURE:
+        return topics.answers[best]
+    return ""
 
 
 def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
@@ -318,7 +324,9 @@ class CheckedAnswer:
     ) -> None:
         """`cut`: gives the beginning of a text that the most tokens of the request allow. `phrases`: see
         GuideEngine."""
-        self._inner, self._topics, self._asked = inner, topics, asked
+        self._inner = inner
+        self._topics = topics
+        self._asked = asked
         self.stream = Stream(inner.close)
         self._choices = [
             _CheckedChoice(number, self.stream, topics, asked, cut, phrases)
@@ -354,8 +362,11 @@ class _CheckedChoice:
     ) -> None:
         self._phrases = phrases
         self._replacement: PhraseReplacement | None = None
-        self._number, self._stream, self._cut = number, stream, cut
-        self._topics, self._asked = topics, asked
+        self._number = number
+        self._stream = stream
+        self._cut = cut
+        self._topics = topics
+        self._asked = asked
         self._held: list[Text | Finished] = []
         self._logprobs: list[float] = []
         self._text = ""
@@ -381,7 +392,8 @@ class _CheckedChoice:
         """Hold an event back until the words so far tell whether the answer is shown."""
         self._held.append(event)
         self._text += event.text if isinstance(event, Text) else ""
-        begun, ends = self._text.lstrip(), isinstance(event, Finished)
+        begun = self._text.lstrip()
+        ends = isinstance(event, Finished)
         whole = ends or len(begun) >= HELD
         certain = self._certain(whole=whole)
         other = checked_answer(
@@ -394,7 +406,9 @@ class _CheckedChoice:
         if other or again:
             self._end("" if self._first else other)
             return
-        held, self._held, self._text = self._held, [], ""
+        held = self._held
+        self._held = []
+        self._text = ""
         for each in held:
             self.receive(each, probabilities)
 
@@ -410,7 +424,8 @@ class _CheckedChoice:
 
         What comes after a whole answer is the answer to a second question, if it is about one.
         """
-        shown, ends = self._text, isinstance(event, Finished)
+        shown = self._text
+        ends = isinstance(event, Finished)
         self._text += "" if isinstance(event, Finished) else event.text
         if self._table is None and (ends or len(self._text) >= HELD):
             self._table = self._topics.answer(answer_key(self._text))
@@ -425,7 +440,10 @@ class _CheckedChoice:
         elif self._text.startswith(table):
             second = self._text[len(table) :]
             self._put(table[len(shown) :])
-            self._text, self._table, self._judged, self._first = "", None, False, table
+            self._text = ""
+            self._table = None
+            self._judged = False
+            self._first = table
             self._judge(Text(self._number, second), probabilities)
         else:
             self._end(table[len(shown) :], shown)

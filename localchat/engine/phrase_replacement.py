@@ -22,7 +22,8 @@ class PhraseReplacement:
 
     def flush(self) -> str:
         """Return what was held back, at the end of the text."""
-        pending, self._pending = self._pending, ""
+        pending = self._pending
+        self._pending = ""
         return pending
 
     def _start_of_phrase(self, text: str) -> int:

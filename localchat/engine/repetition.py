@@ -66,7 +66,9 @@ class Repetition(msgspec.Struct, frozen=True, omit_defaults=True):
         text = " ".join(self.piece.split())
         if not text:
             return "empty lines" if "\n" in self.piece else "blanks"
-        return f'"{text}"' if len(text) <= most else f'"{text[: most - 1].rstrip()}…"'
+        if len(text) <= most:
+            return f'"{text}"'
+        return f'"{text[: most - 1].rstrip()}…"'
 
     def sentence(self, what: str = "answer") -> str:
         """Describe the loop. `what`: the noun for the text."""
@@ -100,7 +102,9 @@ class LoopDetector:
         """Add the text of the next token. Returns the loop that the text ends in, if it does."""
         if not text:
             self._silent += 1
-            return Repetition("", self._silent, 0, 0) if self._silent >= _SILENT_TOKENS else None
+            if self._silent >= _SILENT_TOKENS:
+                return Repetition("", self._silent, 0, 0)
+            return None
         self._silent = 0
         self._new.append(text)
         self._unchecked += len(text)

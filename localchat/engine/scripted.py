@@ -162,7 +162,8 @@ class ScriptedEngine:
             raise
         prompt_tokens = len(repr(request.prompt))
         room = max(1, self.context_tokens - prompt_tokens)
-        limit, seed = request.max_tokens or room, request.sampling.seed or 0
+        limit = request.max_tokens or room
+        seed = request.sampling.seed or 0
         stream.put(Accepted(prompt_tokens, limit, seed, answer.relaxed))
         stream.put(Prefill(prompt_tokens, 0, prompt_tokens))
         events = answer.events or self._default_events(request, answer)

@@ -12,7 +12,8 @@ _MIN_TOKENS: Final = 8
 
 def stats_line(done: Done) -> str:
     """Load, TTFT, decode rate, KV cache, accepted of drafted tokens; without what was not reported."""
-    timings, drafts = done.timings, done.speculation
+    timings = done.timings
+    drafts = done.speculation
     # TTFT leaves out the load, for which the user has waited too.
     parts = [f"load {decimal(timings.load_s, 2)} s"] if timings.load_s >= _SHOWN_LOAD_S else []
     parts += [
@@ -31,14 +32,16 @@ def stats_line(done: Done) -> str:
 def brief_stats_line(done: Done) -> str:
     """TTFT and decode rate, as the screen shows them below an answer. The panel has the rest."""
     timings = done.timings
-    ttft, speed = decimal(timings.ttft_s, 2), decimal(timings.decode_tokens_per_s, 1)
+    ttft = decimal(timings.ttft_s, 2)
+    speed = decimal(timings.decode_tokens_per_s, 1)
     return f"TTFT {ttft} s · {speed} tok/s"
 
 
 def plain_stats_line(done: Done, words: int) -> str:
     """The same in plain words. `words`: of the answer and its reasoning."""
     timings = done.timings
-    rate, count = timings.decode_tokens_per_s, done.usage.completion_tokens
+    rate = timings.decode_tokens_per_s
+    count = done.usage.completion_tokens
     parts = [
         plain_ttft(timings.ttft_s) if timings.ttft_s is not None else "",
         plain_rate(rate, words, count),

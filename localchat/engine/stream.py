@@ -72,7 +72,8 @@ class Stream:
     def _take_waiter(self) -> "asyncio.Future[None] | None":
         """Wake a consumer in a thread, or return the waiter of one in an event loop. Call with the lock
         held."""
-        waiter, self._waiter = self._waiter, None
+        waiter = self._waiter
+        self._waiter = None
         if waiter is None:
             self._lock.notify_all()
         return waiter

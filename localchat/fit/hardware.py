@@ -65,7 +65,8 @@ def read_machine(root: Path = Path("/")) -> Machine:
     limits = read_limits(root)
     info = _cpu_info(root)
     gpus, note = read_gpus()
-    total, free = int(memory.total), int(memory.available)
+    total = int(memory.total)
+    free = int(memory.available)
     if limits.memory_bytes:
         total = min(total, limits.memory_bytes)
         free = min(free, max(limits.memory_bytes - limits.memory_used_bytes, 0))
@@ -83,8 +84,11 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 def read_cores(root: Path = Path("/")) -> int:
     """Physical cores that this process may use, at least 1: the default number of threads."""
-    cores, limits = _physical_cores(root, _allowed()), read_limits(root)
-    return min(cores, max(int(limits.cpus), 1)) if limits.cpus else cores
+    cores = _physical_cores(root, _allowed())
+    limits = read_limits(root)
+    if limits.cpus:
+        return min(cores, max(int(limits.cpus), 1))
+    return cores
 
 
 # ---------------------------------------------------------------------------- limits of a container
@@ -101,13 +105,16 @@ class ContainerLimits(NamedTuple):
 
 def read_limits(root: Path = Path("/")) -> ContainerLimits:
     """The tightest limits of this process's control groups, version 1 or 2."""
-    memory, used, cpus = 0, 0, 0.0
+    memory = 0
+    used = 0
+    cpus = 0.0
     for folder in _control_groups(root):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         # Version 1 writes "no limit" as a number near 2^63.
         if 0 < limit < 1 << 60 and (not memory or limit < memory):
             now = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-            memory, used = limit, max(now - _inactive_file(folder), 0)
+            memory = limit
+            used = max(now - _inactive_file(folder), 0)
         if quota := _cpu_quota(folder):
             cpus = min(cpus, quota) if cpus else quota
     return ContainerLimits(memory, used, cpus)
@@ -314,4 +321,6 @@ def _bandwidth(nvml: Any, handle: Any) -> int:  # noqa: ANN401
 
 
 def _decoded(text: str | bytes) -> str:
-    return text.decode(errors="replace") if isinstance(text, bytes) else text
+    if isinstance(text, bytes):
+        return text.decode(errors="replace")
+    return text

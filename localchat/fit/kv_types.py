@@ -26,7 +26,9 @@ class SmallerKVType(NamedTuple):
 
 def canonical_kv_type(kv_type: str | None) -> str | None:
     """The usual name of a KV type; an unknown name stays as it is."""
-    return None if kv_type is None else _OTHER_NAMES.get(kv_type, kv_type)
+    if kv_type is None:
+        return None
+    return _OTHER_NAMES.get(kv_type, kv_type)
 
 
 def number_bytes(kv_type: str) -> float | None:
@@ -34,7 +36,9 @@ def number_bytes(kv_type: str) -> float | None:
     if kv_type == FP8:
         return 1 + 1 / _HEAD_WIDTH
     format_ = KV_FORMATS.get(kv_type)
-    return None if format_ is None else format_.block_bytes / format_.block
+    if format_ is None:
+        return None
+    return format_.block_bytes / format_.block
 
 
 def smaller_kv_type(kv_type: str, possible: Sequence[str]) -> SmallerKVType | None:

@@ -53,7 +53,10 @@ class _LoadSteps:
     def __init__(
         self, options: LoadOptions, plan: Planner, has_gpu: bool, slots: SlotLimit
     ) -> None:
-        self._options, self._plan, self._slots, self._has_gpu = options, plan, slots, has_gpu
+        self._options = options
+        self._plan = plan
+        self._slots = slots
+        self._has_gpu = has_gpu
         found = plan(options)
         # At one context, two plans differ by the step alone.
         self._fixed = structs.replace(options, context_tokens=found.context_tokens)
@@ -127,10 +130,13 @@ class _LoadSteps:
     def _then(self, plan: MemoryPlan) -> str:
         """The context that a plan chose by itself."""
         chosen = plan.fits and self._options.context_tokens is None
-        return f", and {tokens(plan.context_tokens)} of context" if chosen else ""
+        if chosen:
+            return f", and {tokens(plan.context_tokens)} of context"
+        return ""
 
     def _context(self) -> MemoryStep:
-        now, longest = self._base.context_tokens, self._base.max_context_tokens
+        now = self._base.context_tokens
+        longest = self._base.max_context_tokens
         target = longest if longest >= LEAST_CONTEXT_TOKENS else LEAST_CONTEXT_TOKENS
         if target >= now:
             return MemoryStep("context", f"{tokens(now)} are few already")
@@ -174,7 +180,8 @@ class _LoadSteps:
         )
 
     def _fewer_slots(self) -> MemoryStep:
-        now, least = self._options.max_slots, self._slots.least
+        now = self._options.max_slots
+        least = self._slots.least
         if now <= least:
             return MemoryStep("slots", f"{now} at once is the least already")
         saved, plan = self._changed(max_slots=least)

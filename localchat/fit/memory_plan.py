@@ -95,7 +95,9 @@ class MemoryPlan:
 
     def conversations(self, length_tokens: int) -> int:
         """The most conversations of this length that the KV cache holds at once; 0 if the load does not fit."""
-        return self.kv_tokens // max(length_tokens, 1) if self.fits else 0
+        if self.fits:
+            return self.kv_tokens // max(length_tokens, 1)
+        return 0
 
     @property
     def total_bytes(self) -> int:
@@ -159,7 +161,9 @@ def all_advice(plan: MemoryPlan) -> tuple[str, ...]:
 
 def kept_free(reserve_bytes: int) -> str:
     """The part of a sentence that names the reserve; empty without one."""
-    return f", besides {size(reserve_bytes)} kept for other programs" if reserve_bytes else ""
+    if reserve_bytes:
+        return f", besides {size(reserve_bytes)} kept for other programs"
+    return ""
 
 
 def gpu_reserve_bytes(total_bytes: int) -> int:
@@ -287,7 +291,8 @@ def largest(fits: Callable[[int], bool], most: int, step: int = ROUNDING_TOKENS)
     """
     if fits(most):
         return most
-    low, high = 0, -(-most // step)
+    low = 0
+    high = -(-most // step)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * step) else (low, middle)
@@ -328,7 +333,8 @@ def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
 
 def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
     """Usual quantizations below the present size, the finest first, with their share of it."""
-    now, names = shape.weights_bytes, list(_BITS_PER_WEIGHT)
+    now = shape.weights_bytes
+    names = list(_BITS_PER_WEIGHT)
     finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
     shares = {
         name: shape.parameters * _BITS_PER_WEIGHT[name] / 8 / max(now, 1)

@@ -84,7 +84,9 @@ class MemoryStep(msgspec.Struct, frozen=True):
         verdict = "enough" if self.suffices else "not enough alone"
         if not self.helps:
             return "gives nothing here"
-        return f"gives {' and '.join(parts)}, {verdict}" if parts else verdict
+        if parts:
+            return f"gives {' and '.join(parts)}, {verdict}"
+        return verdict
 
     def sentence(self, *, with_flag: bool = True) -> str:
         """The step in one line."""

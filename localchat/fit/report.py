@@ -16,7 +16,8 @@ _SIGNS = (
     ("░", "overhead"),
     ("╱", "other processes"),
 )
-_KEPT, _FREE = "-", "·"
+_KEPT = "-"
+_FREE = "·"
 
 
 def bar(
@@ -49,7 +50,8 @@ def bar(
 def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
     """`width` cells shared in proportion, by rounding the running sum, so that nothing is lost."""
     whole = max(sum(count for _, count in parts), 1)
-    done, text = 0, ""
+    done = 0
+    text = ""
     for sign, count in parts:
         done += count
         text += sign * (round(width * done / whole) - len(text))
@@ -83,7 +85,9 @@ def room(kv_tokens: int, context_tokens: int) -> str:
         for length in lengths
         if (count := kv_tokens // length)
     ]
-    return f"Its KV cache holds {' or '.join(told)} at once." if told else ""
+    if told:
+        return f"Its KV cache holds {' or '.join(told)} at once."
+    return ""
 
 
 _SHOWN_MAPPED_BYTES = 10**9

@@ -97,7 +97,8 @@ class Autosave:
     def close(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
         """Write what is left and stop the thread. Raises HistoryUnusable. Idempotent."""
         with self._lock:
-            closed, self._closing = self._closing, True
+            closed = self._closing
+            self._closing = True
         if closed:
             return
         try:
@@ -128,10 +129,14 @@ class Autosave:
                 self._lock.wait_for(lambda: self._wanted > self._written or self._closing)
                 if self._wanted == self._written:
                     return
-                target, self._urgent = self._wanted, False
-                row, self._row = self._row, None
-                nodes, self._nodes = self._nodes, {}
-                drafts, self._drafts = self._drafts, {}
+                target = self._wanted
+                self._urgent = False
+                row = self._row
+                self._row = None
+                nodes = self._nodes
+                self._nodes = {}
+                drafts = self._drafts
+                self._drafts = {}
             begun = time.monotonic()
             problem = self._write(row, nodes, drafts)
             with self._lock:

@@ -61,7 +61,8 @@ def list_summaries(
     connection: sqlite3.Connection, limit: int, before: ConversationSummary | None
 ) -> list[ConversationSummary]:
     """One page of conversations, newest first."""
-    where, values = f"WHERE {_NOT_DELETED} AND {_HOLDS_SOMETHING} ", []
+    where = f"WHERE {_NOT_DELETED} AND {_HOLDS_SOMETHING} "
+    values = []
     if before is not None:
         where += "AND (c.updated_s, c.id) < (?, ?) "
         values = [before.updated_s, before.id]

@@ -19,7 +19,8 @@ _UNSPACED: Final = (
 _PART: Final = re.compile(r'"([^"]*)("?)|([^\s"]+)')
 _FOLDED_CHARACTERS: Final = 200_000
 """Searched letter by letter in a text where only accents hide a match."""
-_BEFORE, _AFTER = 40, 120
+_BEFORE = 40
+_AFTER = 120
 
 
 class Query(NamedTuple):
@@ -60,7 +61,10 @@ def _unspaced() -> re.Pattern[str]:
 
 def parse(text: str) -> Query:
     """Parse a query; one without a searchable sign has no `parts`."""
-    match, like, plain, parts = [], [], [], []
+    match = []
+    like = []
+    plain = []
+    parts = []
     found = _PART.findall(text) if text.strip(' "') else [("", "", text)]
     for quoted, closed, bare in found:
         part = " ".join((quoted or bare).split())
@@ -86,7 +90,8 @@ def snippet(text: str, parts: tuple[str, ...]) -> Snippet:
     """The text around the first match, on one line; the beginning of the text where nothing matches."""
     found = [place for part in parts if (place := _find(text, part)) is not None]
     at = min(found)[0] if found else 0
-    start, end = max(0, at - _BEFORE), min(len(text), at + _AFTER)
+    start = max(0, at - _BEFORE)
+    end = min(len(text), at + _AFTER)
     line = " ".join(text[start:end].split())
     line = f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"
     marks = {place for part in parts if (place := _find(line, part)) is not None}

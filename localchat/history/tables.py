@@ -223,7 +223,8 @@ def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
     ).fetchone()
     if stored is None:
         number = connection.execute(_NEW_NODE, (*row, indexed)).lastrowid
-        before, was_indexed = "", False
+        before = ""
+        was_indexed = False
     else:
         number, before, was_indexed = stored
         _, _, *state = row

@@ -40,14 +40,16 @@ def victims(
     """Files to delete, in order, until the rest takes no more than `allowed_bytes`."""
     by_key = {(file.path.parent, file.key): file for file in files}
     children = Counter((file.path.parent, file.parent) for file in by_key.values())
-    excess, left = sum(file.size_bytes for file in by_key.values()) - allowed_bytes, len(by_key)
+    excess = sum(file.size_bytes for file in by_key.values()) - allowed_bytes
+    left = len(by_key)
     leaves = [
         (worth(file, now_s), place)
         for place, (key, file) in enumerate(by_key.items())
         if not children[key]
     ]
     heapq.heapify(leaves)
-    ordered, places = list(by_key.values()), {key: place for place, key in enumerate(by_key)}
+    ordered = list(by_key.values())
+    places = {key: place for place, key in enumerate(by_key)}
     found: list[StoredFile] = []
     while leaves and (excess > 0 or left > most_files):
         file = ordered[heapq.heappop(leaves)[1]]

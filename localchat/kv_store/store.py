@@ -129,7 +129,8 @@ class KVStore:
     def stop_writing(self, error: OSError) -> None:
         """Write nothing more, and say so once."""
         with self._lock:
-            first, self._writable = self._writable, False
+            first = self._writable
+            self._writable = False
         if first:
             why = error.strerror or type(error).__name__
             self._notify(f"Conversations are not kept ready on the disk: {why} ({self.folder}).")
@@ -226,7 +227,8 @@ class KVStore:
 
     def forget(self, owner: str) -> int:
         """Delete what only this conversation had. Returns the bytes; raises OSError."""
-        mine, freed = self.owners.take(owner), 0
+        mine = self.owners.take(owner)
+        freed = 0
         others = self.owners.of_all()
         for namespace, keys in mine.items():
             folder = self.folder / namespace
@@ -344,7 +346,8 @@ class Namespace:
         self._tree.add(entry)
 
         def write() -> None:
-            before_ns, evictions = self._tree.changed_ns(), self._store.evictions
+            before_ns = self._tree.changed_ns()
+            evictions = self._store.evictions
             ok = self._store.write(self, entry, payload)
             alone = evictions == self._store.evictions
             self._tree.written(entry, ok=ok, alone_since_ns=before_ns if alone else -2)

@@ -45,7 +45,8 @@ class EntryTree:
         self._heads: dict[bytes, Entry] = {}
         self._pending: set[bytes] = set()
         """Keys that are being written: they count as there."""
-        self._listed_ns, self._listed_s = -1, float("-inf")
+        self._listed_ns = -1
+        self._listed_s = float("-inf")
 
     def add(self, entry: Entry) -> None:
         """Add an entry whose file is about to be written."""
@@ -84,7 +85,8 @@ class EntryTree:
         paths: list[Match] = [Match()]
         parents = [root]
         while paths:
-            path, parent = paths.pop(), parents.pop()
+            path = paths.pop()
+            parent = parents.pop()
             for entry in self._entries(parent, path.tokens):
                 shared = _common(entry.ids, ids[path.tokens :])
                 reached = Match((*path.entries, entry), path.tokens + shared)
@@ -134,7 +136,8 @@ class EntryTree:
             if not self.has(parent, entry.key):
                 break
             found.append(entry)
-            parent, start = entry.key, entry.end
+            parent = entry.key
+            start = entry.end
         return found
 
     def changed_ns(self) -> int:
@@ -153,7 +156,8 @@ class EntryTree:
         with self._lock:
             if changed_ns == self._listed_ns:
                 return
-            self._listed_ns, self._listed_s = changed_ns, now_s
+            self._listed_ns = changed_ns
+            self._listed_s = now_s
             pending = [self._heads[key] for key in self._pending if key in self._heads]
             self._children = {}
             for parent, key in _names(self._folder):

@@ -397,7 +397,8 @@ def _state_numbers(header: Header, heads: int) -> int:
         return embedding * (header.number("token_shift_count", 2) + head)
     if cache := header.number("shortconv.l_cache"):
         return embedding * (cache - 1)
-    kernel, inner = header.number("ssm.conv_kernel"), header.number("ssm.inner_size")
+    kernel = header.number("ssm.conv_kernel")
+    inner = header.number("ssm.inner_size")
     if head := header.number("kda.head_dim"):
         return 3 * max(kernel - 1, 0) * heads * head + head * head * heads
     if header.architecture == "minimax-01":

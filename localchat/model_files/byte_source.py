@@ -82,7 +82,8 @@ class Cursor:
     def take(self, count: int) -> bytes:
         """The next bytes."""
         self._need(count)
-        at, self._at = self._at, self._at + count
+        at = self._at
+        self._at = self._at + count
         return self._window[at : self._at]
 
     def value(self, format_: struct.Struct) -> int | float | bool:
@@ -102,7 +103,9 @@ class Cursor:
         """Skip strings (an 8-byte length, then the bytes): 80 ns each, no objects."""
         unpack = _LENGTH.unpack_from
         while True:
-            window, at, done = self._window, self._at, 0
+            window = self._window
+            at = self._at
+            done = 0
             try:
                 for done in range(count):  # noqa: B007  read after the loop
                     at += 8 + unpack(window, at)[0]
@@ -111,7 +114,8 @@ class Cursor:
                 pass  # the window ends before this length: `done` strings are done
             if self._start + at > self._source.size:
                 raise Truncated
-            self._at, count = at, count - done
+            self._at = at
+            count = count - done
             if not count:
                 return
             self._need(8)
@@ -119,7 +123,9 @@ class Cursor:
     def strings(self, most: int, longest: int) -> list[bytes]:
         """The next strings that are in the window as a whole, at most `most` of them, none longer than
         `longest`: often none."""
-        unpack, window, at = _LENGTH.unpack_from, self._window, self._at
+        unpack = _LENGTH.unpack_from
+        window = self._window
+        at = self._at
         found: list[bytes] = []
         try:
             while len(found) < most:
@@ -143,7 +149,9 @@ class Cursor:
         position = self.position
         missing = max(count - len(rest), min(self._step, self._source.size - position - len(rest)))
         read = self._source.read(position + len(rest), missing)
-        self._window, self._start, self._at = rest + read, position, 0
+        self._window = rest + read
+        self._start = position
+        self._at = 0
         self._step = min(2 * self._step, _MOST_BYTES)
         if len(self._window) < count:
             raise Truncated

@@ -68,7 +68,9 @@ class Checkpoint:
     def architecture(self) -> str:
         """First class that config.json names; empty: none."""
         named = self.config.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
+        if isinstance(named, list) and named:
+            return str(named[0])
+        return ""
 
     @property
     def context_train(self) -> int:
@@ -80,7 +82,9 @@ class Checkpoint:
         text = self.config.get("text_config")
         held = {**self.config, **text} if isinstance(text, Mapping) else self.config
         found = held.get(field)
-        return found if isinstance(found, int) and found > 0 and found is not True else 0
+        if isinstance(found, int) and found > 0 and found is not True:
+            return found
+        return 0
 
 
 def _compressed(found: Mapping[str, Any]) -> str:
@@ -139,7 +143,9 @@ def read_summary(path: Path, *, dummy_weights: bool = False) -> ModelSummary:
     config. Raises ModelMissing, ModelInvalid."""
     if dummy_weights and path.is_dir():
         return read_config(path)
-    return read_checkpoint(path) if is_checkpoint(path) else model_shape(read_header(path))
+    if is_checkpoint(path):
+        return read_checkpoint(path)
+    return model_shape(read_header(path))
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -38,8 +38,11 @@ _SCALARS: dict[int, struct.Struct] = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-_STRING, _ARRAY = 8, 9
-_U32, _U64, _I64 = _SCALARS[4], _SCALARS[10], _SCALARS[11]
+_STRING = 8
+_ARRAY = 9
+_U32 = _SCALARS[4]
+_U64 = _SCALARS[10]
+_I64 = _SCALARS[11]
 
 
 class Array(NamedTuple):
@@ -112,7 +115,9 @@ class Header:
     def vocab_size(self) -> int:
         """Tokens; 0: no vocabulary."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
-        return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
+        if isinstance(tokens, Array):
+            return tokens.length
+        return self.number("vocab_size")
 
     @property
     def parameters(self) -> int:
@@ -179,7 +184,8 @@ def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Heade
             f"its format version is {version}; versions 2 and 3 are supported",
             "Download a current conversion of the model.",
         )
-    tensor_count, key_count = _uint(cursor, _U64), _uint(cursor, _U64)
+    tensor_count = _uint(cursor, _U64)
+    key_count = _uint(cursor, _U64)
     _bounded(source, "tensors", tensor_count, min(MOST_TENSORS, cursor.remaining // 24))
     _bounded(source, "metadata keys", key_count, min(MOST_KEYS, cursor.remaining // 13))
     metadata = _metadata(source, cursor, key_count, strings)
@@ -243,7 +249,8 @@ def _metadata(
 
 
 def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, keep: bool) -> Array:
-    kind, length = _uint(cursor, _U32), _uint(cursor, _U64)
+    kind = _uint(cursor, _U32)
+    length = _uint(cursor, _U64)
     if kind == _STRING:
         _bounded(source, f"strings in {key}", length, min(strings_left, cursor.remaining // 8))
         if keep:
@@ -284,7 +291,8 @@ def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]
         dimensions = _uint(cursor, _U32)
         _bounded(source, f"dimensions of {name}", dimensions, 4)
         shape = tuple(_uint(cursor, _U64) for _ in range(dimensions)) or (1,)
-        code, offset = _uint(cursor, _U32), _uint(cursor, _U64)
+        code = _uint(cursor, _U32)
+        offset = _uint(cursor, _U64)
         format_ = NUMBER_FORMATS.get(code)
         if format_ is None:
             raise _invalid(
@@ -304,7 +312,8 @@ def _placed(
 ) -> tuple[GgufTensor, ...]:
     """The tensors with offsets from the beginning of the file: in order, aligned, without holes or overlap,
     inside the file."""
-    expected, placed = 0, []
+    expected = 0
+    placed = []
     for tensor in tensors:
         if tensor.offset != expected:
             raise _invalid(

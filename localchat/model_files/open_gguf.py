@@ -273,7 +273,8 @@ def _check_heads(header: Header, layers: int) -> None:
         found = header.metadata.get(f"{header.architecture}.{key}")
         if isinstance(found, Array) and (found.values is None or found.length < layers):
             raise _unusable(header, f"{key} has {found.length} values for {layers} layers")
-        low, high = min(header.numbers(key, layers)), max(header.numbers(key, layers))
+        low = min(header.numbers(key, layers))
+        high = max(header.numbers(key, layers))
         if low < 0 or high > MOST_WIDTH:
             raise _unusable(header, f"{key} is {low if low < 0 else high:,}")
 

@@ -103,7 +103,9 @@ def _invalid(source: ByteSource, found: str) -> ModelInvalid:
 
 def _tensor(source: ByteSource, name: str, entry: object, start: int) -> Tensor:
     fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, place = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    dtype = fields.get("dtype")
+    shape = fields.get("shape")
+    place = fields.get("data_offsets")
     if not isinstance(dtype, str) or not _whole(shape) or not _whole(place) or len(place) != 2:
         raise _invalid(source, f"tensor {name} has no type, shape and place")
     count = 1

@@ -118,7 +118,9 @@ class Subject(NamedTuple):
     @property
     def kind(self) -> Kind:
         """The kind of its files."""
-        return "safetensors" if isinstance(self.model, Checkpoint) else "gguf"
+        if isinstance(self.model, Checkpoint):
+            return "safetensors"
+        return "gguf"
 
 
 def assess(
@@ -198,7 +200,8 @@ def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
     """Total memory that the plan uses (RAM, with the GPUs if used), and the part that is taken."""
     total = free = 0
     if plan.gpu_bytes < plan.total_bytes or not plan.gpu_bytes:
-        total, free = machine.ram_total_bytes, machine.ram_free_bytes
+        total = machine.ram_total_bytes
+        free = machine.ram_free_bytes
     if plan.gpu_bytes:
         total += sum(gpu.total_bytes for gpu in machine.gpus)
         free += machine.gpu_free_bytes
@@ -230,7 +233,9 @@ def _expected_speed(
     measures = history.measures if history is not None else NO_MEASUREMENTS
     estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
-        return _rough_speed(subject, plan, threads) if measures.benchmark_s > 0 else None
+        if measures.benchmark_s > 0:
+            return _rough_speed(subject, plan, threads)
+        return None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a short benchmark of this build"
     runs = f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}" if past else ""
     if estimate.untried:

@@ -120,7 +120,9 @@ def shipped_file() -> Path:
 
     package = Path(localchat.__file__).parent
     inside = package / MODELS_FILE
-    return inside if inside.is_file() else package.parent / MODELS_FILE
+    if inside.is_file():
+        return inside
+    return package.parent / MODELS_FILE
 
 
 def read_models(path: Path) -> dict[str, CatalogEntry]:

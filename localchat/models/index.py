@@ -125,7 +125,8 @@ def _guide(paths: Paths) -> Iterator[Model]:
 
 def _pulled(paths: Paths) -> Iterator[Model]:
     for one in installed(paths.models_dir):
-        name, repository = one.manifest.name, one.manifest.repository
+        name = one.manifest.name
+        repository = one.manifest.repository
         trouble = "" if one.complete else "files of it are missing: pull it again"
         yield Model(name, "pulled", repository, one.path, one.files, trouble, installed=one)
 

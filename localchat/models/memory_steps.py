@@ -66,8 +66,12 @@ class _Substitutes:
         environ: Mapping[str, str],
         base: MemoryPlan,
     ) -> None:
-        self._subject, self._options, self._machine = subject, options, machine
-        self._paths, self._environ, self._base = paths, environ, base
+        self._subject = subject
+        self._options = options
+        self._machine = machine
+        self._paths = paths
+        self._environ = environ
+        self._base = base
 
     def quantization(self) -> MemoryStep:
         """The finest quantization of the same model that fits, else the coarsest."""

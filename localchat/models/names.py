@@ -94,7 +94,8 @@ def _hub(word: str) -> Reference:
     if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
         raise UsageError(f"{word!r} is not the name of a repository", hint=_FORM)
     if tag.lower() == "latest":  # Ollama's tag for the default
-        tag, path = "", repository
+        tag = ""
+        path = repository
     return Reference(f"hf.co/{path}", repository, tag or None, bool(tag), None, None)
 
 
@@ -109,7 +110,9 @@ def _page(path: str) -> str:
     file, dot, kind = inside[-1].rpartition(".") if inside else ("", "", "")
     if dot and kind.lower() == "gguf" and all(_usable(part) for part in inside):
         return f"{parts[0]}/{parts[1]}:{_PART_NUMBER.sub('', file)}"
-    return f"{parts[0]}/{parts[1]}" if len(inside) == 1 and len(parts) == 5 else path
+    if len(inside) == 1 and len(parts) == 5:
+        return f"{parts[0]}/{parts[1]}"
+    return path
 
 
 def _usable(part: str) -> bool:
@@ -169,7 +172,9 @@ def similar_names(word: str, names: Iterable[str]) -> str:
         if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
     ]
     close = list(dict.fromkeys((*same_family, *near)))[:8]
-    return f"the nearest names: {', '.join(close)}" if close else _FORM
+    if close:
+        return f"the nearest names: {', '.join(close)}"
+    return _FORM
 
 
 def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed | None:

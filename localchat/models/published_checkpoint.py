@@ -122,8 +122,11 @@ def _class(entry: CatalogEntry, shape: PublishedShape) -> str:
 
 
 def _tensors(shape: PublishedShape, storage: _Storage) -> Iterator[Tensor]:
-    width, feed, stored = shape.embedding, shape.feed, storage.dtype
-    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    width = shape.embedding
+    feed = shape.feed
+    stored = storage.dtype
+    queries = shape.heads * shape.head
+    keys = shape.kv_heads * shape.head
     yield _tensor("model.embed_tokens.weight", (shape.vocabulary, width), stored)
     yield _tensor("model.norm.weight", (width,), stored)
     if not shape.tied:
@@ -152,7 +155,8 @@ def _tensors(shape: PublishedShape, storage: _Storage) -> Iterator[Tensor]:
 def _linear(name: str, sides: tuple[int, int], storage: _Storage) -> Iterator[Tensor]:
     """The tensors of one linear layer; sides: its inputs and outputs."""
     columns, rows = sides
-    groups, method = -(-columns // _GROUP), (storage.quantization_config or {}).get("quant_method")
+    groups = -(-columns // _GROUP)
+    method = (storage.quantization_config or {}).get("quant_method")
     if method == "awq":
         yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
         yield _tensor(f"{name}.qzeros", (groups, rows // 8), "I32")

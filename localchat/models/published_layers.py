@@ -73,7 +73,8 @@ def layer_matrices(published: PublishedShape, layer: LayerShape, number: int) ->
 def _attention(published: PublishedShape, layer: LayerShape) -> Iterator[Matrix]:
     wide = published.wide_head and not layer.sliding
     head = published.wide_head if wide else published.head
-    width, queries = published.embedding, published.heads * head
+    width = published.embedding
+    queries = published.heads * head
     yield Matrix("attention", (width, queries * 2 if published.gated else queries))
     # Layers that reuse keys and values have matrices for them all the same.
     keys = head * (published.wide_kv_heads if wide else published.kv_heads)
@@ -84,7 +85,8 @@ def _attention(published: PublishedShape, layer: LayerShape) -> Iterator[Matrix]
 
 
 def _latent(published: PublishedShape, latent: Latent) -> Iterator[Matrix]:
-    width, heads = published.embedding, published.heads
+    width = published.embedding
+    heads = published.heads
     yield Matrix("attention", (width, latent.query_rank))
     yield Matrix("attention", (latent.query_rank, heads * (latent.plain + latent.rope)))
     yield Matrix("attention", (width, latent.kv_rank + latent.rope))
@@ -95,7 +97,8 @@ def _latent(published: PublishedShape, latent: Latent) -> Iterator[Matrix]:
 
 def _running_state(published: PublishedShape) -> Iterator[Matrix]:
     """A gated delta net or Mamba 2: what goes in, the gate, the convolution, what comes out."""
-    width, inner = published.embedding, published.inner
+    width = published.embedding
+    inner = published.inner
     mixed = inner + 2 * published.groups * published.states
     yield Matrix("attention", (width, mixed))
     yield Matrix("attention", (width, inner))
@@ -107,14 +110,16 @@ def _running_state(published: PublishedShape) -> Iterator[Matrix]:
 
 
 def _feed_forward(published: PublishedShape, number: int) -> Iterator[Matrix]:
-    width, dense = published.embedding, published.shared_feed
+    width = published.embedding
+    dense = published.shared_feed
     if not published.experts:
         reuses = published.kv_layers and number >= published.kv_layers
         dense = (published.late_feed if reuses else 0) or published.feed
     elif number < published.dense_layers:
         dense = published.dense_feed
     if published.experts and number >= published.dense_layers:
-        inner, experts = published.feed, published.experts
+        inner = published.feed
+        experts = published.experts
         yield Matrix("plain", (width, experts))
         for _ in ("gate", "up"):
             yield Matrix("feed", (width, inner, experts), experts=True)

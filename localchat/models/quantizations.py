@@ -40,7 +40,9 @@ class Variant(NamedTuple):
 def canonical(quantization: str) -> str:
     """The form for comparison: upper case, underscores, F16 for the older FP16."""
     written = quantization.upper().replace("-", "_")
-    return written[:1] + written[2:] if written in ("FP16", "FP32") else written
+    if written in ("FP16", "FP32"):
+        return written[:1] + written[2:]
+    return written
 
 
 def same_quantization(one: str, other: str) -> bool:

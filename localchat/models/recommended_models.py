@@ -144,7 +144,9 @@ def guide_phrases(paths: Paths) -> dict[str, str]:
     names = recommended_names(paths, usable_machine())
     if not names:
         return {}
-    best, balanced, fast = names[0], names[len(names) // 2], names[-1]
+    best = names[0]
+    balanced = names[len(names) // 2]
+    fast = names[-1]
     return {
         "`localchat run qwen2.5:3b`": f"`localchat run {balanced}`",
         "`localchat pull qwen2.5:3b-q4_k_m`": f"`localchat pull {fast}`",
@@ -171,7 +173,8 @@ class _Candidate(NamedTuple):
 def _recommendation(
     role: Role, candidate: _Candidate, bytes_per_s: float | None, download_bytes_per_s: float
 ) -> Recommendation:
-    plan, file_bytes = candidate.report.plan, candidate.shape.file_bytes
+    plan = candidate.report.plan
+    file_bytes = candidate.shape.file_bytes
     return Recommendation(
         role=role,
         name=candidate.entry.name,
@@ -300,4 +303,6 @@ def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
     if machine.unified_memory:
         return _UNIFIED_BYTES_PER_S
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]
-    return _GPU_SHARE * min(speeds) if speeds and all(speeds) else None
+    if speeds and all(speeds):
+        return _GPU_SHARE * min(speeds)
+    return None

@@ -47,7 +47,9 @@ def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampl
         return NO_RECOMMENDATION
     stated = msgspec.structs.asdict(entry.sampling)
     found = {key: float(value) for key, value in stated.items() if value is not None}
-    return RecommendedSampling(found, entry.name) if found else NO_RECOMMENDATION
+    if found:
+        return RecommendedSampling(found, entry.name)
+    return NO_RECOMMENDATION
 
 
 def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEntry | None:

@@ -115,7 +115,8 @@ def _is_shared(model: Model, index: ModelIndex) -> bool:
 def _needed_by_others(model: Model) -> frozenset[Path]:
     """Files that other models of the same repository use too."""
     assert model.installed is not None
-    folder, name = model.installed.folder, model.installed.manifest.name
+    folder = model.installed.folder
+    name = model.installed.manifest.name
     return frozenset(
         folder / file.path for one in read(folder) if one.name != name for file in one.files
     )

@@ -82,17 +82,20 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
         return AdmissionResult(fits=True)
     model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
     subject = Subject(options.name, model, options.model, options.backend)
-    machine, limit = usable_machine(), options.load.gpu_limit_bytes
+    machine = usable_machine()
+    limit = options.load.gpu_limit_bytes
     plan = assess(subject, options.load, machine, None, speed=False).plan
     if plan.missing:
         demand(plan, options.name)
     entries = list(loaded)
-    gpu, ram = plan.gpu_bytes, plan.total_bytes - plan.gpu_bytes
+    gpu = plan.gpu_bytes
+    ram = plan.total_bytes - plan.gpu_bytes
     gpu_free = plan.gpu_free_bytes - sum(entry.uncounted_gpu_bytes for entry in entries)
     ram_free = plan.free_bytes - plan.gpu_free_bytes
     ram_free -= sum(entry.uncounted_ram_bytes for entry in entries)
     # A kind of memory that the model does not need must not fail the check.
-    gpu_free, ram_free = max(gpu_free, 0) if gpu else 0, max(ram_free, 0) if ram else 0
+    gpu_free = max(gpu_free, 0) if gpu else 0
+    ram_free = max(ram_free, 0) if ram else 0
     trained = model.context_train
     return AdmissionResult(
         fits=plan.fits
@@ -113,8 +116,10 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
 def _both(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
     """The admission of the two models of a route, which stay loaded together."""
     entries = list(loaded)
-    small, large = check_memory(route.small, entries), check_memory(route.large, entries)
-    needed, gpu = small.needed_bytes + large.needed_bytes, small.gpu_bytes + large.gpu_bytes
+    small = check_memory(route.small, entries)
+    large = check_memory(route.large, entries)
+    needed = small.needed_bytes + large.needed_bytes
+    gpu = small.gpu_bytes + large.gpu_bytes
     free = max(small.free_bytes, large.free_bytes)
     return large._replace(
         fits=small.fits and large.fits and (needed <= free or large.anyway),

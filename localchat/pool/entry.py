@@ -183,7 +183,9 @@ class PoolEntry:
 
         pid = self.engine.child_pid
         try:
-            return int(getattr(psutil.Process(pid).memory_info(), "shared", 0)) if pid else 0
+            if pid:
+                return int(getattr(psutil.Process(pid).memory_info(), "shared", 0))
+            return 0
         except psutil.Error:
             return 0  # it ended in between
 
@@ -205,7 +207,8 @@ class PoolEntry:
 
     def status(self, stats: EngineStats | None, now_s: float, keep_s: float) -> ModelStatus:
         """Status for `ps`."""
-        leaves_s, info = self.expires_at_s(keep_s), self.info
+        leaves_s = self.expires_at_s(keep_s)
+        info = self.info
         ready = info is not None and info.loaded
         return ModelStatus(
             name=self.spec.name,
@@ -223,7 +226,9 @@ class PoolEntry:
 
     def expires_at_s(self, keep_s: float) -> float | None:
         """Monotonic time of its unload for idleness; None: not scheduled."""
-        return None if self.users or keep_s < 0 else self.idle_since_s + keep_s
+        if self.users or keep_s < 0:
+            return None
+        return self.idle_since_s + keep_s
 
 
 def _is_scarce(before_bytes: int, now_bytes: int, total_bytes: int) -> bool:

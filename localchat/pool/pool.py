@@ -69,7 +69,8 @@ class Lease:
 
     def release(self) -> None:
         """Idempotent."""
-        on_release, self._on_release = self._on_release, None
+        on_release = self._on_release
+        self._on_release = None
         if on_release is not None:
             on_release()
 
@@ -155,7 +156,9 @@ class EnginePool:
                 return None
             if key is None:
                 raise ModelMissing(f"no model {name!r}")
-            return self._lease_entry(entry, user) if entry is not None and running else None
+            if entry is not None and running:
+                return self._lease_entry(entry, user)
+            return None
 
     def lease(
         self, name: str, user: str = "", *, cancelled: threading.Event | None = None
@@ -395,7 +398,9 @@ class EnginePool:
 
     def _usual_keep_s(self, entry: PoolEntry) -> float:
         """Seconds that this entry stays loaded without users, whether an editor uses it or not."""
-        return self._keep_s if entry.keep_alive_s is None else entry.keep_alive_s
+        if entry.keep_alive_s is None:
+            return self._keep_s
+        return entry.keep_alive_s
 
     def _keep_for(self, entry: PoolEntry) -> float:
         """Seconds that this entry stays loaded without users."""

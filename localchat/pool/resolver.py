@@ -130,7 +130,8 @@ class ModelResolver:
         self._settings_for = settings_for
         self._paths = paths
         self._environ = environ
-        self._max_slots, self._more_slots = max_slots, more_slots
+        self._max_slots = max_slots
+        self._more_slots = more_slots
         self._models: tuple[float, tuple[ModelCard, ...]] = (0.0, ())
         self._inspected: dict[tuple[Path, int, int], Inspection] = {}
         """Inspected headers by path, date and size of the file."""

@@ -7,10 +7,15 @@ from typing import Final
 from localchat.bench.chart import COLORS, STYLE
 from localchat.quality.record import QualityRecord, VariantQuality
 
-_WIDTH, _LEFT, _ROW, _TOP = 760, 220, 26, 64
+_WIDTH = 760
+_LEFT = 220
+_ROW = 26
+_TOP = 64
 _CELL: Final = 22
-_LEAST_KL, _MOST_KL = 1e-5, 10.0
-_PASSED, _FAILED = "#059669", "#dc2626"
+_LEAST_KL = 1e-5
+_MOST_KL = 10.0
+_PASSED = "#059669"
+_FAILED = "#dc2626"
 
 
 def svg(record: QualityRecord) -> str:

@@ -111,7 +111,8 @@ class _VariantRun:
     left_out: list[str] = field(default_factory=list)
 
     def measure(self) -> VariantQuality:
-        spec, engine = self.comparison.spec, self.target.engine
+        spec = self.comparison.spec
+        engine = self.target.engine
         found: dict[str, Any] = {}
         if "text" in spec.tests:
             found |= self._text()
@@ -149,7 +150,8 @@ class _VariantRun:
         """Perplexity, and divergence from the first variant."""
         comparison = self.comparison
         is_base = not comparison.measured
-        window, room = comparison.spec.window_tokens, self.target.engine.info().context_tokens
+        window = comparison.spec.window_tokens
+        room = self.target.engine.info().context_tokens
         if room and window >= room:
             raise UsageError(
                 f"--window {window:,}: the context of {self.variant.name} holds {room:,} tokens, and one "

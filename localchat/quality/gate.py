@@ -77,7 +77,8 @@ def parse_gates(words: Sequence[str]) -> tuple[Gate, ...]:
 
 def _parse(word: str) -> Gate:
     name, equals, text = word.partition("=")
-    name, text = name.strip(), text.strip()
+    name = name.strip()
+    text = text.strip()
     if name == _GRADE and text in GRADES:
         return Gate(name, GRADES.index(text))
     try:
@@ -108,11 +109,15 @@ def _failure(base: VariantQuality, other: VariantQuality, gate: Gate) -> str:
         allowed = GRADES[int(gate.value)]
         if found is None:
             return "nothing could be compared, so it has no grade"
-        return "" if GRADES.index(found) <= gate.value else f"grade {found}, allowed {allowed}"
+        if GRADES.index(found) <= gate.value:
+            return ""
+        return f"grade {found}, allowed {allowed}"
     limit = _LIMITS[gate.name]
     value = limit.measure(base, other)
     if value is None:
         return f"{gate.name} was not measured"
     is_met = value >= gate.value if limit.is_minimum else value <= gate.value
     word = "at least" if limit.is_minimum else "at most"
-    return "" if is_met else f"{gate.name} {value:.3g}, allowed {word} {gate.value:g}"
+    if is_met:
+        return ""
+    return f"{gate.name} {value:.3g}, allowed {word} {gate.value:g}"

@@ -63,7 +63,9 @@ class EngineScorer:
         plain = len(self._engine.tokenize("a"))
         request = GenerateRequest(TextPrompt("a"), _GREEDY, max_tokens=1)
         begun = next(e for e in self._engine.generate(request) if isinstance(e, Accepted))
-        return [found[0], *found] if self._bos and begun.prompt_tokens > plain else found
+        if self._bos and begun.prompt_tokens > plain:
+            return [found[0], *found]
+        return found
 
     def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
         request = GenerateRequest(

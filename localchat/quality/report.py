@@ -18,7 +18,8 @@ def rows(record: QualityRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _row(one: VariantQuality) -> tuple[str, ...]:
-    found, far = one.perplexity, one.divergence
+    found = one.perplexity
+    far = one.divergence
     least = "" if far is None or far.complete else "≥"
     return (
         one.variant.name,
@@ -42,7 +43,9 @@ def _same_text(one: VariantQuality) -> str:
 
 
 def _passed(tasks: Sequence[TaskOutcome]) -> str:
-    return f"{sum(task.passed for task in tasks)}/{len(tasks)}" if tasks else "-"
+    if tasks:
+        return f"{sum(task.passed for task in tasks)}/{len(tasks)}"
+    return "-"
 
 
 def sentences(record: QualityRecord) -> Iterator[str]:

@@ -26,7 +26,10 @@ GREEDY_PROMPTS: Final = (
     "A shop sells pens at 3 for 2 euros. What do 12 pens cost? Think step by step.",
 )
 _GREEDY: Final = Sampling(temperature=0.0)
-_GREEDY_TOKENS, _JSON_TOKENS, _NEEDLE_TOKENS, _QUESTION_TOKENS = 96, 256, 32, 256
+_GREEDY_TOKENS = 96
+_JSON_TOKENS = 256
+_NEEDLE_TOKENS = 32
+_QUESTION_TOKENS = 256
 _SHOWN: Final = 200
 _COLORS: Final = ("amber", "violet", "silver", "green", "crimson", "ivory", "copper", "azure")
 _THINGS: Final = ("door", "garden", "vault", "bridge", "tower", "cellar", "ship", "lantern")
@@ -61,7 +64,9 @@ def ask(
         logprobs=0 if logprobs else None,
         speculation=False,
     )
-    texts, pieces, calls = [], [], dict[int, list[str]]()
+    texts = []
+    pieces = []
+    calls = dict[int, list[str]]()
     for event in engine.generate(request):
         match event:
             case Text():
@@ -211,7 +216,8 @@ def is_right(text: str, answer: str, match: str) -> bool:
     if match == "regex":
         return re.search(answer, text) is not None
     if match == "number":
-        found, wanted = _NUMBER.findall(text), _NUMBER.findall(answer)
+        found = _NUMBER.findall(text)
+        wanted = _NUMBER.findall(answer)
         return bool(found and wanted) and _number(found[-1]) == _number(wanted[-1])
     one, two = (" ".join(each.casefold().split()).rstrip(".") for each in (text, answer))
     return two in one if match == "contains" else one == two

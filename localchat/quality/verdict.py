@@ -42,7 +42,9 @@ def verdict(base: VariantQuality, other: VariantQuality) -> str:
 def grade(base: VariantQuality, other: VariantQuality) -> str | None:
     """The grade of a variant; None if nothing could be compared."""
     findings = _findings(base, other)
-    return GRADES[max(found.grade for found in findings)] if findings else None
+    if findings:
+        return GRADES[max(found.grade for found in findings)]
+    return None
 
 
 class _Finding(NamedTuple):
@@ -98,7 +100,8 @@ def _text_finding(base: VariantQuality, other: VariantQuality) -> Iterator[_Find
         kl = other.divergence.kl_mean
         yield _Finding(f"KL{about} {kl:.2g}", _grade(kl, _KL_LIMITS))
     elif base.perplexity is not None and other.perplexity is not None:
-        first, second = base.perplexity.bits_per_byte, other.perplexity.bits_per_byte
+        first = base.perplexity.bits_per_byte
+        second = other.perplexity.bits_per_byte
         if first > 0 and second > 0:
             words = f"{second:.3f} bits a byte of text (first: {first:.3f})"
             # Of a token of four bytes, which most tokenizers come near to.
@@ -139,7 +142,8 @@ def lost_tasks(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -> lis
 
 def _task_grade(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome], worst: int) -> int:
     """0: nothing lost; 1: losses that may be chance; `worst`: more than chance explains."""
-    lost, won = len(lost_tasks(base, other)), len(lost_tasks(other, base))
+    lost = len(lost_tasks(base, other))
+    won = len(lost_tasks(other, base))
     if lost <= won:
         return 0
     total = lost + won

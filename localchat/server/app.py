@@ -38,7 +38,8 @@ from localchat.server.tokenize import (
     tokenizer_info,
 )
 
-_GET, _POST = ["GET"], ["POST"]
+_GET = ["GET"]
+_POST = ["POST"]
 
 ROUTES = (
     Route("/chat/completions", chat, methods=_POST),

@@ -146,7 +146,8 @@ class ContentBlocks:
         return BlockDelta(block, text, logprobs)
 
     def _close(self) -> list[BlockEvent]:
-        block, self._open = self._open, None
+        block = self._open
+        self._open = None
         return [] if block is None else [BlockClosed(block)]
 
 

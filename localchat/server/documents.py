@@ -40,7 +40,9 @@ class OfferedDocuments:
         """`MODEL@NAME` in its parts. Ollama's clients put `:latest` behind it."""
         before, sign, after = model.rpartition("@")
         name = after.partition(":")[0]
-        return NamedModel(before, name) if sign and name in self.names else NamedModel(model, "")
+        if sign and name in self.names:
+            return NamedModel(before, name)
+        return NamedModel(model, "")
 
     async def before(self, spec: GenerationSpec, name: str, lease: AsyncLease) -> GenerationSpec:
         """The generation with what its question gets of the documents. Raises ApiError, LocalchatError."""

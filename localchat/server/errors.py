@@ -197,7 +197,9 @@ def _too_long(error: ContextExceeded, requested: int | None) -> ApiError:
 
 def _with_hint(error: LocalchatError) -> str:
     message = _sentence(error.message)
-    return f"{message} {_sentence(error.hint)}" if error.hint else message
+    if error.hint:
+        return f"{message} {_sentence(error.hint)}"
+    return message
 
 
 def _sentence(text: str) -> str:

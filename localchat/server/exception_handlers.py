@@ -40,7 +40,8 @@ async def on_localchat_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, which the router refuses."""
     assert isinstance(error, HTTPException)
-    path, method = _original_path(request)[:200], request.method
+    path = _original_path(request)[:200]
+    method = request.method
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return _respond(

@@ -325,7 +325,8 @@ class Generation:
 
     def _count(self, prompt: int, event: Event) -> None:
         """Update the tracked request, even for events that the client does not see."""
-        tracked, counts = self._tracked, self._counts[prompt]
+        tracked = self._tracked
+        counts = self._counts[prompt]
         match event:
             case Prefill(cached=cached, why_missed=why_missed):
                 tracked.started = True
@@ -340,7 +341,8 @@ class Generation:
             case MetricsSnapshot(completion_tokens=tokens):
                 counts.completion = max(counts.completion, tokens)
             case Done(usage=usage):
-                counts.prompt, counts.cached = usage.prompt_tokens, usage.cached_tokens
+                counts.prompt = usage.prompt_tokens
+                counts.cached = usage.cached_tokens
                 counts.completion = usage.completion_tokens
                 counts.reasoning = usage.reasoning_tokens
                 self._done.append(event)
@@ -374,7 +376,8 @@ class Generation:
         text, ended = state.early_stop.push(event.text)
         output = self._piece(Text(event.choice, text, event.logprobs))
         if ended and not state.ended:
-            self._cut_short, state.early_stop = True, None
+            self._cut_short = True
+            state.early_stop = None
             output += self._end(event.choice, None, cut_off=True)
         return output
 

@@ -209,7 +209,8 @@ def _generation(engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:
     """What would make room for a prompt that is too long; nothing where its length is unknown."""
-    prompt, context = error.details.get("prompt_tokens"), error.details.get("context_tokens")
+    prompt = error.details.get("prompt_tokens")
+    context = error.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):
         return ()
     try:

@@ -210,7 +210,8 @@ def check_json_size(value: Any, limits: ServerLimits, param: str) -> None:  # no
 
     For schemas and the like, before anything recurses into them. Raises ApiError.
     """
-    level, count = [value], 0
+    level = [value]
+    count = 0
     for _ in range(limits.depth):
         containers = [one for one in level if isinstance(one, dict | list)]
         if not containers:

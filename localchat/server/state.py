@@ -82,7 +82,9 @@ def client_of(request: Request) -> Client:
 
 def key_hash(key: str) -> str:
     """What stands for an API key where the key itself must not: its hash; empty without a key."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+    if key:
+        return hashlib.sha256(key.encode()).hexdigest()[:16]
+    return ""
 
 
 def fingerprint(info: EngineInfo) -> str:

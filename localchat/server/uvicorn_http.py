@@ -134,7 +134,9 @@ class Connection(H11Protocol):
         if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
             return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
         filler: bytes | None = self.scope["state"].get(FILLER)
-        return h11.Data(data=filler) if filler and self.conn.our_state is h11.SEND_BODY else None
+        if filler and self.conn.our_state is h11.SEND_BODY:
+            return h11.Data(data=filler)
+        return None
 
     def write_piece(self, piece: bytes) -> bool:
         """Write a piece of a chunked body whose first bytes were sent by ASGI's `send`.

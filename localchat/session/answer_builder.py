@@ -156,7 +156,8 @@ class AnswerBuilder:
     def _take_call(self, event: ToolCall) -> None:
         self._open()
         call = self._calls.setdefault(event.call, _GrowingCall())
-        call.id, call.name = event.id or call.id, event.name or call.name
+        call.id = event.id or call.id
+        call.name = event.name or call.name
         call.arguments.append(event.arguments)
         arguments = "".join(call.arguments)
         self._view.put(ToolCallBlock(f"{self._id}/call/{event.call}", call.name, arguments))
@@ -190,7 +191,9 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _text_kind(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
-    return (type(event), event.choice) if isinstance(event, Text | Reasoning) else None
+    if isinstance(event, Text | Reasoning):
+        return (type(event), event.choice)
+    return None
 
 
 def _metrics(

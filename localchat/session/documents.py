@@ -36,7 +36,8 @@ def with_documents(
 
     `asked`: the part of the text that passages are found by. `sent`: the messages before it."""
     excerpts = [library.excerpt(name, asked, engine, sent) for name in names]
-    before, inclusions = "", []
+    before = ""
+    inclusions = []
     for one in excerpts:
         if one.text:
             end = len(before) + len(one.text)
@@ -58,7 +59,8 @@ class QuestionHolder(Protocol):
 
 async def include_documents(session: QuestionHolder, question: str, engine: Engine) -> None:
     """Put what a question gets of documents before it, unless it has that. Raises LocalchatError."""
-    conversation, library = session.conversation, session.context.library
+    conversation = session.conversation
+    library = session.context.library
     node = conversation.nodes[question]
     if "@" not in node.message.content:
         return
@@ -74,7 +76,8 @@ def _documented(
     library: DocumentLibrary, conversation: Conversation, question: Node, engine: Engine
 ) -> Node | None:
     """A question with its documents; None where it mentions none. Raises LocalchatError; blocks."""
-    content, inclusions = question.message.content, question.inclusions
+    content = question.message.content
+    inclusions = question.inclusions
     names, text = library.mentions(content, [(one.start, one.end) for one in inclusions])
     if not names:
         return None

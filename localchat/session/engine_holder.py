@@ -45,7 +45,8 @@ class EngineHolder:
     def open(self, open_engine: OpenEngine) -> None:
         """Begin to open an engine. The one before is closed first, so that memory never holds both."""
         before, fresh = (self._future, Future["Engine"]()) if self._opened else (None, self._future)
-        self._future, self._opened = fresh, True
+        self._future = fresh
+        self._opened = True
         self._causes.clear()
         arguments = (open_engine, before, fresh)
         threading.Thread(target=self._run, args=arguments, name="open-engine", daemon=True).start()

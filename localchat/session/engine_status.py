@@ -84,7 +84,8 @@ class EngineStatus(msgspec.Struct):
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
         self.prefill_samples.clear()
-        self.words, self._last_letter = 0, ""
+        self.words = 0
+        self._last_letter = ""
         self.sent_s = self.prefill_since_s = self.prefill_at_s = time.monotonic()
 
     def update(self, event: Event) -> bool:
@@ -92,13 +93,16 @@ class EngineStatus(msgspec.Struct):
         before = self.state
         match event:
             case Queued():
-                self.queued, self.state = event, "queued"
+                self.queued = event
+                self.state = "queued"
                 self.prefill_since_s = time.monotonic()
             case Loading():
-                self.loading, self.state = event, "loading"
+                self.loading = event
+                self.state = "loading"
                 self.prefill_since_s = time.monotonic()
             case Prefill():
-                self.prefill, self.state = event, "prefill"
+                self.prefill = event
+                self.state = "prefill"
                 self.prefill_at_s = time.monotonic()
                 elapsed_s = self.prefill_at_s - self.prefill_since_s
                 self.prefill_samples.append(PrefillSample(event.done, elapsed_s))
@@ -114,7 +118,8 @@ class EngineStatus(msgspec.Struct):
                 self._update_metrics(event)
                 return True
             case Done():
-                self.done, self.state = event, "ready"
+                self.done = event
+                self.state = "ready"
             case Accepted():
                 self.prefill_since_s = time.monotonic()
                 return False
@@ -160,7 +165,9 @@ class EngineStatus(msgspec.Struct):
         """Of the running request, or of the last one."""
         if self.done is not None:
             return self.done.timings.decode_tokens_per_s
-        return self.metrics.decode_tokens_per_s if self.metrics else None
+        if self.metrics:
+            return self.metrics.decode_tokens_per_s
+        return None
 
     @property
     def completion_tokens(self) -> int:
@@ -182,7 +189,9 @@ class EngineStatus(msgspec.Struct):
         if self.state != "prefill" or self.prefill is None:
             return None
         left_s = seconds_left(self.prefill_samples, self.prefill.cached, self.prefill.total)
-        return None if left_s is None else max(0.0, left_s - (now_s - self.prefill_at_s))
+        if left_s is None:
+            return None
+        return max(0.0, left_s - (now_s - self.prefill_at_s))
 
     @property
     def kv(self) -> tuple[int, int]:
@@ -200,7 +209,9 @@ class EngineStatus(msgspec.Struct):
         """Draft tokens: accepted and drafted."""
         if self.done is not None:
             return self.done.speculation.accepted, self.done.speculation.drafted
-        return (self.metrics.accepted, self.metrics.drafted) if self.metrics else (0, 0)
+        if self.metrics:
+            return (self.metrics.accepted, self.metrics.drafted)
+        return (0, 0)
 
     @property
     def placement(self) -> str:
@@ -231,7 +242,9 @@ def _loading_label(status: EngineStatus) -> str:
 
 
 def _queued_label(status: EngineStatus) -> str:
-    return f"queued, {status.queued.ahead} ahead" if status.queued else "queued"
+    if status.queued:
+        return f"queued, {status.queued.ahead} ahead"
+    return "queued"
 
 
 _LABELS: Final[dict[str, Callable[[EngineStatus], str]]] = {

@@ -59,4 +59,6 @@ def setup_of(session: PresetUser, preset: Preset) -> SetupChange:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()

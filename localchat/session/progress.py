@@ -31,7 +31,8 @@ def _loading(status: EngineStatus) -> str:
     loading = status.loading
     if loading is None or not loading.total_bytes:
         return "loading the model"
-    done, total = loading.done_bytes, loading.total_bytes
+    done = loading.done_bytes
+    total = loading.total_bytes
     if done >= total:
         return "warming up the model"
     return f"loading the model, {percent(done, total)}, {sizes(done, total)}"

@@ -38,7 +38,8 @@ class ConversationRecorder:
             if self._autosave is not None:
                 self._autosave.flush()  # a failed `close` would end it: nothing more would be written
                 self._autosave.close()
-            self._conversation, self._autosave = conversation, None
+            self._conversation = conversation
+            self._autosave = None
             if self.history is not None:
                 self._begin(conversation, self.history)
 
@@ -83,7 +84,9 @@ class ConversationRecorder:
     @property
     def trouble(self) -> LocalchatError | None:
         """Why the last write failed."""
-        return self._autosave.problem if self._autosave is not None else None
+        if self._autosave is not None:
+            return self._autosave.problem
+        return None
 
     def close(self) -> None:
         """Write the rest and close the history. Raises HistoryUnusable."""

@@ -91,7 +91,8 @@ class ChatSession:
         self._notice_numbers = itertools.count(1)
         self._new_summary = ""  # id of the summary that is shown opened
         self._failure_notice = ""  # id of the notice about the last answer that failed
-        self._metrics_due, self._metrics_shown_s = False, float("-inf")
+        self._metrics_due = False
+        self._metrics_shown_s = float("-inf")
         recorder.hold(conversation)
 
     @property
@@ -471,7 +472,8 @@ class ChatSession:
     def _exclusive(self, task: str = "") -> Iterator[None]:
         """Run one answer or task. Raises UsageError during another one."""
         self._refuse_second()
-        self._running, self._stopping = True, False
+        self._running = True
+        self._stopping = False
         self._remarks.begin_answer()
         self.status.begin()
         self._set_task(task)
@@ -511,7 +513,8 @@ class ChatSession:
         """Show a due change of the status, at most once in `gap_s` seconds."""
         now_s = time.monotonic()
         if self._metrics_due and now_s - self._metrics_shown_s >= gap_s:
-            self._metrics_due, self._metrics_shown_s = False, now_s
+            self._metrics_due = False
+            self._metrics_shown_s = now_s
             self.view.status_changed()
 
     def _set_task(self, task: str) -> None:
@@ -576,7 +579,8 @@ class ChatSession:
         reload = setup.options != self.setup.options
 
         def apply() -> None:
-            self.changes, self.setup = dict(changes), setup
+            self.changes = dict(changes)
+            self.setup = setup
             self.conversation.model = setup.model.word
             self.status.model = setup.model.name
             self.recorder.changed()

@@ -76,7 +76,8 @@ class TriesRun:
         """`spec` None: one try. Raises UsageError for a request whose tries would all be the same."""
         one = msgspec.structs.replace(request, n=1)
         self.request = request if spec is None else spec.widened(one)
-        self._spec, self._engine = spec, engine
+        self._spec = spec
+        self._engine = engine
         self._tries = spec.begin() if spec is not None else None
         self._texts: dict[str, str] = {}
         """What the card shows, by title."""
@@ -87,7 +88,8 @@ class TriesRun:
         self, stream: Stream, progress: Callable[[str], None]
     ) -> AsyncIterator[list[Event]]:
         """Events of progress as they come, then those of the kept answer. `progress`: gets a line."""
-        spec, tries = self._spec, self._tries
+        spec = self._spec
+        tries = self._tries
         if spec is None or tries is None:
             async for batch in stream.batches():
                 yield batch

@@ -90,7 +90,9 @@ class Tries:
     @property
     def decided(self) -> bool:
         """Whether the tries that still run can be cancelled."""
-        return self.vote.decided if self.method == "vote" else not self.vote.open
+        if self.method == "vote":
+            return self.vote.decided
+        return not self.vote.open
 
     @property
     def chosen(self) -> int:

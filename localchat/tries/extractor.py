@@ -60,7 +60,9 @@ def json_field(text: str, path: str) -> str | None:
 def json_text(text: str) -> str | None:
     """The first JSON value of a text, written in one way."""
     value = _json_value(text)
-    return None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    if value is None:
+        return None
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _json_value(text: str) -> object:

@@ -22,7 +22,9 @@ class ModelJudge:
 
     def __init__(self, generate: Generate, request: GenerateRequest) -> None:
         assert isinstance(request.prompt, Messages)
-        self._generate, self._request, self._prompt = generate, request, request.prompt
+        self._generate = generate
+        self._request = request
+        self._prompt = request.prompt
         self.spent: list[Usage] = []
         """Usage of the questions so far."""
 
@@ -73,9 +75,11 @@ class ModelJudge:
         prompt = replace(
             self._prompt, messages=asked, tools=(), tool_choice="none", continue_last=False
         )
-        sampling, stop = self._request.sampling, self._request.stop
+        sampling = self._request.sampling
+        stop = self._request.stop
         if greedy:
-            sampling, stop = replace(sampling, temperature=0.0), ()
+            sampling = replace(sampling, temperature=0.0)
+            stop = ()
         request = replace(
             self._request,
             prompt=prompt,

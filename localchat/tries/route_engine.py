@@ -47,7 +47,9 @@ class RouteEngine:
         state_dir: Path | None = None,
     ) -> None:
         """`state_dir`: where the figures of all runs are kept; None: of this run alone."""
-        self._route, self._small, self._open_large = route, small, open_large
+        self._route = route
+        self._small = small
+        self._open_large = open_large
         self._large: Engine | None = None
         self._lock = threading.Lock()
         self._figures = RouteFigures()
@@ -65,7 +67,8 @@ class RouteEngine:
 
     def reason(self, request: GenerateRequest) -> str:
         """Why the large model answers this at once; empty: the small one begins."""
-        route, prompt = self._route, request.prompt
+        route = self._route
+        prompt = request.prompt
         texts = _texts(request)
         if route.longer_than is not None and sum(map(len, texts)) > route.longer_than:
             return f"longer than {route.longer_than:,} characters"
@@ -80,7 +83,8 @@ class RouteEngine:
 
     def doubts(self, request: GenerateRequest, text: str, mean: LogprobMean) -> tuple[str, int]:
         """Why the small model's answer is not shown (empty: it is), and the tokens of its verdict."""
-        bound, value = self._route.doubt, mean.value
+        bound = self._route.doubt
+        value = mean.value
         if bound is not None and value is not None and value < bound:
             return f"mean log probability {value:.2f} is below {bound:g}", 0
         if not self._route.judge or not isinstance(request.prompt, Messages):
@@ -109,7 +113,9 @@ class RouteEngine:
             n=1,
             logprobs=None,
         )
-        pieces, spent, is_whole = [], 0, False
+        pieces = []
+        spent = 0
+        is_whole = False
         with self._small.generate(verdict) as stream:
             for event in stream:
                 if isinstance(event, Text):
@@ -154,7 +160,9 @@ class RouteEngine:
     @property
     def figures(self) -> RouteFigures:
         """Of all runs, where they are kept."""
-        return self._file.read() if self._file.path is not None else self._figures
+        if self._file.path is not None:
+            return self._file.read()
+        return self._figures
 
     def sentence(self) -> str:
         """Who answered last, the share of the small model, and the saving."""
@@ -163,7 +171,8 @@ class RouteEngine:
         if not answers:
             return f"{self._route.word}: {self._route.small} first, then {self._route.large}"
         with self._lock:
-            last, large = self._last, self._large
+            last = self._last
+            large = self._large
         told = f"{last}; " if last else ""
         share = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%})"
         text = f"{self._route.word}: {told}{share} by {self._route.small}"
@@ -238,7 +247,8 @@ class _Run:
     """One request of a route, on a thread of its own."""
 
     def __init__(self, engine: RouteEngine, request: GenerateRequest) -> None:
-        self._engine, self._request = engine, request
+        self._engine = engine
+        self._request = request
         self.stream = Stream(self._cancel)
         self._inner: Stream | None = None
         self._cancelled = threading.Event()
@@ -259,7 +269,8 @@ class _Run:
             self.stream.put(LocalchatError(f"the route failed: {problem!r}"))
 
     def _answer(self) -> None:
-        engine, request = self._engine, self._request
+        engine = self._engine
+        request = self._request
         if why := engine.reason(request):
             self._large(f"the large model answered: {why}", Usage(0, 0, 0))
         elif engine.waits and request.n == 1:
@@ -281,7 +292,9 @@ class _Run:
             self._request, logprobs=0 if logprobs is None else logprobs
         )
         held: list[Event] = []
-        mean, pieces, done = LogprobMean(), [], None
+        mean = LogprobMean()
+        pieces = []
+        done = None
         for event in self._events(engine.small, request):
             match event:
                 case Text():

@@ -55,4 +55,6 @@ def counted(kind: str | None, grammar: Grammar | None) -> Extractor:
         return extractor(kind)
     if grammar is None:
         return last_number
-    return json_text if grammar.kind == "json_schema" else folded_text
+    if grammar.kind == "json_schema":
+        return json_text
+    return folded_text

@@ -182,7 +182,8 @@ class ChatApp(App[int]):
 
         loop = asyncio.get_running_loop()
         loop.set_default_executor(DaemonThreads())
-        session, chat = self.session, self.chat
+        session = self.session
+        chat = self.chat
         if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
         remark = partial(session.remark, passing=True)
@@ -213,7 +214,8 @@ class ChatApp(App[int]):
             return
         if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
-        plain, found = welcome.greeting, None
+        plain = welcome.greeting
+        found = None
         search = asyncio.create_task(asyncio.to_thread(self._session_context.first_run))
         done, _ = await asyncio.wait((search,), timeout=_SEARCH_SHOWN_AFTER_S)
         if not done:

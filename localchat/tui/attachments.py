@@ -106,7 +106,8 @@ def _text_of(path: Path, shown: str, data: bytes) -> str:
 
 def _unused_sign(label: str, taken: Collection[str]) -> str:
     """A sign with this label that is not among those taken."""
-    sign, number = f"⟦{label}⟧", 1
+    sign = f"⟦{label}⟧"
+    number = 1
     while sign in taken:
         number += 1
         sign = f"⟦{label} {number}⟧"

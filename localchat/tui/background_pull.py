@@ -51,7 +51,8 @@ class BackgroundPull:
         from localchat.models.hub.retry import RetryPolicy
         from localchat.models.names import parse
 
-        paths, environ = self._session_context.paths, self._session_context.environ
+        paths = self._session_context.paths
+        environ = self._session_context.environ
         retries = RetryPolicy()
         problem: LocalchatError | None = None
         found = name
@@ -93,4 +94,6 @@ class BackgroundPull:
 
 
 def _time_left(seconds: float) -> str:
-    return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left"

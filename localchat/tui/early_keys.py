@@ -40,7 +40,8 @@ class EarlyKeys:
                 self._screen_stands(screen)
 
     def _screen_stands(self, screen: Screen[object]) -> None:
-        self._asked, self._ready = None, screen
+        self._asked = None
+        self._ready = screen
         self._app.call_later(self._release)
 
     async def _release(self) -> None:

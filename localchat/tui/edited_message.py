@@ -29,7 +29,9 @@ class EditedMessage:
         """Put the draft back into the composer. False where no message was being changed."""
         if self.id is None:
             return False
-        self.id, draft, self._draft = None, self._draft, ComposerText()
+        self.id = None
+        draft = self._draft
+        self._draft = ComposerText()
         composer.write(*draft)
         return True
 
@@ -38,4 +40,6 @@ class EditedMessage:
         if self.id is None:
             return composer.drafts
         changed = composer.written
-        return (self._draft, changed) if changed != self._sent else (self._draft,)
+        if changed != self._sent:
+            return (self._draft, changed)
+        return (self._draft,)

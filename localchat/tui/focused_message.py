@@ -26,17 +26,22 @@ class FocusedMessage:
         block = self._transcript.block(focused) if focused is not None else None
         if block is None:
             return ""
-        return block.arguments if isinstance(block, ToolCallBlock) else block.text
+        if isinstance(block, ToolCallBlock):
+            return block.arguments
+        return block.text
 
     @property
     def node(self) -> "Node | None":
         focused = self._transcript.focused_id
-        return self._session.conversation.nodes.get(node_of(focused)) if focused else None
+        if focused:
+            return self._session.conversation.nodes.get(node_of(focused))
+        return None
 
     @property
     def question(self) -> "Node | None":
         """The question that has the focus, or whose answer has it."""
-        nodes, node = self._session.conversation.nodes, self.node
+        nodes = self._session.conversation.nodes
+        node = self.node
         while node is not None and node.message.role != "user":
             node = nodes.get(node.parent or "")
         return node
@@ -54,7 +59,8 @@ class FocusedMessage:
     def switch_version(self, step: int) -> bool:
         """Show its next (1) or previous (-1) version; without a focus, of the last message. False if there
         is none."""
-        session, node = self._session, self.node
+        session = self._session
+        node = self.node
         nodes = [node] if node else [session.last_answer(), session.last_question()]
         return any(one and session.switch_version(one.id, step) is not None for one in nodes)
 

@@ -90,4 +90,6 @@ def _offer_keys(offers: tuple[Offer, ...]) -> Iterator[FooterKey]:
 
 
 def _shortened(label: str) -> str:
-    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1].rstrip()}…"
+    if len(label) <= _MAX_LABEL:
+        return label
+    return f"{label[: _MAX_LABEL - 1].rstrip()}…"

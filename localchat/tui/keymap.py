@@ -183,7 +183,9 @@ def key_names(id_: str, table: Mapping[str, str]) -> str:
 def offer_key(number: int, table: Mapping[str, str]) -> str:
     """The first key of an offer, counted from 1; empty for one that has no key."""
     ids = [key.id for key in KEYS if key.action == f"offer({number})"]
-    return key_names(ids[0], table).partition(", ")[0] if ids else ""
+    if ids:
+        return key_names(ids[0], table).partition(", ")[0]
+    return ""
 
 
 def _split(keys: str) -> Iterator[str]:

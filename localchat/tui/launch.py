@@ -56,7 +56,9 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
         engines.close()
     if problem is not None:
         raise problem
-    return ExitCode.INTERRUPTED if signal.SIGINT in received else status or app.return_code or 0
+    if signal.SIGINT in received:
+        return ExitCode.INTERRUPTED
+    return status or app.return_code or 0
 
 
 @contextmanager

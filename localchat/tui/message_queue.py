@@ -30,7 +30,9 @@ class MessageQueue:
 
     def take_last(self) -> ComposerText | None:
         """Take the newest message to change it; None if there is none."""
-        return contract(*self._messages.pop()) if self._messages else None
+        if self._messages:
+            return contract(*self._messages.pop())
+        return None
 
     def take_all(self) -> ComposerText:
         """Take all messages as one text."""

@@ -65,7 +65,9 @@ class MetricWords:
         if self.technical or status.task or status.state not in ("prefill", "queued"):
             return status.label
         if status.state == "queued":
-            return f"waiting, {status.queued.ahead} ahead" if status.queued else "waiting"
+            if status.queued:
+                return f"waiting, {status.queued.ahead} ahead"
+            return "waiting"
         share = f" {percent(prefill.done, prefill.total)}" if prefill and prefill.total else ""
         return f"reading your prompt{share}"
 
@@ -83,20 +85,28 @@ class MetricWords:
         """The decode rate; in plain words that of the words so far, or empty if there are too few of them."""
         measured = status.decode_tokens_per_s
         if self.technical:
-            return f"{decimal(measured, 1)} tok/s" if measured is not None else ""
+            if measured is not None:
+                return f"{decimal(measured, 1)} tok/s"
+            return ""
         return plain_rate(measured, status.words, status.completion_tokens)
 
     def prefill_rate(self, per_second: float) -> str:
         """The prefill rate."""
-        return rate(per_second) if self.technical else plain_prefill_rate(per_second)
+        if self.technical:
+            return rate(per_second)
+        return plain_prefill_rate(per_second)
 
     def kv(self, used: int, total: int) -> str:
         """KV cache in use."""
-        return f"KV {used_of(used, total)}" if self.technical else plain_kv(used, total)
+        if self.technical:
+            return f"KV {used_of(used, total)}"
+        return plain_kv(used, total)
 
     def kv_share(self, used: int, total: int) -> str:
         """KV cache in use, below its heading."""
-        return used_of(used, total) if self.technical else f"{percent(used, total)} full"
+        if self.technical:
+            return used_of(used, total)
+        return f"{percent(used, total)} full"
 
     def drafts(self, accepted: int, drafted: int) -> str:
         """Accepted drafts."""

@@ -19,15 +19,17 @@ def progress_block(
     if status.task or now_s - status.sent_s < _SHOWN_AFTER_S:
         return None
     words = progress_words(status, now_s, technical=technical)
-    return ProgressBlock(PROGRESS_ID, words, _share(status)) if words else None
+    if words:
+        return ProgressBlock(PROGRESS_ID, words, _share(status))
+    return None
 
 
 def _share(status: EngineStatus) -> float | None:
     """The part that is done, where it is known."""
     match status.state, status.loading, status.prefill:
-        case "loading", loading, _ if loading is not None and loading.total_bytes:
+        case ["loading", loading, _] if loading is not None and loading.total_bytes:
             return loading.done_bytes / loading.total_bytes
-        case "prefill", _, prefill if prefill is not None:
+        case ["prefill", _, prefill] if prefill is not None:
             return prefill.done / prefill.total
         case _:
             return None

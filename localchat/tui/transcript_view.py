@@ -92,7 +92,8 @@ class TranscriptView:
         self._screen.blocks_changed()
 
     def put(self, block: Block) -> None:
-        transcript, block = self._screen.transcript, self._worded(block)
+        transcript = self._screen.transcript
+        block = self._worded(block)
         if isinstance(block, AnswerBlock) and self._is_from_guide(block.id):
             self._growing[block.id] = block.text
         if isinstance(block, NoticeBlock):
@@ -159,7 +160,9 @@ class TranscriptView:
             return block
         if block.text and self._is_from_guide(block.id):
             block = block._replace(text=for_screen(block.text, self._keys).text)
-        return block if self._screen.technical_metrics else with_other_footer(block)
+        if self._screen.technical_metrics:
+            return block
+        return with_other_footer(block)
 
     def _with_keys(self, block: NoticeBlock) -> NoticeBlock:
         """The notice with the keys of its offers, which follow those of the welcome."""

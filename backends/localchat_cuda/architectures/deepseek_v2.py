@@ -42,7 +42,8 @@ NAMES = replace(
 
 def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
     """Attention of a layer over its latents."""
-    linears, norms = layer.linears, layer.norms
+    linears = layer.linears
+    norms = layer.norms
     assert layer.kv is not None
     if "latents" in linears:
         latents = ops.gemm(x, linears["latents"])

@@ -31,10 +31,12 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
         qkv = ops.gemm(x, layer.linears["qkv"])
         norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
         x = ops.attend(qkv, number, None, norms)
-        y, post = ops.gemm(x, layer.linears["o"]), layer.norms["post_attention"]
+        y = ops.gemm(x, layer.linears["o"])
+        post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)
         x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y, post = ops.gemm(x, layer.linears["down"]), layer.norms["post_mlp"]
+        y = ops.gemm(x, layer.linears["down"])
+        post = layer.norms["post_mlp"]
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
     return ops.finish(y, weights.last_norm, post)

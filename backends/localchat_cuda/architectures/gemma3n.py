@@ -37,7 +37,8 @@ def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
     assert weights.inputs is not None
     assert ops.config.gemma is not None
     assert ops.config.gemma.altup is not None
-    streams, altup = Streams(ops, weights), ops.config.gemma.altup
+    streams = Streams(ops, weights)
+    altup = ops.config.gemma.altup
     inputs = ops.embed_inputs(weights.inputs, weights.embedding)
     for number, layer in enumerate(weights.layers):
         x = streams.predict(layer)

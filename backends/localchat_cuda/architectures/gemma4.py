@@ -73,13 +73,16 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         x = attend(ops, x, layer, number)
-        y, post = ops.gemm(x, layer.linears["o"]), layer.norms["post_attention"]
+        y = ops.gemm(x, layer.linears["o"])
+        post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)
-        y, post = feed(ops, x, layer), layer.norms["post_mlp"]
+        y = feed(ops, x, layer)
+        post = layer.norms["post_mlp"]
         if inputs is not None:
             x = ops.add_norm(y, None, post)
             x = ops.act_mul(ops.gemm(x, layer.linears["input_gate"]), inputs[:, number])
-            y, post = ops.gemm(x, layer.linears["input_projection"]), layer.norms["post_input"]
+            y = ops.gemm(x, layer.linears["input_projection"])
+            post = layer.norms["post_input"]
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post, layer.scale)
     return ops.finish(y, weights.last_norm, post, layer.scale)

@@ -16,7 +16,9 @@ from localchat_cuda.weights.loader import ModelWeights
 
 def pairs_apart(config: ModelConfig) -> torch.Tensor:
     """Rows of the merged queries, keys and values, those of a rotated pair half the rotated columns apart."""
-    heads, keys, d = config.heads, config.key_heads, config.head_dim
+    heads = config.heads
+    keys = config.key_heads
+    d = config.head_dim
     turned = config.rotation.columns or d
     rows = torch.arange((heads + 2 * keys) * d).view(-1, d)
     pairs = rows[: heads + keys, :turned].view(-1, turned // 2, 2).transpose(1, 2)
@@ -49,10 +51,12 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
     for number, layer in enumerate(weights.layers):
         qkv = ops.gemm(x, layer.linears["qkv"])
         x = ops.attend(qkv, number, layer.biases.get("qkv"), None)
-        y, post = ops.gemm(x, layer.linears["o"]), layer.norms["post_attention"]
+        y = ops.gemm(x, layer.linears["o"])
+        post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)
         x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y, post = ops.gemm(x, layer.linears["down"]), layer.norms["post_mlp"]
+        y = ops.gemm(x, layer.linears["down"])
+        post = layer.norms["post_mlp"]
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
     return ops.finish(y, weights.last_norm, post)

@@ -33,7 +33,8 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
         x = ops.attend(qkv, number, None, norms)
         x = ops.add_norm(ops.gemm(x, layer.linears["o"]), None, layer.norms["post_attention"])
         x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y, post = ops.gemm(x, layer.linears["down"]), layer.norms["post_mlp"]
+        y = ops.gemm(x, layer.linears["down"])
+        post = layer.norms["post_mlp"]
         if number < last:
             x = ops.add_norm(y, None, post)
     return ops.finish(y, weights.last_norm, post)

@@ -18,7 +18,8 @@ from localchat_cuda.weights.loader import LayerWeights, ModelWeights
 
 def gates_last(config: ModelConfig) -> torch.Tensor:
     """Rows of the attention's gemm: queries, keys and values, and only then the gates."""
-    heads, d = config.heads, config.head_dim
+    heads = config.heads
+    d = config.head_dim
     queries, gates = torch.arange(2 * heads * d).view(heads, 2, d).unbind(1)
     others = torch.arange(2 * heads * d, 2 * (heads + config.key_heads) * d)
     return torch.cat((queries.reshape(-1), others, gates.reshape(-1)))

@@ -141,12 +141,14 @@ def meta_weights(
     config: ModelConfig, *, head_int8: bool, head_bounds: bool, formats: LayerFormats = ()
 ) -> ModelWeights:
     """All weights in the types and shapes of a load, without memory."""
-    names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
+    names = ARCHITECTURES[config.architecture].NAMES
+    half = getattr(torch, config.dtype)
     norm = torch.float32 if names.norm_offset else half
     streams = config.gemma.altup.streams if config.gemma and config.gemma.altup else 0
 
     def layer(number: int) -> LayerWeights:
-        shapes, net = linear_shapes(config, number), config.has_delta_net(number)
+        shapes = linear_shapes(config, number)
+        net = config.has_delta_net(number)
         stored = dict(formats[number % len(formats)]) if formats else {}
         linears = {
             field: _empty(sum(parts), k, dtype=half)
@@ -156,7 +158,8 @@ def meta_weights(
             )
             for field, (parts, k) in shapes.items()
         }
-        latent, kv = config.latent, None
+        latent = config.latent
+        kv = None
         if latent is not None:
             kv = _empty(config.heads, latent.plain + latent.value, latent.kv_rank, dtype=half)
         return LayerWeights(
@@ -192,7 +195,8 @@ def meta_weights(
     copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
     scaled = config.logits_divisor != 1.0
     last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
-    layers, inputs = tuple(map(layer, range(config.layers))), None
+    layers = tuple(map(layer, range(config.layers)))
+    inputs = None
     if config.gemma is not None and (width := config.gemma.input_columns):
         inputs = LayerInputs(
             _empty(config.gemma.input_vocabulary, config.layers * width, dtype=half),
@@ -213,9 +217,11 @@ def _meta_altup(config: ModelConfig, streams: int) -> AltUpWeights:
 
 def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNetWeights:
     """The weights of a delta net; its gates join the linear layers as the loader has them."""
-    net, half = config.delta_net, getattr(torch, config.dtype)
+    net = config.delta_net
+    half = getattr(torch, config.dtype)
     assert net is not None
-    heads, qkvz = net.value_heads, linears["qkvz"]
+    heads = net.value_heads
+    qkvz = linears["qkvz"]
     if isinstance(qkvz, torch.Tensor):
         linears["qkvz"] = _empty(net.columns + 2 * heads, config.hidden, dtype=half)
     else:
@@ -238,7 +244,8 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
         biases[0] = _empty(rows[0], dtype=half)
     if mixture.sigmoid:
         biases[0] = _empty(rows[0])
-    chosen, shared = mixture.chosen, mixture.shared
+    chosen = mixture.chosen
+    shared = mixture.shared
     held = Router(
         _empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0],
         sigmoid=mixture.sigmoid, scale=mixture.scale,
@@ -252,7 +259,9 @@ def _meta_linear(
     config: ModelConfig, field: str, parts: tuple[int, ...], k: int, stored: Sequence[str] = ()
 ) -> Weight:
     """stored: number formats of the parts in a GGUF file."""
-    quantization, n, half = config.quantization, sum(parts), getattr(torch, config.dtype)
+    quantization = config.quantization
+    n = sum(parts)
+    half = getattr(torch, config.dtype)
     if quantization is not None and quantization.of_experts and field == "down":
         blocks = n // 16, padded(k) // w4_pack.BLOCK_K
         sides = _empty(*blocks, 16, dtype=torch.int32)
@@ -296,7 +305,8 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def meta_runner(job: CompileJob) -> CudaRunner:
     """The runner of a load, with a few layers and without memory."""
-    config, capabilities = one_layer_per_kind(job.config, job.formats), job.capabilities
+    config = one_layer_per_kind(job.config, job.formats)
+    capabilities = job.capabilities
     pages = Pages(
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
         getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
@@ -359,7 +369,8 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
         *mixed,
         *((MIXED_DECODE_BUCKETS[1], tokens, 0) for tokens in MIXED_BUCKETS),
     ):
-        rows, size = min(own // (1 + drafts), capabilities.max_slots - 1), tokens - own
+        rows = min(own // (1 + drafts), capabilities.max_slots - 1)
+        size = tokens - own
         for history in histories:
             if rows > 0 and MAX_DECODE_WIDTH < size <= widest - own:
                 yield CompileShape((*((history, 1 + drafts, drafts),) * rows, (0, size, 0)))
@@ -370,9 +381,12 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
 
 def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
     """The plan of a step whose sequences all enter with it."""
-    enter, rows, positions = [], [], []
+    enter = []
+    rows = []
+    positions = []
     for slot, (start, width, drafts) in enumerate(shape.rows):
-        seq, tokens = -1 - slot, (0,) * width
+        seq = -1 - slot
+        tokens = (0,) * width
         enter.append(Enter(seq, slot, tokens, start + width, shape.sampling))
         own = LAST if width - drafts == 1 else tokens[: width - drafts]
         rows.append(StepRow(seq, slot, start, own, tokens[:drafts]))
@@ -456,7 +470,8 @@ def _specialization(argument: object) -> Hashable:
 
 def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     """From now on, launches in this process only compile, for this GPU, into Triton's cache."""
-    run, made = triton.runtime.jit.JITFunction.run, dict[Hashable, object]()
+    run = triton.runtime.jit.JITFunction.run
+    made = dict[Hashable, object]()
 
     def compile_once(kernel: JITFunction, grid: object) -> Callable[..., object]:
         def launched(*arguments: object, **options: object) -> object:

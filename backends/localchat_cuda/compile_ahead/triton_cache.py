@@ -30,7 +30,8 @@ def _visit(value: object, seen: set[int]) -> None:
     if not isinstance(value, JITFunction) or id(value) in seen:
         return
     seen.add(id(value))
-    names, known = value.fn.__code__.co_names, value.fn.__globals__
+    names = value.fn.__code__.co_names
+    known = value.fn.__globals__
     for name in names:
         found = known.get(name)
         _visit(found, seen)

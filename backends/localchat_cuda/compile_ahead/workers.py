@@ -131,7 +131,8 @@ def _digest(job: CompileJob) -> str:
 
 def _process_count() -> int:
     """One per logical core that this process may use, if memory allows."""
-    allowed, limit = len(os.sched_getaffinity(0)), read_limits().cpus
+    allowed = len(os.sched_getaffinity(0))
+    limit = read_limits().cpus
     cores = min(allowed, int(limit)) if limit else allowed
     by_memory = read_machine().ram_free_bytes // 2 // _PROCESS_BYTES
     return max(1, min(cores, by_memory, _MAX_PROCESSES))

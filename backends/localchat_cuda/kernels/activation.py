@@ -60,7 +60,8 @@ def activation(gate, GELU: tl.constexpr):
 def clamped_reference(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
     """`gated` with a limit, in fp32 with plain torch."""
     gate, up = gate_up.float().chunk(2, 1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
     return gate * torch.sigmoid(CLAMPED_SLOPE.value * gate) * (up + 1.0)
 
 

@@ -156,8 +156,10 @@ def _predict_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    a, i = tl.arange(0, A_POW2), tl.arange(0, H_POW2)
-    there, inside = a < A, i < H
+    a = tl.arange(0, A_POW2)
+    i = tl.arange(0, H_POW2)
+    there = a < A
+    inside = i < H
     tile = there[:, None] & inside[None, :]
     square = there[:, None] & there[None, :]
     routes = tl.load(router + a[:, None] * H + i[None, :], mask=tile, other=0.0).to(tl.float32)
@@ -272,8 +274,10 @@ def _correct_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    a, i = tl.arange(0, A_POW2), tl.arange(0, H_POW2)
-    there, inside = a < A, i < H
+    a = tl.arange(0, A_POW2)
+    i = tl.arange(0, H_POW2)
+    there = a < A
+    inside = i < H
     tile = there[:, None] & inside[None, :]
     routes = tl.load(router + a[:, None] * H + i[None, :], mask=tile, other=0.0).to(tl.float32)
     cells = correction + a[:, None] * A + a[None, :]

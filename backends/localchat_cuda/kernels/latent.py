@@ -160,7 +160,8 @@ def store(
         raise ValueError(f"q: {h * (n + tail)} columns or more wanted, {q.shape[2]} given")
     if power_of_two(d) != d or power_of_two(tail) != tail or latents.shape[2] < d + tail:
         raise ValueError(f"gain, table: powers of two wanted, {d} and {tail} columns given")
-    pdl, together = pdl and traits(device).pdl, heads_of(t, h)
+    pdl = pdl and traits(device).pdl
+    together = heads_of(t, h)
     kernel = _store_kernel[(t, h // together + 1)](
         q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, t,
         tables.shape[1], pages.stride(0), H=h, N=n, N_POW2=power_of_two(n), D=d, E=tail,

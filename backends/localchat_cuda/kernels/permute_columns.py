@@ -18,7 +18,8 @@ import triton.language as tl
 from localchat_cuda.kernels.launch import require
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_ROWS, _BLOCK = 8, 512
+_ROWS = 8
+_BLOCK = 512
 
 
 def reference(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

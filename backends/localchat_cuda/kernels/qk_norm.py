@@ -34,7 +34,8 @@ def reference(
     eps: float,
 ) -> None:
     """`normalize` in plain torch, same arguments."""
-    queries, keys = q_norm.shape[0], k_norm.shape[0]
+    queries = q_norm.shape[0]
+    keys = k_norm.shape[0]
     out.copy_(qkv.float().sum(0))
     for part, gain in ((out[:, :queries], q_norm), (out[:, queries : queries + keys], k_norm)):
         inverse = torch.rsqrt(part.square().mean(-1, keepdim=True) + eps)
@@ -87,7 +88,9 @@ def normalize(
     pdl: bool = True,
 ) -> None:
     """Sum and normalize; shapes in the module docstring. Both weights are of one dtype."""
-    queries, keys, device = q_norm.shape[0], k_norm.shape[0], qkv.device
+    queries = q_norm.shape[0]
+    keys = k_norm.shape[0]
+    device = qkv.device
     columns = queries + 2 * keys
     splits, t = qkv.shape[:2]
     require("qkv", qkv, (splits, t, columns), _FLOATS, device)

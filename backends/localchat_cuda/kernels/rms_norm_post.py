@@ -92,7 +92,8 @@ def prepare_reference(
     mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
     scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
     if order is not None:
-        scaled, weight = scaled[:, order.long()], weight[order.long()]
+        scaled = scaled[:, order.long()]
+        weight = weight[order.long()]
     squares.copy_(scaled.square().view(residual.shape[0], -1, BLOCK_K).sum(-1))
     quantize(scaled * weight.float(), rows)
 
@@ -264,8 +265,10 @@ def _prepare_kernel(
         gdc_wait()
     v = tl.load(y + at, mask=inside, other=0.0, cache_modifier=".cg")
     r = tl.load(residual + at, mask=inside, other=0.0)
-    yy, rr = _whole(sums, four, known), _whole(sums, four + 1, known)
-    rz, zz = _whole(sums, four + 2, known), _whole(sums, four + 3, known)
+    yy = _whole(sums, four, known)
+    rr = _whole(sums, four + 1, known)
+    rz = _whole(sums, four + 2, known)
+    zz = _whole(sums, four + 3, known)
     inverse = tl.rsqrt(yy / H + eps)
     zz = zz * inverse * inverse
     # Where residual and sum cancel, the mean is mostly rounding error, but the rows are small in any case.
@@ -310,7 +313,8 @@ def prepare(
         require("order", order, (h,), (torch.int32,), device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    splits, groups = y.shape[0], h // BLOCK_K
+    splits = y.shape[0]
+    groups = h // BLOCK_K
     several = rows_per_program(t)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)

@@ -50,7 +50,8 @@ def angle_table(
 
     `radians` per position of the R/2 rotated pairs; `magnitude` multiplies their cosines and sines.
     """
-    turning, half = len(radians), d // 2
+    turning = len(radians)
+    half = d // 2
     rates = torch.tensor([*radians], dtype=torch.float64, device=device)
     table = torch.zeros(positions, d, device=device)
     table[:, turning:half] = 1.0
@@ -90,7 +91,8 @@ def reference(
     """`rope_store` in plain torch, same arguments."""
     t, h, d = q.shape
     half = (columns or d) // 2
-    j, page = k.shape[1], k.shape[2]
+    j = k.shape[1]
+    page = k.shape[2]
     total = qkv.float().sum(0)
     if bias is not None:
         total = total + bias.float()
@@ -100,9 +102,11 @@ def reference(
     def rotate(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         if norm is not None:
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.float()
-        a, b = x[..., :half], x[..., half : 2 * half]
+        a = x[..., :half]
+        b = x[..., half : 2 * half]
         still = x[..., 2 * half :]
-        c, s = cos[..., :half], sin[..., :half]
+        c = cos[..., :half]
+        s = sin[..., :half]
         x = torch.cat((a * c - b * s, b * c + a * s, still), -1)
         return x if exponents is None else _spread(x, half)
 
@@ -111,7 +115,8 @@ def reference(
         return
     pages = tables[slots.long(), positions.long() // page].long()
     offsets = positions.long() % page
-    keys, values = rotate(heads[:, h : h + j], k_norm), heads[:, -j:]
+    keys = rotate(heads[:, h : h + j], k_norm)
+    values = heads[:, -j:]
     if v_norm:
         values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     if exponents is None:
@@ -318,7 +323,8 @@ def rope_store(
     device = q.device
     require_pages("k", k, d, device, exponents)
     require_pages("v", v, d, device, exponents)
-    j, page = k.shape[1], k.shape[2]
+    j = k.shape[1]
+    page = k.shape[2]
     splits = qkv.shape[0]
     stored = max(0, min(2, (qkv.shape[2] // d - h) // j))
     require("qkv", qkv, (splits, t, (h + stored * j) * d), FLOATS, device)

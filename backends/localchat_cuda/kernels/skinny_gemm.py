@@ -153,7 +153,8 @@ def gemm(
     pdl = pdl and gpu.pdl
     held = weight if bias is None else bias
     if m == 1:
-        features, run = 4, min(512, power_of_two(k))
+        features = 4
+        run = min(512, power_of_two(k))
         kernel = _one_row_kernel[(triton.cdiv(n, features),)](
             x,
             weight,

@@ -20,12 +20,14 @@ from localchat_cuda.runner.input_batch import (
 _HISTORIES = (40, 100, 200, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
 """Lengths of texts: how many ranges a history is cut into depends on the longest."""
 _MIXED_HISTORIES = (100, 300, 1500)
-DRAFT_ROWS, DRAFT_STEP_TOKENS = 8, 64
+DRAFT_ROWS = 8
+DRAFT_STEP_TOKENS = 64
 """Most rows and tokens of a step with drafts. Such steps come in so many shapes that one of them would be
 launched kernel by kernel for every few that replay a graph, and cost more than its drafts save."""
 _DRAFT_PARTS = (1, 2, 4, 8, 16)
 """Sequences of such a step: rows, those of padding among them, and the halves of long drafts."""
-_MIXED_TOKENS, _PREFILL_TOKENS = 1024, 2048
+_MIXED_TOKENS = 1024
+_PREFILL_TOKENS = 2048
 """Wider steps take so long that a launch kernel by kernel ends before they do."""
 
 

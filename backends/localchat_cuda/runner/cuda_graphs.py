@@ -65,7 +65,8 @@ class CudaGraphs:
         """`enabled` False: everything is launched kernel by kernel. `limit_bytes`: most memory of the driver's
         for all graphs."""
         self.enabled = enabled
-        self._most, self._limit_bytes = GRAPHS, limit_bytes
+        self._most = GRAPHS
+        self._limit_bytes = limit_bytes
         self._captured: OrderedDict[_Key, _CapturedGraph] = OrderedDict()
         """The least recently used first."""
         self._seen: Counter[_Key] = Counter()

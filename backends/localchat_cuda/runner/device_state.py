@@ -55,7 +55,9 @@ class StateTable:
     ) -> None:  # fmt: skip
         """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to;
         `scratch_window_page`: the same of windowed layers with pages of their own, None: there are none."""
-        self.slots, self.columns, self.device = slots, columns, device
+        self.slots = slots
+        self.columns = columns
+        self.device = device
         self.width = -(-columns // page_tokens)
         self.setting_rows = slots + 1 + FORK_ROWS
         self.sequences: dict[int, SequenceSlot] = {}
@@ -69,7 +71,8 @@ class StateTable:
             len(scratch), slots + 1, self.width, dtype=torch.int32, device=device
         )
         self._tables[:, slots] = torch.tensor(scratch, dtype=torch.int32, device=device)[:, None]
-        self.block_tables, self.window_tables = self._tables[0], self._tables[-1]
+        self.block_tables = self._tables[0]
+        self.window_tables = self._tables[-1]
         self.token_table = torch.zeros((slots + 1) * columns + 2, dtype=torch.int32, device=device)
         self._pages_used = [0] * slots
         self._free_rows = list(range(slots + 1, self.setting_rows))

@@ -71,8 +71,11 @@ class CudaDrafter:
     ) -> None:  # fmt: skip
         """`table`: of the runner that verifies. `shared_vocab`: tokens that both know. `states`: what
         prediction heads go on from; None: it is a model of its own."""
-        self.runner, self.name = runner, name
-        self._table, self._shared, self._states = table, shared_vocab, states
+        self.runner = runner
+        self.name = name
+        self._table = table
+        self._shared = shared_vocab
+        self._states = states
         can = runner.capabilities
         self._page = can.block_tokens
         self._most = min(can.context_tokens, can.kv_tokens)
@@ -186,7 +189,8 @@ class CudaDrafter:
         chain = _Chain(self.runner)
         new = [one for one in drafts if not one.text.entered]
         if new or self._leave:
-            leave, self._leave = tuple(self._leave), []
+            leave = tuple(self._leave)
+            self._leave = []
             chain.launch(StepPlan(0, enter=tuple(map(self._entry, new)), leave=leave), ())
         for one in new:
             one.text.entered = True
@@ -201,7 +205,8 @@ class CudaDrafter:
             )
             for one in drafts
         ]  # fmt: skip
-        drafting, guessed = drafts, 1
+        drafting = drafts
+        guessed = 1
         while rows:
             positions = tuple(
                 LogitsPosition(place, row.width - 1, row.seq) for place, row in enumerate(rows)
@@ -224,7 +229,8 @@ class CudaDrafter:
             row = StepRow(one.ask.seq, one.text.slot, one.same, tokens, (), one.new_blocks)
             chain.launch(StepPlan(0, (row,)), ())
             one.text.tokens[one.same :] = tokens
-            one.same, one.new_blocks = end, ()
+            one.same = end
+            one.new_blocks = ()
 
     def _entry(self, one: _Draft) -> Enter:
         ask = one.ask

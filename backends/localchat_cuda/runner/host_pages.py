@@ -124,7 +124,9 @@ class HostPages:
     def __init__(self, pages: Pages, memory: HostMemory) -> None:
         """Takes ownership of `memory`, whose blocks are pages of these."""
         assert memory.size == pages.page_bytes, "host blocks of another size"
-        self._pages, self._memory, self._rows = pages, memory, memory.rows
+        self._pages = pages
+        self._memory = memory
+        self._rows = memory.rows
         self._gpu = pages.device.type == "cuda"
         self._copied: torch.cuda.Event | None = None
         """The latest copy between pages of the device, which a load may not overtake."""
@@ -224,13 +226,15 @@ class HostPages:
         """End the group of copies that are waited for together."""
         self._queue_loads()
         if not self._gpu or not self._new_blocks:
-            self._new_blocks, self._new_numbers = [], []
+            self._new_blocks = []
+            self._new_numbers = []
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         self._blocks.update(dict.fromkeys(self._new_blocks, event))
         self._numbers.update(dict.fromkeys(self._new_numbers, event))
-        self._new_blocks, self._new_numbers = [], []
+        self._new_blocks = []
+        self._new_numbers = []
 
     # ------------------------------------------------------------------------ bytes
 

@@ -263,10 +263,12 @@ def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, co
     if not decode:
         return 0
     longest = max(each.start + each.width for each in decode)
-    rows, most = 64, decode_attention.MOST_SPLITS
+    rows = 64
+    most = decode_attention.MOST_SPLITS
     resident = decode_attention.programs_for(config.fp8_kv, len(decode), widest)
     if config.latents:
-        rows, most = decode_attention.LATENT_ROWS, decode_attention.MOST_LATENT_SPLITS
+        rows = decode_attention.LATENT_ROWS
+        most = decode_attention.MOST_LATENT_SPLITS
         resident = 1
     elif longest >= decode_attention.LONG_TOKENS:
         most = decode_attention.MOST_LONG_SPLITS
@@ -352,8 +354,10 @@ def model_inputs(
 ) -> ModelInputs:  # fmt: skip
     """The step on the device. Reads its token ids from the flat `token_table`. `window_tables`: of windowed
     layers with pages of their own, if there are any."""
-    starts, counts = slices.starts.view(), slices.counts.view()
-    lengths, slots = slices.lengths.view(), slices.sequence_slots.view()
+    starts = slices.starts.view()
+    counts = slices.counts.view()
+    lengths = slices.lengths.view()
+    slots = slices.sequence_slots.view()
 
     def part(sequences: slice) -> AttentionBatch:
         return AttentionBatch(

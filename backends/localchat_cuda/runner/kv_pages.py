@@ -58,7 +58,9 @@ class Pages:
         """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
         `fp8`: store them in 8 bits. `slots`, `saved_states`: see States. `window_pages`: those of layers with a
         window; 0: they have the pages of all."""
-        self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
+        self.page_tokens = page_tokens
+        self.device = device
+        self.dtype = dtype
         self._latent = config.latent
         self.states = (
             States(config.delta_net, slots, saved_states, device, dtype)
@@ -106,9 +108,11 @@ class Pages:
         for layer in range(config.layers):
             rotation, d = key = config.rotation_of(layer), config.table_dim_of(layer)
             if key not in held:
-                still, magnitude = (0.0,) * (d // 2), 1.0
+                still = (0.0,) * (d // 2)
+                magnitude = 1.0
                 if rotation is not None:
-                    still, magnitude = rotation.radians(d, context_tokens), rotation.magnitude
+                    still = rotation.radians(d, context_tokens)
+                    magnitude = rotation.magnitude
                 held[key] = rope.angle_table(context_tokens, d, still, self.device, magnitude)
             found.append(held[key])
         return found

@@ -36,7 +36,10 @@ class DeviceModel:
         self, config: ModelConfig, weights: ModelWeights, pages: Pages, *, kernels: bool
     ) -> None:
         """`kernels`: run the kernels, else their plain-torch references."""
-        self.config, self.weights, self.pages, self.kernels = config, weights, pages, kernels
+        self.config = config
+        self.weights = weights
+        self.pages = pages
+        self.kernels = kernels
         self._forward = ARCHITECTURES[config.architecture].forward
         self.last_states: LastStates | None = None
         """Where the states of every step go, for prediction heads."""
@@ -45,7 +48,8 @@ class DeviceModel:
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         """Last states [P, hidden] of the tokens in `logits_indices`; writes keys and values to the pages."""
-        kept, fusion = self.last_states, self.fusion
+        kept = self.last_states
+        fusion = self.fusion
         ops = self._layers(
             inputs if kept is None or fusion else replace(inputs, logits_indices=None)
         )
@@ -68,19 +72,23 @@ class DeviceModel:
 
     def logits(self, states: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits fp32 [P, vocabulary], in `out` if it is given."""
-        head, cap = self.weights.head, self.config.head_cap
+        head = self.weights.head
+        cap = self.config.head_cap
         return compute_logits(states, head, cap, kernels=self.kernels, out=out)
 
     @property
     def approximate_rows(self) -> int:
         """Most rows of `approximate_logits`; 0: there is no int8 copy of the head."""
-        return MAX_ROWS if self.kernels and self.weights.bounded_head is not None else 0
+        if self.kernels and self.weights.bounded_head is not None:
+            return MAX_ROWS
+        return 0
 
     def approximate_logits(
         self, states: torch.Tensor, out: torch.Tensor
     ) -> tuple[torch.Tensor, Rescoring]:
         """Logits fp32 [P, vocabulary] of the head's int8 copy, in `out`; and what exact ones are made from."""
-        head, copy = self.weights.head, self.weights.bounded_head
+        head = self.weights.head
+        copy = self.weights.bounded_head
         assert copy is not None
         assert isinstance(head, torch.Tensor)
         logits = fp8_int8.logits(states, copy.weight, out=out)
@@ -96,10 +104,13 @@ class HeadModel(DeviceModel):
     ) -> None:  # fmt: skip
         """`states`: of the model's tokens, and where those of guesses go. `eagle`: of EagleWeights."""
         super().__init__(config, weights.model, pages, kernels=kernels)
-        self._head, self._before, self._eagle = weights, states, eagle
+        self._head = weights
+        self._before = states
+        self._eagle = eagle
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
-        before, indices = self._before, inputs.logits_indices
+        before = self._before
+        indices = inputs.logits_indices
         layers = DenseLayers(
             self.config, replace(inputs, logits_indices=None), self.pages, kernels=self.kernels
         )
@@ -109,10 +120,12 @@ class HeadModel(DeviceModel):
         else:
             assert self._eagle is not None
             states, going_on = eagle3.forward(layers, self._head, self._eagle, previous)
-        slots, positions = inputs.slots, inputs.positions
+        slots = inputs.slots
+        positions = inputs.positions
         if indices is not None:
             # States before them are the model's, and may be read by the next chunk.
-            slots, positions = slots[indices], positions[indices]
+            slots = slots[indices]
+            positions = positions[indices]
         before.store(_selected(going_on, indices), slots, positions, head=True)
         return _selected(states, indices)
 

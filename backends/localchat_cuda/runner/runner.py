@@ -87,7 +87,8 @@ class CudaRunner:
             hash_bottom_up()
         self._model: DeviceModel | None = model
         self._host_blocks = host_blocks
-        pages, config = model.pages, model.config
+        pages = model.pages
+        config = model.config
         self.device = pages.device
         self._gpu = self.device.type == "cuda"
         # Asked for in advance: after an error the GPU answers no more.
@@ -327,9 +328,12 @@ class CudaRunner:
 
     def _give_up(self, step: PendingStep) -> None:
         """Drop the step's results. Pages and tables stay as the plan has them."""
-        step.status, step.notes = "out_of_memory", (_OUT_OF_MEMORY,)
-        step.sampled, step.tokens = {}, None
-        step.top_logprobs, step.prompt_logprobs = [], []
+        step.status = "out_of_memory"
+        step.notes = (_OUT_OF_MEMORY,)
+        step.sampled = {}
+        step.tokens = None
+        step.top_logprobs = []
+        step.prompt_logprobs = []
         if self._gpu:
             self.graphs.shrink()
             torch.cuda.empty_cache()
@@ -361,7 +365,8 @@ class CudaRunner:
                     self._repeated = spans, kind, runs + 1
                 if step.status != "ok":
                     # Memory is short: graphs are for steps that come.
-                    self._common_steps, self._most_wanted = iter(()), 0
+                    self._common_steps = iter(())
+                    self._most_wanted = 0
                     self._wanted.clear()
                 return step.status == "ok"
         return False
@@ -370,7 +375,8 @@ class CudaRunner:
         """Steps of padding to run next, each with the kind of its graph, empty for the usual one, and how often
         it ran."""
         if self._repeated is not None:
-            repeated, self._repeated = self._repeated, None
+            repeated = self._repeated
+            self._repeated = None
             yield repeated
         while self._wanted:
             kind, shape = next(iter(self._wanted))
@@ -423,7 +429,9 @@ class CudaRunner:
         other what the driver took for captured graphs."""
         if self._model is None:
             return MemoryReport(0, 0, 0, 0)
-        weights, kv, graphs = self._model.weights.bytes, self._model.pages.bytes, self.graphs.bytes
+        weights = self._model.weights.bytes
+        kv = self._model.pages.bytes
+        graphs = self.graphs.bytes
         if self._drafter is not None:
             graphs += self._drafter.runner.graphs.bytes
         if not self._gpu:
@@ -451,7 +459,8 @@ class CudaRunner:
 
 def _batch_config(model: DeviceModel, capabilities: Capabilities) -> BatchConfig:
     """One layout serves all layers: the widest heads decide the tiles, the fewest key heads the splits."""
-    pages, config = model.pages, model.config
+    pages = model.pages
+    config = model.config
     d = max(map(config.head_dim_of, range(config.layers)))
     key_heads = min(map(config.key_heads_of, range(config.layers)))
     return BatchConfig(
@@ -471,7 +480,8 @@ def _batch_config(model: DeviceModel, capabilities: Capabilities) -> BatchConfig
 def _execute(operation: MemoryOp, pages: Pages) -> None:
     """Queue a memory operation. Only a model with states has others than Copy."""
     if isinstance(operation, Copy):
-        source, target = operation.src_block, operation.dst_block
+        source = operation.src_block
+        target = operation.dst_block
         pages.copy(source, target, operation.tokens, windowed=operation.window)
         return
     states = pages.states

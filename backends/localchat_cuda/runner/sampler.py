@@ -138,7 +138,9 @@ class TritonSampler:
         self, table: StateTable, vocabulary: int, max_positions: int, *, rescores: bool = False
     ) -> None:
         """`max_positions`: of one sample batch. `rescores`: logits may be approximate."""
-        self._table, self._vocabulary, self._max_positions = table, vocabulary, max_positions
+        self._table = table
+        self._vocabulary = vocabulary
+        self._max_positions = max_positions
         self._device = table.device
         self._settings = sample_state.SamplingTensors.empty(
             table.setting_rows, _BIASES, self._device
@@ -186,8 +188,11 @@ class TritonSampler:
         copied from the first one's."""
         width = self._settings.bias_ids.shape[1]
         first: dict[int, int] = {}
-        indices, ids, values = [], [], []
-        sources, copies = [], []
+        indices = []
+        ids = []
+        values = []
+        sources = []
+        copies = []
         for one in new:
             biases = one.sampling.logit_bias
             if not biases:
@@ -225,7 +230,8 @@ class TritonSampler:
             getattr(grown, name)[:rows] = getattr(held, name)
         grown.bias_ids[:rows, :width] = held.bias_ids
         grown.bias_values[:rows, :width] = held.bias_values
-        self._settings, self.reallocated = grown, True
+        self._settings = grown
+        self.reallocated = True
 
     def apply_settings(self) -> None:
         if not self._written:
@@ -238,7 +244,8 @@ class TritonSampler:
             held.bias_ids.view(-1).index_copy_(0, indices, new["bias_ids"])
             values = new["bias_values"].view(torch.float32)
             held.bias_values.view(-1).index_copy_(0, indices, values)
-            sources, copies = new["bias_sources"], new["bias_copies"]
+            sources = new["bias_sources"]
+            copies = new["bias_copies"]
             if copies.numel():
                 held.bias_ids.index_copy_(0, copies, held.bias_ids[sources])
                 held.bias_values.index_copy_(0, copies, held.bias_values[sources])

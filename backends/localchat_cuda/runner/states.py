@@ -22,7 +22,9 @@ class States:
             layer: n for n, layer in enumerate(i for i, has in enumerate(config.layers) if has)
         }
         entries = slots + 1 + saved
-        heads, k, v = config.value_heads, config.key_dim, config.value_dim
+        heads = config.value_heads
+        k = config.key_dim
+        v = config.value_dim
         self.matrices = torch.zeros(config.count, entries, heads, k, v, device=device)
         self.inputs = torch.zeros(
             config.count, entries, TAPS - 1, config.channels, device=device, dtype=dtype

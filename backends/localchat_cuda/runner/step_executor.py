@@ -38,7 +38,8 @@ _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.0)
 _LOGITS_KINDS = ("logits", "approximate logits")
 """Graphs that end at the logits of all tokens; the second ones at those of the int8 copy of the head."""
-_PENALISED_KIND, _APPROXIMATE = "penalised", " from approximate logits"
+_PENALISED_KIND = "penalised"
+_APPROXIMATE = " from approximate logits"
 _PROMPT_ENDS = 8
 """Positions that the graph of a step with prompt chunks has room for, besides one for each decoding row."""
 
@@ -70,8 +71,12 @@ class StepExecutor:
     ) -> None:  # fmt: skip
         """`max_rows`: rows of logits at once, and positions of one sample batch. `results`: of so many steps
         lie on the host at once."""
-        self._model, self._table, self._buffer = model, table, buffer
-        self._sampler, self._config, self.graphs = sampler, config, graphs
+        self._model = model
+        self._table = table
+        self._buffer = buffer
+        self._sampler = sampler
+        self._config = config
+        self.graphs = graphs
         self._max_rows = max_rows
         self._gpu = table.device.type == "cuda"
         self._padding = SequenceSlot(table.scratch, _GREEDY, 0)
@@ -86,7 +91,8 @@ class StepExecutor:
     def prepare(self, step: PendingStep) -> PreparedStep:
         """Lay the step out. Must be the first to write into the buffer: graphs look for a shape's arrays at
         its beginning."""
-        plan, table = step.plan, self._table
+        plan = step.plan
+        table = self._table
         if self._results is not None:
             self._results.begin_step()
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
@@ -179,9 +185,12 @@ class StepExecutor:
     ) -> PreparedStep:  # fmt: skip
         """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan
         by token) among them. The others are padding, and discarded. `kind`: of the graph, for padding alone."""
-        table, count = self._table, batch.shape.tokens
+        table = self._table
+        count = batch.shape.tokens
         padding = self._penalised_padding if kind.startswith(_PENALISED_KIND) else self._padding
-        sequences, positions, targets = [], [], []
+        sequences = []
+        positions = []
+        targets = []
         slots = []
         for token in range(count):
             number = numbers.get(token, -1)
@@ -290,7 +299,9 @@ class StepExecutor:
     def compute(self, step: PendingStep, prepared: PreparedStep) -> None:
         """Queue the forward pass, the sampling and the copies to the host. May run out of memory
         (cuda_errors.is_out_of_memory)."""
-        batch, table, model = prepared.batch, self._table, self._model
+        batch = prepared.batch
+        table = self._table
+        model = self._model
 
         def inputs(logits_indices: torch.Tensor | None) -> ModelInputs:
             return model_inputs(
@@ -384,7 +395,8 @@ class StepExecutor:
         out = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
         self._sampler.sample(logits, samples, out, rescoring)
         # A position without usable logits gives -1, and the next step may be queued already.
-        targets, table = samples.target_slice.view(), self._table.token_table
+        targets = samples.target_slice.view()
+        table = self._table.token_table
         if samples.host_slice is None:
             table.index_copy_(0, targets, tokens.clamp(min=0))
         else:
@@ -399,7 +411,8 @@ class StepExecutor:
         else:  # of several batches together; each alone was written over the one before
             values = self._to_host(results[:2])
         step.sampled = {n: at for each in prepared.samples for n, at in each.results.items()}
-        step.tokens, step.logprobs = values[0], values[1].view(torch.float32)
+        step.tokens = values[0]
+        step.logprobs = values[1].view(torch.float32)
 
     # ------------------------------------------------------------------------ log probabilities
 
@@ -429,7 +442,8 @@ class StepExecutor:
         for at in range(0, len(numbers), self._max_rows):
             some = tuple(numbers[at : at + self._max_rows])
             rows = [prepared.logits_rows[n] for n in some]
-            low, high = rows[0], rows[-1] + 1
+            low = rows[0]
+            high = rows[-1] + 1
             logits = source(low, high)[self._to_device([row - low for row in rows])]
             tokens = self._to_device([positions[n].token for n in some])
             most = max(positions[n].top for n in some)

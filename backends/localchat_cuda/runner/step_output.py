@@ -84,7 +84,8 @@ class PendingStep:
         for logprobs in self.prompt_logprobs:
             for i, number in enumerate(logprobs.numbers):
                 position = plan.positions[number]
-                own, top = float(logprobs.own[i]), _best(logprobs, i, position.top)
+                own = float(logprobs.own[i])
+                top = _best(logprobs, i, position.top)
                 samples[number] = Sample(number, position.token, own, top)
         return StepResult(
             number=plan.number,
@@ -100,7 +101,8 @@ class PendingStep:
         if self.tokens is None or self.logprobs is None:
             return samples
         plan = self.plan
-        tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
+        tokens = self.tokens.tolist()
+        logprobs = self.logprobs.tolist()
         tops = {
             number: _best(candidates, i, self.top_counts[number])
             for candidates in self.top_logprobs
@@ -109,7 +111,8 @@ class PendingStep:
         rejected_rows: set[int] = set()
         for number in sorted(self.sampled):
             index = self.sampled[number]
-            position, token = plan.positions[number], tokens[index]
+            position = plan.positions[number]
+            token = tokens[index]
             row = plan.rows[position.row]
             if row.drafts:
                 if position.row in rejected_rows:

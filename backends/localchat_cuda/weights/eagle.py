@@ -36,7 +36,8 @@ def load_eagle(
     dtype: torch.dtype, device: torch.device, notify: Callable[[str], None] = lambda text: None,
 ) -> EagleWeights:  # fmt: skip
     """Load a head for the model with these weights. `names`: of a Llama. Raises ModelInvalid."""
-    loader, hidden = Loader(own, names, LoadTarget(source, device, dtype, notify)), own.hidden
+    loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
+    hidden = own.hidden
     begin = next((each for each in _LAYERS if source.has(f"{each}hidden_norm.weight")), _LAYERS[1])
     linears = {
         field: loader.checked(
@@ -45,7 +46,8 @@ def load_eagle(
         for field, (parts, k) in linear_shapes(own, 0).items()
     }
     norms = {"mlp": loader.norm(begin + names.norms["mlp"], hidden)}
-    embedding, output = model.embedding, model.head
+    embedding = model.embedding
+    output = model.head
     if source.has("embed_tokens.weight"):
         embedding = loader.tensor("embed_tokens.weight", own.vocabulary, hidden)
         if torch.equal(embedding, model.embedding):

@@ -22,7 +22,8 @@ class GgufWeights:
     """See source.WeightSource. Matrices in block formats are dequantized, unless `blocks` is called."""
 
     def __init__(self, header: Header, device: torch.device) -> None:
-        self.header, self.device = header, device
+        self.header = header
+        self.device = device
         self._tensors: Mapping[str, GgufTensor] = checkpoint_names(header)
         self._heads = rotated_heads(header)
         self._added = added_to_norms(header)

@@ -22,7 +22,9 @@ def load(
     prefix: str, router: Router, config: ModelConfig, mixture: Mixture, target: LoadTarget
 ) -> Experts:
     """Load the experts of a layer, whose names begin with `prefix`. Raises ModelInvalid."""
-    count, hidden, inner = mixture.experts, config.hidden, config.intermediate
+    count = mixture.experts
+    hidden = config.hidden
+    inner = config.intermediate
     quantized = config.quantization is not None
     read = _mxfp4 if quantized else _floating
     wide = padded(inner) if quantized else inner
@@ -50,8 +52,11 @@ def load(
 
 def _shape(name: str, config: ModelConfig) -> tuple[int, int]:
     """N and K of an expert."""
-    hidden, inner = config.hidden, config.intermediate
-    return (2 * inner, hidden) if name.endswith("gate_up_proj") else (hidden, inner)
+    hidden = config.hidden
+    inner = config.intermediate
+    if name.endswith("gate_up_proj"):
+        return (2 * inner, hidden)
+    return (hidden, inner)
 
 
 def _mxfp4(name: str, config: ModelConfig, target: LoadTarget) -> Iterator[torch.Tensor]:

@@ -9,7 +9,9 @@ from localchat_cuda.weights.checkpoint_names import Names
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """By field of `Names.merged` that a layer has: output features of each part, and input features."""
-    d, net, own = config.head_dim_of(layer), config.delta_net, config.gemma
+    d = config.head_dim_of(layer)
+    net = config.delta_net
+    own = config.gemma
     mixer: dict[str, tuple[tuple[int, ...], int]]
     if config.latent is not None:
         mixer = _latent_shapes(config, config.latent)
@@ -43,7 +45,8 @@ def _latent_shapes(
     config: ModelConfig, latent: LatentAttention
 ) -> dict[str, tuple[tuple[int, ...], int]]:
     """Of multi-head latent attention, with a latent of the queries or without."""
-    queries, hidden = latent.queries(config.heads), config.hidden
+    queries = latent.queries(config.heads)
+    hidden = config.hidden
     found: dict[str, tuple[tuple[int, ...], int]] = {"q_kv": ((queries, latent.row), hidden)}
     if latent.query_rank:
         found = {
@@ -55,7 +58,8 @@ def _latent_shapes(
 
 def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]:
     """By field of `Names.norms` that a layer has: columns."""
-    own, d = config.gemma, config.head_dim_of(layer)
+    own = config.gemma
+    d = config.head_dim_of(layer)
     widths = dict.fromkeys(names.norms, config.hidden)
     for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
         if field in widths:
@@ -79,7 +83,8 @@ def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]
 
 def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
     """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
-    hidden, inner = config.hidden, config.intermediate
+    hidden = config.hidden
+    inner = config.intermediate
     if config.quantization is not None and config.quantization.of_experts:
         inner = padded(inner)
     return (

@@ -159,10 +159,12 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
 
     def unpacked(weight: Weight) -> Weight:
         if isinstance(weight, w4_pack.W4):
-            device, write = weight.codes.device, partial(gemm_dequant.dequantize, weight)
+            device = weight.codes.device
+            write = partial(gemm_dequant.dequantize, weight)
             reference = partial(w4_pack.dense, weight)
         elif isinstance(weight, GgmlWeight):
-            device, write = weight.parts[0].low.device, partial(ggml.dequantize, weight)
+            device = weight.parts[0].low.device
+            write = partial(ggml.dequantize, weight)
             reference = partial(ggml.dense, weight)
         else:
             return weight
@@ -183,8 +185,11 @@ class Loader:
     """Reads the tensors of one model, layer by layer."""
 
     def __init__(self, config: ModelConfig, names: Names, target: LoadTarget) -> None:
-        self.config, self.names, self.target = config, names, target
-        self.format, self.floating = weight_format(config.quantization, target), Unquantized(target)
+        self.config = config
+        self.names = names
+        self.target = target
+        self.format = weight_format(config.quantization, target)
+        self.floating = Unquantized(target)
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         return self.target.tensor(name, shape, self.target.dtype)
@@ -197,7 +202,8 @@ class Loader:
     def head(self, embedding: torch.Tensor) -> torch.Tensor | GgmlWeight:
         """The embedding if they are tied, unless the checkpoint holds a different head. That of a GGUF file
         stays in its block format."""
-        size, name = (self.config.vocabulary, self.config.hidden), self.names.head
+        size = (self.config.vocabulary, self.config.hidden)
+        name = self.names.head
         if self.config.head_format:
             stored = self.names.embedding if self.config.tied else name
             found = self.format.part(stored.removesuffix(".weight"), *size)
@@ -220,7 +226,8 @@ class Loader:
         """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma that read
         earlier layers' keys and values may hold projections of their own, which nothing uses; a layer after the
         last one of a model with latents is a prediction head."""
-        config, names = self.config, ("k_proj", "v_proj", "k_norm")
+        config = self.config
+        names = ("k_proj", "v_proj", "k_norm")
         idle = tuple(
             f"{self.names.layer.format(layer)}self_attn.{name}."
             for layer in range(config.layers)
@@ -312,7 +319,8 @@ class Loader:
 
     def kv(self, begin: str) -> torch.Tensor | None:
         """As LayerWeights has it."""
-        latent, heads = self.config.latent, self.config.heads
+        latent = self.config.latent
+        heads = self.config.heads
         if latent is None:
             return None
         columns = latent.plain + latent.value
@@ -327,7 +335,9 @@ class Loader:
 
     def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
         """The weights of a delta net; adds its gates to the linear layers."""
-        names, shape, target = self.names.delta_net, self.config.delta_net, self.target
+        names = self.names.delta_net
+        shape = self.config.delta_net
+        target = self.target
         assert names is not None
         assert shape is not None
         heads = shape.value_heads
@@ -350,7 +360,8 @@ class Loader:
         )
 
     def inputs(self) -> LayerInputs | None:
-        own, config = self.config.gemma, self.config
+        own = self.config.gemma
+        config = self.config
         if own is None or not own.input_columns:
             return None
         assert self.names.inputs is not None
@@ -363,12 +374,14 @@ class Loader:
         )
 
     def altup(self, begin: str) -> AltUpWeights | None:
-        names, hidden = self.names.altup, self.config.hidden
+        names = self.names.altup
+        hidden = self.config.hidden
         own = self.config.gemma and self.config.gemma.altup
         if not own:
             return None
         assert names is not None
-        streams, scale = own.streams, self.tensor(begin + names.scale, hidden)
+        streams = own.streams
+        scale = self.tensor(begin + names.scale, hidden)
         return AltUpWeights(
             self.router(begin + names.router, streams),
             self.tensor(begin + names.norm, hidden),
@@ -378,7 +391,8 @@ class Loader:
         )
 
     def streams(self) -> StreamWeights | None:
-        names, own = self.names.altup, self.config.gemma and self.config.gemma.altup
+        names = self.names.altup
+        own = self.config.gemma and self.config.gemma.altup
         if not own:
             return None
         assert names is not None
@@ -395,7 +409,9 @@ class Loader:
 
     def experts(self, begin: str, mixture: Mixture, gain: torch.Tensor | None = None) -> Experts:
         """`gain`: of a norm that only the experts have, if the router reads columns of its own scale."""
-        names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
+        names = self.names.experts
+        hidden = self.config.hidden
+        inner = self.config.intermediate
         assert names is not None
         if names.interleaved:
             router = self.router(begin + names.router, mixture.experts)
@@ -487,7 +503,9 @@ class Loader:
         self, begin: str, mixture: Mixture, *, of_gate_up: bool
     ) -> torch.Tensor | None:
         """One tensor with a weight [N, K] of each expert, where the checkpoint has one."""
-        names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
+        names = self.names.experts
+        hidden = self.config.hidden
+        inner = self.config.intermediate
         assert names is not None
         if names.stacked is None or not self.target.source.has(begin + names.stacked[0]):
             return None
@@ -538,7 +556,8 @@ def _fold_down_order(linears: dict[str, Weight]) -> None:
     """Let gate and up compute activations in the order that `down` reads.
 
     Nothing else reads the features between them, so no kernel has to permute columns."""
-    down, gate_up = linears["down"], linears["gate_up"]
+    down = linears["down"]
+    gate_up = linears["gate_up"]
     if not isinstance(down, w4_pack.W4) or down.order is None:
         return
     order = down.order.long()
@@ -582,6 +601,7 @@ def load(
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         last_norm = last_norm.float() / config.logits_divisor
-    inputs, streams = loader.inputs(), loader.streams()
+    inputs = loader.inputs()
+    streams = loader.streams()
     loader.report_unread()
     return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs, streams)

@@ -15,7 +15,8 @@ from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of scales."""
-_EXPONENTS, _EXPONENT = "_proj_scales", 119
+_EXPONENTS = "_proj_scales"
+_EXPONENT = 119
 """Names of MXFP4 scales, and what stands for 2^-8."""
 _ABSENT = (".weight", ".bias", "g_idx", "_proj")
 """Ends of names that random weights do without; "_proj" is that of all experts at once."""
@@ -73,7 +74,8 @@ class CheckpointWeights:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         """Raises ModelMissing, ModelInvalid."""
-        self.folder, self.device = folder, device
+        self.folder = folder
+        self.device = device
         self.headers = read_headers(folder)
         self._reader = DeviceReader(device)
         self._read_names: set[str] = set()
@@ -169,7 +171,8 @@ class RandomWeights:
         self, device: torch.device, seed: int = 0, group: int = 128, bits: int = 4
     ) -> None:
         """group: columns of a group, where groups are scattered. bits: of a code."""
-        self.device, self.group = device, group
+        self.device = device
+        self.group = group
         self.scale = 0.02 / (1 << bits)
         self.generator = torch.Generator(device).manual_seed(seed)
 

@@ -136,13 +136,16 @@ def _difference(old: TrialResult, new: TrialResult, tie: float) -> str:
             if margin < tie:
                 return ""  # what follows a tie is another text, and as right
             return f"it writes another text: token {place} of {len(old.tokens)} differs"
-    return "" if len(old.tokens) == len(new.tokens) else "it writes a text of another length"
+    if len(old.tokens) == len(new.tokens):
+        return ""
+    return "it writes a text of another length"
 
 
 def _faster(old: list[TrialResult], new: list[TrialResult]) -> Verdict:
     prefill = [max(one.prefill_tokens_per_s for one in each) for each in (old, new)]
     decode = [max(one.decode_tokens_per_s for one in each) for each in (old, new)]
-    prefill_ratio, decode_ratio = prefill[1] / prefill[0], decode[1] / decode[0]
+    prefill_ratio = prefill[1] / prefill[0]
+    decode_ratio = decode[1] / decode[0]
     figures = f"prompts {_ratio(prefill)}, answers {_ratio(decode)}, on a model of 60 MB in Q4_K"
     if max(prefill_ratio, decode_ratio) < FASTER:
         return Verdict(False, f"it is no faster: {figures}")

@@ -36,7 +36,8 @@ class LlamaCppRebuilder:
         compare: Compare = compare,
     ) -> None:
         self._store = store or BuildStore()
-        self._build, self._compare = build, compare
+        self._build = build
+        self._compare = compare
 
     def offer(self) -> RebuildOffer | None:
         """The build that would help most here; None: the library in use fits. Loads no library."""

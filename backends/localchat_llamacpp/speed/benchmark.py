@@ -106,7 +106,8 @@ def costs(
         for name, value in measures.known().items()
         if name.startswith(at)
     }
-    codes, layers = sorted(set(codes)), list(dict.fromkeys(layers))
+    codes = sorted(set(codes))
+    layers = list(dict.fromkeys(layers))
     global _disturbed
     request = BenchmarkRequest(
         threads,
@@ -122,7 +123,8 @@ def costs(
             missing = tuple(code for code in request.codes if _of_code(code) not in found)
             if not missing:  # an estimate can do without the layers
                 return _costs(found, codes, layers, quiet=False)
-            request, quiet = BenchmarkRequest(threads, missing, ()), False
+            request = BenchmarkRequest(threads, missing, ())
+            quiet = False
         fresh: dict[str, float] = {}
         known_rate = found.get(_of_code(_Q8_0))
         for one in _best_results(request, known_rate, measures.benchmark_s):
@@ -175,7 +177,8 @@ def _best_results(
             found = list(_benchmark(request, end_s - time.monotonic())) or found
         rate = max((one.bytes_per_s for one in found if one.code == _Q8_0), default=0.0)
         if rate > most or not best:
-            best, most = found, rate
+            best = found
+            most = rate
         if not rate or not all(one.stable for one in found):
             break
         rates.append(rate)
@@ -188,7 +191,9 @@ def _best_results(
 def _key_and_value(one: BenchmarkResult) -> tuple[str, float]:
     if one.layer is not None:
         return _of_layer(one.layer), one.layer_s
-    return (_STEP, one.step_s) if one.step_s else (_of_code(one.code), one.bytes_per_s)
+    if one.step_s:
+        return (_STEP, one.step_s)
+    return (_of_code(one.code), one.bytes_per_s)
 
 
 def _of_code(code: int) -> str:

@@ -42,7 +42,8 @@ _MATRIX_BYTES: Final = 64 << 20
 _WIDTH: Final = 4096
 _LAYERS: Final = 6
 _LAYER_WIDTH: Final = 1024
-_LEAST_S, _MOST_S = 0.05, 0.6
+_LEAST_S = 0.05
+_MOST_S = 0.6
 _AGREE: Final = 4
 """Steps within a twentieth of the best that make it believable."""
 _MOST_STEPS: Final = 1500
@@ -101,7 +102,9 @@ class _DecodeTimer:
     """Decodes with synthetic models, one after another in the same file."""
 
     def __init__(self, path: Path, threads: int, *, safe_mode: bool) -> None:
-        self._path, self._threads, self._safe_mode = path, threads, safe_mode
+        self._path = path
+        self._threads = threads
+        self._safe_mode = safe_mode
 
     def timed(self, model: SyntheticModel, layer: Layer, known: int) -> Timing:
         """The best step of one row, with so many tokens in the cache."""
@@ -142,7 +145,8 @@ class _DecodeTimer:
             window_only=False,
         )
         context, _ = open_context(weights, spec)
-        memory, batch = api.llama_get_memory(context), Batch(_PART_TOKENS, 2)
+        memory = api.llama_get_memory(context)
+        batch = Batch(_PART_TOKENS, 2)
 
         def decode(start: int, width: int) -> None:
             batch.clear()

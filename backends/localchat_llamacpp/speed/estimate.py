@@ -35,7 +35,8 @@ _USUAL = 0.93
 """Speed of an answer as a share of the best steps, which the benchmark takes (0.8 to 1.07 for models of 8 to
 40 layers on two cores)."""
 _USUAL_RUNS = 1.5
-_LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
+_LEAST_RATIO = 0.3
+_MOST_RATIO = 1.6
 _WIDEST_HEAD = 512
 _LEAST_BYTES_PER_S = 3e9
 """Slower than usual machines: so little says only that other programs left next to nothing."""

@@ -16,7 +16,9 @@ from localchat.model_files.ggml_types import NUMBER_FORMATS, stored_bytes
 
 _ALIGNMENT: Final = 32
 _VERSION: Final = 3
-_TEXT, _U32, _F32 = 8, 4, 6
+_TEXT = 8
+_U32 = 4
+_F32 = 6
 """GGUF's numbers of a value's kind."""
 _F32_CODE: Final = 0
 _HEADS_CODE: Final = 8
@@ -68,11 +70,13 @@ class _Matrix(NamedTuple):
 
 def write(path: Path, model: SyntheticModel) -> None:
     """Write a GGUF of this model. Raises OSError."""
-    matrices, values = list(_matrices(model)), list(_values(model))
+    matrices = list(_matrices(model))
+    values = list(_values(model))
     head = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(matrices), len(values)))
     for name, value in values:
         head += _text(name) + _value(value)
-    offset, places = 0, []
+    offset = 0
+    places = []
     for one in matrices:
         head += _text(one.name) + struct.pack("<I", len(one.shape))
         head += struct.pack(f"<{len(one.shape)}Q", *one.shape)
@@ -110,7 +114,8 @@ def _values(model: SyntheticModel) -> Iterator[tuple[str, str | int | float]]:
 
 
 def _matrices(model: SyntheticModel) -> Iterator[_Matrix]:
-    width, feed_forward = model.width, model.feed_forward
+    width = model.width
+    feed_forward = model.feed_forward
     queries, keys = (count * model.head_width for count in (model.heads, model.kv_heads))
     yield _Matrix("token_embd.weight", (width, TOKENS), _F32_CODE)
     yield _Matrix("output_norm.weight", (width,), _F32_CODE)

@@ -73,7 +73,8 @@ def winner(key: int, pieces: Iterable[tuple[NDArray[np.int64], NDArray[np.float3
     `pieces`: tokens (n,), rising from piece to piece, and their finite scores (n,); one at least. After the
     first piece logarithms are taken only where the bits are small enough to win.
     """
-    best, token = -math.inf, -1
+    best = -math.inf
+    token = -1
     for tokens, scores in pieces:
         bits = _bits(key, tokens)
         # gumbel > t means E < exp(-t), and v is below E.
@@ -82,11 +83,14 @@ def winner(key: int, pieces: Iterable[tuple[NDArray[np.int64], NDArray[np.float3
             kept = np.flatnonzero(bits <= limit)
             if not kept.size:
                 continue
-            tokens, scores, bits = tokens[kept], scores[kept], bits[kept]
+            tokens = tokens[kept]
+            scores = scores[kept]
+            bits = bits[kept]
         total = scores + _noise(bits)
         place = int(total.argmax())
         if total[place] > best:
-            best, token = float(total[place]), int(tokens[place])
+            best = float(total[place])
+            token = int(tokens[place])
     return token
 
 

@@ -163,8 +163,10 @@ class Sampler:
             ids, values = self._filter(z, best, params, reach)
             if ids.size == 1:
                 return int(ids[0])
-            best, pieces = float(values.max()), [(ids, values)]
-        key, highest = draw_key(params.seed, params.choice, position), np.float32(best)
+            best = float(values.max())
+            pieces = [(ids, values)]
+        key = draw_key(params.seed, params.choice, position)
+        highest = np.float32(best)
         warmth = np.float32(1.0 / params.temperature)
         return winner(key, ((ids, (values - highest) * warmth) for ids, values in pieces))
 
@@ -241,7 +243,8 @@ class Sampler:
 
     def _mass(self, z: Row, best: float) -> float:
         """Sum of exp(z - best)."""
-        total, highest = 0.0, np.float32(best)
+        total = 0.0
+        highest = np.float32(best)
         # In pieces that stay in a core's cache: written in full, the terms cost twice the time.
         for begin in range(0, z.size, _PIECE):
             terms = np.subtract(z[begin : begin + _PIECE], highest)
@@ -344,7 +347,8 @@ def _bias(z: Row, bias: tuple[tuple[int, float], ...]) -> None:
 
 
 def _penalise(z: Row, params: SamplingParams, counts: TokenCounts) -> None:
-    ids, output_counts = counts.ids, counts.output
+    ids = counts.ids
+    output_counts = counts.output
     values = z[ids]
     repetition = np.float32(params.repetition_penalty)
     values = np.where(values > 0, values / repetition, values * repetition)
@@ -374,9 +378,13 @@ def _shortest(
         return None
     # Sorting 152k floats takes 7 ms: halve the range of keys until the border lies among few.
     # (Picking by index: by flags it takes four times as long.)
-    pool, its_weights, before, count = keys, weights, 0.0, 0
+    pool = keys
+    its_weights = weights
+    before = 0.0
+    count = 0
     while pool.size > _SORTED_AT_ONCE:
-        least, most = pool.min(), pool.max()
+        least = pool.min()
+        most = pool.max()
         lower = pool <= least + (most - least) / 2
         picked = np.flatnonzero(lower)
         if picked.size == pool.size:
@@ -384,12 +392,14 @@ def _shortest(
         inside = its_weights.take(picked)
         mass = float(inside.sum(dtype=np.float64))
         if before + mass >= needed:
-            pool, its_weights = pool.take(picked), inside
+            pool = pool.take(picked)
+            its_weights = inside
         else:
             before += mass
             count += picked.size
             picked = np.flatnonzero(~lower)
-            pool, its_weights = pool.take(picked), its_weights.take(picked)
+            pool = pool.take(picked)
+            its_weights = its_weights.take(picked)
     order = pool.argsort(kind="stable")
     sums = its_weights.take(order).cumsum(dtype=np.float64)
     last = min(int(sums.searchsorted(needed - before)), pool.size - 1)

@@ -35,7 +35,8 @@ def _glm(name: str, signs: tuple[str, ...], tags: TagSyntax) -> ToolCallFamily:
 
 
 def _dsml(name: str, outer: str) -> ToolCallFamily:
-    begin, end = f"<｜DSML｜{outer}>", f"</｜DSML｜{outer}>"
+    begin = f"<｜DSML｜{outer}>"
+    end = f"</｜DSML｜{outer}>"
     syntax = tagged(family.DSML, begin + "\n", end="\n" + end)
     return ToolCallFamily(
         name, (begin,), syntax, (begin, family.DSML.name[0]), (end,), controls=("｜DSML｜",)
@@ -49,7 +50,8 @@ def _listed(name: str, sign: str, begin: str, end: str) -> ToolCallFamily:
 
 
 def _lfm(name: str, sign: str) -> ToolCallFamily:
-    begin, end = "<|tool_call_start|>", "<|tool_call_end|>"
+    begin = "<|tool_call_start|>"
+    end = "<|tool_call_end|>"
     syntax = ToolCallSyntax(
         "", "(", ")", begin=begin + "[", between=", ", end="]" + end, written="python"
     )

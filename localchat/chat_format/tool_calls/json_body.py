@@ -137,7 +137,8 @@ class JsonString:
         if self._escape.startswith("\\u"):
             if len(self._escape) < 6:
                 return ""
-            code, self._escape = _hex(self._escape[2:]), ""
+            code = _hex(self._escape[2:])
+            self._escape = ""
             if 0xD800 <= code < 0xDC00:
                 self._high = code
                 return ""
@@ -151,14 +152,18 @@ class JsonString:
 
 def _mended(text: str) -> str:
     """Escape the control characters of a string."""
-    return text.translate(_MENDED) if _CONTROL.search(text) else text
+    if _CONTROL.search(text):
+        return text.translate(_MENDED)
+    return text
 
 
 def _escaped(character: str) -> str:
     """Character after a backslash. If that is no escape of JSON, a literal backslash was meant."""
     if character < " ":
         return _MENDED[ord(character)][1:]
-    return character if character in '"\\/bfnrtu' else "\\" + character
+    if character in '"\\/bfnrtu':
+        return character
+    return "\\" + character
 
 
 def _hex(digits: str) -> int:
@@ -217,7 +222,8 @@ class IncrementalBody:
             pass
         if self.state == "open":
             return ""
-        left, self._held = self._held, ""
+        left = self._held
+        self._held = ""
         return left
 
     def arguments(self) -> str:
@@ -247,7 +253,8 @@ class Arguments:
         """Take text from an index on. Returns where it stopped."""
         piece, at = self._value.feed(text, at)
         if piece and not self._begun:
-            self._begun, self._plain = True, piece[0] not in "{["
+            self._begun = True
+            self._plain = piece[0] not in "{["
         if piece:
             self._out.append(piece)
         if self._value.done:
@@ -265,10 +272,12 @@ class Arguments:
     def close(self) -> None:
         """End of the value."""
         if not self._begun:
-            self._begun, self._out = True, ["{}"]
+            self._begun = True
+            self._out = ["{}"]
         elif self._plain:
             decoded = "".join(self._out)
-            self._out, self._plain = ["{}" if decoded == "null" else decoded], False
+            self._out = ["{}" if decoded == "null" else decoded]
+            self._plain = False
 
 
 class JsonBody:
@@ -328,13 +337,16 @@ class JsonBody:
         if character == "{" and at == "key" and not self._levels:
             self._levels = 1
         elif character == '"' and at == "key" and self._levels:
-            self._key, self._string, self._at = "", JsonString(), "in key"
+            self._key = ""
+            self._string = JsonString()
+            self._at = "in key"
         elif character == ":" and at == "colon":
             self._at = "value"
         elif character == "," and at in ("next", "key") and self._levels:
             self._at = "key"
         elif character == "}" and at in ("next", "key") and self._levels:
-            self._levels, self._at = self._levels - 1, "next"
+            self._levels = self._levels - 1
+            self._at = "next"
             if not self._levels:
                 self._end()
         else:
@@ -345,19 +357,23 @@ class JsonBody:
         decoded, at = self._string.feed(text, at)
         self._key += decoded
         if self._string.done:
-            self._string, self._at = None, "colon"
+            self._string = None
+            self._at = "colon"
             if self._bare and self._key not in _KNOWN:
                 self._fail()  # some other object: its text need not wait for its end
         return at
 
     def _begin_value(self, text: str, at: int) -> int:
-        self._at, self._other = "in value", JsonValue()
+        self._at = "in value"
+        self._other = JsonValue()
         character = text[at]
         if self._key == "function" and character == "{":
-            self._levels, self._at = self._levels + 1, "key"
+            self._levels = self._levels + 1
+            self._at = "key"
             return at + 1
         if self._names_itself(character):
-            self._name_text, self._key = self._key, _ARGUMENTS[0]
+            self._name_text = self._key
+            self._key = _ARGUMENTS[0]
         if self._key in _ARGUMENTS and self._arguments is None:
             self._arguments = Arguments()
             self._accept_name()
@@ -386,7 +402,8 @@ class JsonBody:
             else:
                 arguments.feed(decoded)
             if self._string.done:
-                self._string, self._at = None, "next"
+                self._string = None
+                self._at = "next"
                 if arguments is not None:
                     arguments.close()
                 self._accept_name()

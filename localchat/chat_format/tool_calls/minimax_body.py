@@ -77,7 +77,8 @@ class MinimaxBody(IncrementalBody):
         if named is None:
             self.state = "none"
             return False
-        self.name, self._held = named.group(1), self._held[end:]
+        self.name = named.group(1)
+        self._held = self._held[end:]
         self._levels.append(_OpenValue(self._schemas.get(self.name, {}), "object"))
         self._out.append("{")
         return True
@@ -140,7 +141,9 @@ def _is_text(schema: Mapping[str, Any]) -> bool:
 def _nothing(schema: Mapping[str, Any]) -> str:
     """JSON text of a value with nothing between its tags."""
     kind = schema.get("type")
-    return {"array": "[]", "object": "{}"}.get(kind, '""') if isinstance(kind, str) else '""'
+    if isinstance(kind, str):
+        return {"array": "[]", "object": "{}"}.get(kind, '""')
+    return '""'
 
 
 def _typed(text: str) -> str:

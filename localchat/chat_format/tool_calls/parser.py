@@ -105,14 +105,18 @@ class CallParser:
             if in_list and any(name.startswith(rest) and name != rest for name in self._schemas):
                 return False
             if rest[0] == "{" or (in_list and rest.startswith(tuple(self._schemas))):
-                self._raw, self._held = self._held[: bare.end()], rest
-                self._bare, self._closed, self._fresh = True, False, False
+                self._raw = self._held[: bare.end()]
+                self._held = rest
+                self._bare = True
+                self._closed = False
+                self._fresh = False
                 self._begin(self._json_body() if rest[0] == "{" else self._name_first_body())
                 return True
         at, tag = find_first(self._held, self._family.opens)
         if tag:
             self._emit_text(parts, _unfenced(self._held[:at]))
-            self._held, self._raw = self._held[at:], ""
+            self._held = self._held[at:]
+            self._raw = ""
             if tag not in _HEADS:
                 self._raw, self._held = tag, self._held[len(tag) :]
             self._bare = self._closed = self._fresh = False
@@ -125,14 +129,16 @@ class CallParser:
 
     def _emit_text(self, parts: list[Part], text: str) -> None:
         if text:
-            self._fresh, self._has_text = False, True
+            self._fresh = False
+            self._has_text = True
             _emit_text(parts, text)
 
     # ------------------------------------------------------------------------ between a tag and a call
 
     def _between_calls(self, parts: list[Part]) -> bool:
         """Skip blanks, brackets, fences and tags before, between and after calls."""
-        held, family = self._held, self._family
+        held = self._held
+        family = self._family
         if held[0].isspace():
             blanks = len(held) - len(held.lstrip())
             self._gap += held[:blanks]
@@ -183,7 +189,9 @@ class CallParser:
                 return self._give_up(parts)
             self._closed = True
         elif tag in self._family.opens:
-            self._raw, self._closed, self._bare = self._raw + tag, False, False
+            self._raw = self._raw + tag
+            self._closed = False
+            self._bare = False
             self._held = self._held[len(tag) :]
             return True
         elif not self._raw and self._held[3:4].isalnum():
@@ -204,13 +212,18 @@ class CallParser:
             self._emit_text(parts, self._raw)
         elif self._has_text:
             self._emit_text(parts, self._gap)
-        self._raw, self._gap, self._state, self._in_list = "", "", "text", False
+        self._raw = ""
+        self._gap = ""
+        self._state = "text"
+        self._in_list = False
         return True
 
     # ------------------------------------------------------------------------ a call
 
     def _begin(self, body: CallBody) -> None:
-        self._body, self._state, self._emitted = body, "body", False
+        self._body = body
+        self._state = "body"
+        self._emitted = False
 
     def _read(self, parts: list[Part]) -> bool:
         rest = self._body.feed(self._held)
@@ -222,14 +235,18 @@ class CallParser:
         if self._body.state == "none":
             # A bare object is emitted unchanged; the rest after a tag may contain another tag.
             if not self._raw:
-                self._raw, self._held = self._held[:1], self._held[1:]  # the call's own tag
+                # the call's own tag
+                self._raw = self._held[:1]
+                self._held = self._held[1:]
             self._state = "text"
             self._emit_text(parts, self._raw)
             self._raw = ""
             return True
         if self._body.state == "done":
             self._in_list = isinstance(self._body, NameFirstBody) and self._body.in_python_list
-            self._state, self._raw, self._gap = "seek", "", ""
+            self._state = "seek"
+            self._raw = ""
+            self._gap = ""
             return True
         return False
 
@@ -238,16 +255,17 @@ class CallParser:
         if not name:
             return
         if not self._emitted:
-            self._emitted, self._raw = True, ""
+            self._emitted = True
+            self._raw = ""
             parts.append(Call(self._count, self._id(), name))
             self._count += 1
         if pieces := self._body.arguments():
             parts.append(Call(self._count - 1, arguments=pieces))
 
     def _id(self) -> str:
-        return (
-            secrets.token_hex(5)[:9] if self._family.short_ids else f"call_{secrets.token_hex(12)}"
-        )
+        if self._family.short_ids:
+            return secrets.token_hex(5)[:9]
+        return f"call_{secrets.token_hex(12)}"
 
 
 def _tail(text: str) -> int:

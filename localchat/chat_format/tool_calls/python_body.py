@@ -52,7 +52,8 @@ class NameFirstBody:
     def feed(self, text: str) -> str:
         if self.name:
             return self._feed_arguments(text)
-        whole, self._header = self._header + text, ""
+        whole = self._header + text
+        self._header = ""
         if self._bare and not self._may_be_offered(whole):
             return self._reject(whole)
         if _ODD.match(whole):
@@ -76,9 +77,11 @@ class NameFirstBody:
 
     def _decide(self, whole: str, at: int) -> str:
         """End the header: the arguments begin at `at`."""
-        rest, name = whole[at:], self._name_in_header()
+        rest = whole[at:]
+        name = self._name_in_header()
         if rest[0] == "(" and name == _PRINT and not self._print_prefix:
-            self._print_prefix, self._header = whole[: at + 1], ""
+            self._print_prefix = whole[: at + 1]
+            self._header = ""
             return self.feed(rest[1:])
         syntax = next((syntax for syntax in BARE if rest.startswith(syntax.key[0])), None)
         if not name or (self._bare and not self._is_keyword_call(name, rest)):
@@ -99,7 +102,8 @@ class NameFirstBody:
             rest = rest[1:]
         elif rest[0] == "{":
             if self._header.lstrip().startswith(_GEMMA):
-                self._arguments, rest = PythonObject(call=False), rest[1:]
+                self._arguments = PythonObject(call=False)
+                rest = rest[1:]
         elif name in self._schemas:
             self._finish_without_arguments(name)
             return rest
@@ -122,9 +126,11 @@ class NameFirstBody:
             rest = text[inner.feed(text) :]
             done = inner.done
         elif isinstance(inner, PythonObject):
-            rest, done = inner.feed(text), inner.done
+            rest = inner.feed(text)
+            done = inner.done
         else:
-            rest, done = inner.feed(text), inner.state != "open"
+            rest = inner.feed(text)
+            done = inner.state != "open"
         if done:
             self.state = "done"
             rest = rest.removeprefix(")") if self._print_prefix else rest
@@ -134,7 +140,9 @@ class NameFirstBody:
         if not self.name:
             return ""
         inner = self._arguments
-        return inner.arguments() if isinstance(inner, XmlBody) else inner.take()
+        if isinstance(inner, XmlBody):
+            return inner.arguments()
+        return inner.take()
 
     def finish(self) -> None:
         if self.state != "open":
@@ -158,7 +166,8 @@ class NameFirstBody:
         """End a call without arguments."""
         assert isinstance(self._arguments, Arguments)
         self._arguments.close()
-        self.name, self.state = name, "done"
+        self.name = name
+        self.state = "done"
 
     def _name_in_header(self) -> str:
         """Name in the text before the arguments; empty if there is none."""

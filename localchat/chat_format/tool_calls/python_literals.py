@@ -22,11 +22,13 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
 _ESCAPE = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _BEGUN_ESCAPE = re.compile(r"[xuU][0-9a-fA-F]*")
-_LONGEST_ESCAPE, _OCTAL = 9, 3
+_LONGEST_ESCAPE = 9
+_OCTAL = 3
 _STRING_RUNS = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
 _JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
 _MAX_LITERAL = 400
-_OPENERS, _CLOSERS = "([{", ")]}"
+_OPENERS = "([{"
+_CLOSERS = ")]}"
 
 
 class PythonObject:
@@ -64,7 +66,8 @@ class PythonObject:
             pass
         if not self.done:
             return ""
-        left, self._held = self._held, ""
+        left = self._held
+        self._held = ""
         return left
 
     def _step(self) -> bool:
@@ -84,7 +87,8 @@ class PythonObject:
 
     def _item(self) -> bool:
         """Begin an item, or the value after a key."""
-        held, kind = self._held, self._levels[-1][0]
+        held = self._held
+        kind = self._levels[-1][0]
         if self._at == "item" and held[0] in _CLOSERS:
             return self._close()
         if self._at == "item" and held[0] == ",":
@@ -97,7 +101,8 @@ class PythonObject:
                 if found.end() == len(held):
                     return False  # another `=` may follow
                 self._key(found.group(1))
-                self._held, self._at = held[found.end() :], "value"
+                self._held = held[found.end() :]
+                self._at = "value"
                 return True
             if _NO_KEYWORD_YET.match(held):
                 return False
@@ -120,7 +125,9 @@ class PythonObject:
         """Begin a key or a value, by its first letters."""
         quote = next((quote for quote in _QUOTES if held.startswith(quote)), "")
         if quote:
-            self._held, self._quote, self._at = held[len(quote) :], quote, "string"
+            self._held = held[len(quote) :]
+            self._quote = quote
+            self._at = "string"
             if not self._open_string:
                 self._out.append('"')
             self._open_string = True
@@ -129,7 +136,8 @@ class PythonObject:
             self._levels.append(("dict" if held[0] == "{" else "list", closer))
             self._counts.append(0)
             self._out.append("{" if held[0] == "{" else "[")
-            self._held, self._at = held[1:], "item"
+            self._held = held[1:]
+            self._at = "item"
         else:
             self._begin_raw(junk=False)
         return True
@@ -137,7 +145,8 @@ class PythonObject:
     def _close(self) -> bool:
         self._out.append(self._levels.pop()[1])
         self._counts.pop()
-        self._held, self._at = self._held[1:], "after"
+        self._held = self._held[1:]
+        self._at = "after"
         self.done = not self._levels
         self._is_key = False
         return True
@@ -155,12 +164,14 @@ class PythonObject:
             self._is_key = False
             self._out.append(": ")
             if held[0] == ":":
-                self._held, self._at = held[1:], "value"
+                self._held = held[1:]
+                self._at = "value"
             else:
                 self._out.append("null")
             return True
         if held[0] == ",":
-            self._held, self._at = held[1:], "item"
+            self._held = held[1:]
+            self._at = "item"
         elif held[0] in _CLOSERS:
             return self._close()
         else:
@@ -175,24 +186,25 @@ class PythonObject:
     # ------------------------------------------------------------------------ strings
 
     def _in_string(self) -> bool:
-        held, quote = self._held, self._quote
+        held = self._held
+        quote = self._quote
         if quote == '<|"|>':
             at = held.find(quote)
-            return (
-                self._emit_text(at, at + len(quote))
-                if at >= 0
-                else self._emit_text(partial_tag_start(held, (quote,)))
-            )
+            if at >= 0:
+                return self._emit_text(at, at + len(quote))
+            return self._emit_text(partial_tag_start(held, (quote,)))
         return self._in_python_string(held, quote)
 
     def _in_python_string(self, held: str, quote: str) -> bool:
-        run, at = _STRING_RUNS[quote[0]], 0
+        run = _STRING_RUNS[quote[0]]
+        at = 0
         while True:
             if found := run.match(held, at):
                 self._out.append(_json(found.group()))
                 at = found.end()
             if held.startswith(quote, at):
-                self._held, self._at = held[at + len(quote) :], "after"
+                self._held = held[at + len(quote) :]
+                self._at = "after"
                 return True
             rest = held[at : at + 1 + _LONGEST_ESCAPE]
             if rest[:1] == "\\" and not _is_open(rest[1:]):
@@ -220,7 +232,10 @@ class PythonObject:
 
     def _begin_raw(self, *, junk: bool) -> None:
         """Begin text without quotes. `junk`: it follows a value, as `+ 1` does, and is dropped."""
-        self._raw, self._raw_levels, self._raw_quote, self._junk = "", 0, "", junk
+        self._raw = ""
+        self._raw_levels = 0
+        self._raw_quote = ""
+        self._junk = junk
         self._at = "raw"
 
     def _in_raw(self) -> bool:
@@ -229,9 +244,11 @@ class PythonObject:
             if self._raw_quote:
                 at = self._held.find(self._raw_quote)
                 if at < 0:
-                    self._raw, self._held = self._raw + self._held, ""
+                    self._raw = self._raw + self._held
+                    self._held = ""
                     return False
-                self._raw, self._held = self._raw + self._held[: at + 1], self._held[at + 1 :]
+                self._raw = self._raw + self._held[: at + 1]
+                self._held = self._held[at + 1 :]
                 self._raw_quote = ""
                 continue
             if run := _RUN.match(self._held):
@@ -245,11 +262,14 @@ class PythonObject:
             self._raw_levels += (character in _OPENERS) - (character in _CLOSERS)
             if character in "'\"":
                 self._raw_quote = character
-            self._raw, self._held = self._raw + character, self._held[1:]
+            self._raw = self._raw + character
+            self._held = self._held[1:]
         return False
 
     def _emit_raw(self) -> bool:
-        raw, self._raw, self._at = self._raw.strip(), "", "after"
+        raw = self._raw.strip()
+        self._raw = ""
+        self._at = "after"
         if self._is_key:
             self._out.append(json.dumps(raw, ensure_ascii=False))
         elif not self._junk:

@@ -74,14 +74,16 @@ class XmlBody(IncrementalBody):
         at = self._held.find(mark)
         if at < 0:
             return None
-        declared, self._held = self._held[:at], self._held[at + len(mark) :]
+        declared = self._held[:at]
+        self._held = self._held[at + len(mark) :]
         if not self._quoted:
             return declared.strip().strip('"'), ""
         name, _, more = declared.partition('"')
         return name.strip(), more
 
     def _name(self) -> bool:
-        syntax, whole = self._syntax, self._held
+        syntax = self._syntax
+        whole = self._held
         self._held = whole.removeprefix(syntax.name[0])
         found = self._head(syntax.name[1])
         taken = whole[len(syntax.name[0]) : len(whole) - len(self._held) if found else None]
@@ -90,12 +92,14 @@ class XmlBody(IncrementalBody):
         if found is None or self.state == "none":
             self._held = whole
             return False
-        self.name, self._at = found[0], "between"
+        self.name = found[0]
+        self._at = "between"
         return True
 
     def set_name(self, name: str) -> None:
         """Begin after the name, which the caller has read."""
-        self.name, self._at = name, "between"
+        self.name = name
+        self._at = "between"
 
     def _between(self) -> bool:
         syntax = self._syntax
@@ -103,7 +107,8 @@ class XmlBody(IncrementalBody):
         if not self._held:
             return False
         if self._held.startswith(syntax.key[0]):
-            self._held, self._at = self._held[len(syntax.key[0]) :], "key"
+            self._held = self._held[len(syntax.key[0]) :]
+            self._at = "key"
             return True
         if self._held.startswith("{") and not self._count:
             self._at = "object"
@@ -161,7 +166,9 @@ class XmlBody(IncrementalBody):
             self._held = held[len(tag) :]
         if self._streams:
             self._out.append('"')
-        self._at, self._fresh, self._shielded = "value", True, False
+        self._at = "value"
+        self._fresh = True
+        self._shielded = False
         return True
 
     # ------------------------------------------------------------------------ values
@@ -173,7 +180,8 @@ class XmlBody(IncrementalBody):
             if not self._held or (opens != self._held and opens.startswith(self._held)):
                 return False
             if opens and self._held.startswith(opens):
-                self._held, self._shielded = self._held[len(opens) :], True
+                self._held = self._held[len(opens) :]
+                self._shielded = True
             if padded:
                 self._held = self._held.removeprefix("\n")
             self._fresh = False

@@ -164,7 +164,8 @@ class BlockDiskTier:
             count = self._whole(part, checksums, blocks.numbers[first : first + step])
             if last := count < len(part) or first + step >= len(match.entries):
                 deque(reading, 0)  # before blocks that are still being filled are given back
-            back, elapsed_s = ReadBack(part[:count], ()), time.perf_counter() - begun_s
+            back = ReadBack(part[:count], ())
+            elapsed_s = time.perf_counter() - begun_s
             then(DiskRead(request_state, match._replace(entries=part), back, elapsed_s, last))
             if last:
                 self._namespace.touch(match.entries[: first + count])
@@ -187,8 +188,10 @@ class BlockDiskTier:
 
     def adopt(self, read: DiskRead) -> tuple[MemoryOp, ...]:
         """Make a part that was read findable, and note on the request how that went."""
-        request_state, entries = read.request_state, read.back.entries
-        salt, reserved = request_state.request.salt, self._reserved[request_state.id]
+        request_state = read.request_state
+        entries = read.back.entries
+        salt = request_state.request.salt
+        reserved = self._reserved[request_state.id]
         end = None if read.last else len(entries)
         numbers, reserved.numbers = reserved.numbers[:end], reserved.numbers[len(entries) :]
         texts = [array("i", entry.ids.tobytes()) for entry in entries]
@@ -203,7 +206,9 @@ class BlockDiskTier:
             size = request_state.read_back * self._block_bytes // self._size
             if size >= _MEASURED_BYTES:
                 self._read_s = _average(self._read_s, read.elapsed_s / size)
-        return self._kv_cache.load_ahead(entries[adopted - 1].key, salt) if adopted else ()
+        if adopted:
+            return self._kv_cache.load_ahead(entries[adopted - 1].key, salt)
+        return ()
 
     # ------------------------------------------------------------------------ writing
 
@@ -261,11 +266,13 @@ class BlockDiskTier:
 
     def _first_missing(self, tip: PrefixNode, done: int) -> PrefixNode | None:
         """The first node of a text, behind `done` tokens, that the disk has not."""
-        first, node = None, tip
+        first = None
+        node = tip
         while node.parent is not None and node.end > done:
             if self._namespace.has(node.parent.digest, node.digest):
                 break
-            first, node = node, node.parent
+            first = node
+            node = node.parent
         return first
 
     def _unpin(self) -> None:

@@ -25,7 +25,8 @@ MIN_STORED_TOKENS = 256
 MIN_READ_TOKENS = 64
 """Reading fewer than these saves nothing."""
 _RANGE_BYTES = 2_000_000
-_RANGE_TOKENS, _MOST_RANGE_TOKENS = 256, 4096
+_RANGE_TOKENS = 256
+_MOST_RANGE_TOKENS = 4096
 _MOST_PENDING_BYTES = 128_000_000
 """RAM for what waits to be written."""
 DAMAGED = "what the disk kept of it was damaged or is gone"
@@ -96,7 +97,9 @@ class DiskTier:
             return None
         chunk = self._exact_chunk if request_state.deterministic else 0
         cached = self._kv_cache.find_prefix(request_state.tokens, request.salt, chunk).cached
-        return match if match.tokens >= cached + self._min_read_tokens else None
+        if match.tokens >= cached + self._min_read_tokens:
+            return match
+        return None
 
     def read(
         self, request_state: RequestState, match: Match, then: Callable[[DiskRead], None]
@@ -118,7 +121,8 @@ class DiskTier:
 
     def adopt(self, read: DiskRead) -> tuple[MemoryOp, ...]:
         """Put what was read into host memory, and note on the request how that went."""
-        request_state, entries = read.request_state, read.back.entries
+        request_state = read.request_state
+        entries = read.back.entries
         if not entries:
             request_state.disk_missed = DAMAGED
             return ()
@@ -127,7 +131,8 @@ class DiskTier:
             StateRange(entry.start, entry.end, payload)
             for entry, payload in zip(entries, read.back.payloads, strict=True)
         )
-        salt, earliest = request_state.request.salt, entries[-1].earliest
+        salt = request_state.request.salt
+        earliest = entries[-1].earliest
         exact = len(ids) if request_state.disk_exact else 0
         ops = self._kv_cache.adopt(ids, salt, earliest, ranges, exact).memory
         if not ops:
@@ -180,7 +185,9 @@ class DiskTier:
             return False
         end = min(start - start % self._range_tokens + self._range_tokens, length)
         if self._whole:
-            start, end, parent = 0, length, self._namespace.root(salt)
+            start = 0
+            end = length
+            parent = self._namespace.root(salt)
         payload = self._export(text, start, end)
         if payload is None:
             text.mark_stored()

@@ -75,7 +75,8 @@ class HostBlocks:
 
     def drop(self, node: PrefixNode) -> None:
         """Give a node's block back."""
-        number, node.host = node.host, -1
+        number = node.host
+        node.host = -1
         del self._nodes[number]
         parent = node.parent
         assert parent is not None

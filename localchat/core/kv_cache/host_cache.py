@@ -99,7 +99,9 @@ class HostCache:
         return sorted(map(self._state, keys), key=lambda saved: -saved.last_use)
 
     def _state(self, key: int) -> SavedState:
-        return self._kept[key] if key in self._kept else self._disposable[key]
+        if key in self._kept:
+            return self._kept[key]
+        return self._disposable[key]
 
     def longest_lost(self, ids: Ids, salt: str) -> tuple[int, str]:
         """The longest prefix of `ids` among the states lost lately, and how it was lost."""

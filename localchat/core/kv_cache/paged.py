@@ -104,7 +104,9 @@ class PagedKVCacheManager:
             return "evicted to make room"
         node = walk.nodes[-1] if walk.nodes else walk.root
         parts = walk.shared < len(walk.partial.tokens) if walk.partial else node and node.children
-        return f"the text differs from token {cached + 1} on" if cached and parts else ""
+        if cached and parts:
+            return f"the text differs from token {cached + 1} on"
+        return ""
 
     def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
@@ -160,7 +162,8 @@ class PagedKVCacheManager:
 
     def _take_memory(self) -> tuple[MemoryOp, ...]:
         """The operations of the change that is now complete."""
-        memory, self._memory = tuple(self._memory), []
+        memory = tuple(self._memory)
+        self._memory = []
         return memory
 
     def _last_block(self, partial: PrefixNode | None, shared: int, reuse: bool) -> int:
@@ -335,7 +338,8 @@ class PagedKVCacheManager:
         self._host_full = False
         self._version += 1
         self._tree.acquire_root(salt)
-        node, added = self._tree.named(after, salt), list[PrefixNode]()
+        node = self._tree.named(after, salt)
+        added = list[PrefixNode]()
         left = list(numbers[len(texts) :])
         for text, number in zip(texts, numbers, strict=False):
             following = self._tree.add_full(node, text) if node is not None else None
@@ -435,7 +439,9 @@ class PagedKVCacheManager:
 
     def _note_unstored(self, sequence: SequenceBlocks) -> None:
         """Note what a sequence has for the disk."""
-        tip, owner, noted = sequence.tip, sequence.owner, sequence.noted
+        tip = sequence.tip
+        owner = sequence.owner
+        noted = sequence.noted
         if not (self.stored_from and owner and tip) or tip.end < self.stored_from or tip is noted:
             return
         done = self.unstored.pop((noted, owner), noted.end) if noted else 0
@@ -530,7 +536,9 @@ class PagedKVCacheManager:
 
     def usage(self) -> KVUsage:
         size = self._block_tokens
-        total, cached, free = len(self._refs), len(self._cached), len(self._free)
+        total = len(self._refs)
+        cached = len(self._cached)
+        free = len(self._free)
         live = total - cached - free
         return KVUsage(
             live=live * size,

@@ -132,7 +132,8 @@ class HybridKVCacheManager:
         exact: int = 0,
     ) -> CacheUpdate:
         state = self._running[seq]
-        prefix, held = state.prefix, state.held
+        prefix = state.prefix
+        held = state.held
         if held >= 0 and computed < state.extended:
             # The pages stay as they are: the same tokens are written to them again.
             state.extended = len(prefix)
@@ -155,7 +156,8 @@ class HybridKVCacheManager:
     def _drop_held(self, state: _RunningState) -> tuple[MemoryOp, ...]:
         if state.held < 0:
             return ()
-        key, state.held = state.held, -1
+        key = state.held
+        state.held = -1
         return (Discard(key),)
 
     def _room(self) -> tuple[MemoryOp, ...] | None:

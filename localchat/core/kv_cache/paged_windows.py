@@ -78,17 +78,20 @@ class WindowedKVCacheManager:
 
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         found = self._others.find_prefix(tokens, salt, exact_chunk)
-        length, why = self._usable(_walk(found)), found.why_missed
+        length = self._usable(_walk(found))
+        why = found.why_missed
         if exact_chunk:
             length -= length % exact_chunk
         if length < found.cached:
-            found, why = self._others.find_prefix(tokens[: length + 1], salt), _NO_WINDOW
+            found = self._others.find_prefix(tokens[: length + 1], salt)
+            why = _NO_WINDOW
             assert found.cached == length
         return PrefixHit(length, why, _WindowedPrefix(found, _walk(found)))
 
     def _usable(self, walk: PrefixMatch) -> int:
         """Tokens of the longest prefix whose window is there."""
-        nodes, find = walk.nodes, self._blocks.find
+        nodes = walk.nodes
+        find = self._blocks.find
         end = len(nodes)
         length = end * self._size
         if walk.partial is not None and find(walk.partial) is not None:
@@ -98,7 +101,8 @@ class WindowedKVCacheManager:
             missing = next((i for i in seen if find(nodes[i]) is None), None)
             if missing is None:
                 break
-            end, length = missing, missing * self._size
+            end = missing
+            length = missing * self._size
         return length
 
     def allocate(
@@ -106,7 +110,8 @@ class WindowedKVCacheManager:
     ) -> CacheUpdate | None:
         assert isinstance(hit.source, _WindowedPrefix)
         others, (nodes, partial, shared, _, _) = hit.source
-        blocks, first = self._blocks, self._first_seen(hit.cached)
+        blocks = self._blocks
+        first = self._first_seen(hit.cached)
         seen = [block for node in nodes[first:] if (block := blocks.find(node)) is not None]
         assert len(seen) == max(0, len(nodes) - first), "the hit is older than the last change"
         source = None if partial is None else blocks.find(partial)
@@ -118,7 +123,8 @@ class WindowedKVCacheManager:
             return None
         for block in used:
             blocks.hold(block)
-        last, memory = source, list[MemoryOp]()
+        last = source
+        memory = list[MemoryOp]()
         if source is None or partial is None or not self._continues(source, partial, shared):
             last = blocks.take()
             if source is not None:

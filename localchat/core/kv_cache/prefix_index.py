@@ -59,7 +59,8 @@ class PrefixIndex:
 
     def prefixes(self, salt: str, ids: Ids) -> list[int]:
         """Keys of which `ids` are an extension, equal ones included, the longest first."""
-        entries, tokens = self._salts.get(salt, []), ids.tobytes()
+        entries = self._salts.get(salt, [])
+        tokens = ids.tobytes()
         found: list[int] = []
         # Nothing before a neighbour shares more than it does: go on with the part that it shares.
         place = bisect_left(entries, _SavedPrefix(tokens, _LAST))

@@ -122,7 +122,9 @@ class PrefixTree:
     def named(self, digest: bytes, salt: str) -> PrefixNode | None:
         """The full node of this digest, or the salt's root; None: there is none."""
         root = self._roots.get(salt)
-        return root if root is not None and root.digest == digest else self._full.get(digest)
+        if root is not None and root.digest == digest:
+            return root
+        return self._full.get(digest)
 
     def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None
@@ -133,7 +135,8 @@ class PrefixTree:
             if shared < min(len(tokens), len(rest)) and tokens[shared] == rest[shared]:
                 length = common_length(tokens, rest)
                 if length > shared:
-                    best, shared = child, length
+                    best = child
+                    shared = length
         return best, shared
 
     def _was_known(self, before: PrefixNode, piece: TokenArray) -> bool:

@@ -84,7 +84,9 @@ class UnstoredText(NamedTuple):
     @property
     def slot(self) -> int | None:
         """Slot that holds it; None: host memory does."""
-        return self.holder.slot if isinstance(self.holder, _SlotEntry) else None
+        if isinstance(self.holder, _SlotEntry):
+            return self.holder.slot
+        return None
 
     @property
     def key(self) -> int:
@@ -162,21 +164,27 @@ class SlotKVCacheManager:
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         self._committing = False
         ids = np.asarray(tokens, np.int32)[:-1]
-        best, source = 0, None
-        known, reason = 0, ""
+        best = 0
+        source = None
+        known = 0
+        reason = ""
         differs = False
         for found in self._candidates(ids, salt):
             shared = found.prefix.common_length(ids)
             if exact_chunk:
                 exact = min(shared, found.exact) // exact_chunk * exact_chunk
                 if shared > max(exact, known):
-                    known, reason = shared, _EXACT_CHUNKS
+                    known = shared
+                    reason = _EXACT_CHUNKS
                 shared = exact
             why = self._unusable_reason(found, shared)
             if why is None and shared > best:
-                best, source, differs = shared, found, False
+                best = shared
+                source = found
+                differs = False
             elif why is not None and shared > known:
-                known, reason = shared, why
+                known = shared
+                reason = why
             if shared == best and shared < len(found.prefix):
                 differs = True
         return PrefixHit(
@@ -221,7 +229,9 @@ class SlotKVCacheManager:
         if known > best and reason:
             at = f"the text differs from token {known + 1} on, and " if known < len(ids) else ""
             return at + reason
-        return f"the text differs from token {best + 1} on" if best and differs else ""
+        if best and differs:
+            return f"the text differs from token {best + 1} on"
+        return ""
 
     def _free(self) -> int:
         """Cells free once the idle entry is gone."""
@@ -233,13 +243,15 @@ class SlotKVCacheManager:
         assert seq not in self._running, f"sequence {seq} is already allocated"
         assert isinstance(hit.source, _SlotPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
-        found, cached = hit.source.found, hit.cached
+        found = hit.source.found
+        cached = hit.cached
         if not self._slots and self._idle is None:
             return None
         if self._free() < self._cells_wanted(found, cached):
             return None
         ops: list[MemoryOp] = []
-        idle, self._idle = self._idle, None
+        idle = self._idle
+        self._idle = None
         if idle is not None and idle is found:
             entry = idle
             if cached < len(idle.prefix):
@@ -264,7 +276,8 @@ class SlotKVCacheManager:
             entry.compact = not self._running
             ops += self._load_prefix(entry.slot, found, cached)
         self._cells.extend(entry.slot, 1)
-        entry.owner, entry.stored = owner, False
+        entry.owner = owner
+        entry.stored = False
         self._running[seq] = entry
         self._version += 1
         return CacheUpdate(tuple(ops))
@@ -329,14 +342,16 @@ class SlotKVCacheManager:
             self._steps += 1
         entry.prefix.append(tokens[before:computed])
         entry.exact = max(entry.exact, exact)
-        entry.earliest, entry.seen = earliest, self._steps
+        entry.earliest = earliest
+        entry.seen = self._steps
         if self._cells.used_by(entry.slot) == computed + ahead:
             return CacheUpdate(held) if held else _NOTHING
         if self._can.rewind == "last_n" and not self._can_truncate(
             computed + 1, earliest, computed
         ):
             self._cells.truncate(entry.slot, 0)
-            entry.prefix, entry.earliest = TokenPrefix(np.empty(0, np.int32)), 0
+            entry.prefix = TokenPrefix(np.empty(0, np.int32))
+            entry.earliest = 0
             entry.exact = 0
             return CacheUpdate((Drop(entry.slot),), kept=0)
         return CacheUpdate(tuple(self._truncate(entry, computed + ahead)))
@@ -369,7 +384,8 @@ class SlotKVCacheManager:
     def _drop_held(self, entry: _SlotEntry) -> list[MemoryOp]:
         if entry.held < 0:
             return []
-        slot, entry.held = entry.held, -1
+        slot = entry.held
+        entry.held = -1
         self._cells.truncate(slot, 0)
         heapq.heappush(self._slots, slot)
         return [Drop(slot)]
@@ -379,7 +395,9 @@ class SlotKVCacheManager:
         self._cells.truncate(entry.slot, tokens)
         if not tokens:
             return [Drop(entry.slot)]
-        return [] if self._can.rewind == "checkpoint" else [Truncate(entry.slot, tokens)]
+        if self._can.rewind == "checkpoint":
+            return []
+        return [Truncate(entry.slot, tokens)]
 
     def write_behind(self) -> tuple[MemoryOp, ...]:
         return ()
@@ -420,7 +438,8 @@ class SlotKVCacheManager:
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         entry = self._running.pop(seq)
-        entry.earliest, entry.seen = self._earliest(entry), self._steps
+        entry.earliest = self._earliest(entry)
+        entry.seen = self._steps
         self._version += 1
         ops = self._drop_held(entry)
         if not keep or not entry.prefix:

@@ -190,7 +190,9 @@ class Scheduler:
             return self._launch(step)
         # Operations that the last sequence left must not wait for the next request.
         nobody = not self.running and not self.waiting
-        return self._launch(StepBuilder(0)) if nobody and self._has_pending else None
+        if nobody and self._has_pending:
+            return self._launch(StepBuilder(0))
+        return None
 
     def _schedule_shared(self, step: StepBuilder, *, shared: bool) -> None:
         """Add decode rows, then prompt chunks (always a few tokens), then admissions, under the budget.
@@ -276,7 +278,9 @@ class Scheduler:
             masks=tuple(step.masks),
         )
         self._entered.update(enter.seq for enter in self._enter)
-        self._memory_ops, self._enter, self._leave = [], [], []
+        self._memory_ops = []
+        self._enter = []
+        self._leave = []
         for row in step.scheduled_rows:
             sequence = row.sequence
             self._note_exact(sequence, row, step)
@@ -329,7 +333,8 @@ class Scheduler:
 
     def _is_copied(self, sequence: Sequence) -> bool:
         """Whether the state that its launched steps leave is saved or forked before it goes on."""
-        at, interval = sequence.launched, self._can.state_interval_tokens
+        at = sequence.launched
+        interval = self._can.state_interval_tokens
         saved = at == sequence.request_state.next_state_at(at - 1, interval)
         return saved or (bool(sequence.pending_forks) and not sequence.in_prompt)
 

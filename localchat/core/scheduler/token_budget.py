@@ -100,9 +100,11 @@ class TokenBudget:
             slower = min(elapsed_s, _MOST_SLOWER * known_s)
             self._widths_s[width] = max(slower, known_s + _FOLLOW * (elapsed_s - known_s))
         if not self._tokens:
-            self._tokens, self._seconds = float(tokens), elapsed_s
+            self._tokens = float(tokens)
+            self._seconds = elapsed_s
             return
-        more, longer = tokens - self._tokens, elapsed_s - self._seconds
+        more = tokens - self._tokens
+        longer = elapsed_s - self._seconds
         self._tokens += _FOLLOW * more
         self._seconds += _FOLLOW * longer
         self._variance = (1 - _FOLLOW) * (self._variance + _FOLLOW * more * more)

@@ -17,7 +17,8 @@ PROBE_CREDIT = 0.5
 MOST_CREDIT = 16.0
 """Two wide drafts that are rejected whole: where 16 rows cost 7 plain steps, one at an edit is bad luck,
 and without drafts it would take hundreds of plain steps to earn another try."""
-_PATIENCE, _MOST_PATIENCE = 0.015, 4.0
+_PATIENCE = 0.015
+_MOST_PATIENCE = 4.0
 """Plain steps that a text may lose to the drafts of others: earned with each plain step, and at most."""
 
 

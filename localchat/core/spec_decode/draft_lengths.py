@@ -34,19 +34,25 @@ def best_lengths(
     streams = max(rows - again, 1)
     ranked = sorted(_gains(chances))
     plain_s = cost.seconds(rows)
-    gained, expected, redone = 0.0, float(streams), 0.0
+    gained = 0.0
+    expected = float(streams)
+    redone = 0.0
     most_gained = -sum(gain for gain, _, _ in ranked)
     if not fair:
         more = sum(chances[number][place] for _, place, number in ranked[:most])
         most_gained = streams * log(1 + more / streams)
-    best, best_gain, rate = 0, streams * log(_WORTH), streams / plain_s * _WORTH
-    width, seconds = 0, 0.0
+    best = 0
+    best_gain = streams * log(_WORTH)
+    rate = streams / plain_s * _WORTH
+    width = 0
+    seconds = 0.0
     for drafted, (gain, place, number) in enumerate(ranked[:most], 1):
         chance = chances[number][place]
         expected += chance
         gained -= gain
         if (padded := cost.padded(rows + drafted)) != width or not rewinds:
-            width, seconds = padded, cost.seconds(padded)
+            width = padded
+            seconds = cost.seconds(padded)
         if not rewinds:
             before = chances[number][place - 1] if place else 1.0
             redone += (before - chance) * (place + 1)
@@ -56,7 +62,9 @@ def best_lengths(
             break  # not even all of them would bring back what so wide a step costs
         gain = (gained if fair else streams * log(expected / streams)) - lost
         if gain > best_gain:
-            best, best_gain, rate = drafted, gain, expected / (seconds + wait_s)
+            best = drafted
+            best_gain = gain
+            rate = expected / (seconds + wait_s)
     lengths = [0] * len(chances)
     for _, _, number in ranked[:best]:
         lengths[number] += 1
@@ -71,7 +79,8 @@ def could_pay(
     The rest as in `best_lengths`. Asked first, since looking for drafts of many sequences costs the host a
     tenth of a small model's step.
     """
-    streams, plain_s = max(rows - again, 1), cost.seconds(rows)
+    streams = max(rows - again, 1)
+    plain_s = cost.seconds(rows)
     drafted = 1
     while drafted <= most:
         if 1 + drafted / streams > _WORTH * (cost.seconds(rows + drafted) + wait_s) / plain_s:

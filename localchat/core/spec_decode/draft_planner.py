@@ -30,7 +30,8 @@ from localchat.core.spec_decode.draft_proposer import (
 from localchat.core.spec_decode.step_cost import CostModel
 
 _SLOW_STEP_S = 0.25
-_DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
+_DRAFTS_SLOW = 15
+_DRAFTS_FAST = 31
 """Most drafts of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
 
 Drafts: TypeAlias = dict[int, tuple[int, ...]]
@@ -57,7 +58,9 @@ class DraftPlanner:
         draft_model: DraftModel | None = None,
     ) -> None:
         """`preparing`: the runner, if it prepares its steps."""
-        self._can, self._cost, self._preparing = capabilities, cost, preparing
+        self._can = capabilities
+        self._cost = cost
+        self._preparing = preparing
         self._draft_model = draft_model
         self.drafting_s = 0.0
         """Time that the draft model took for the last step."""
@@ -90,7 +93,8 @@ class DraftPlanner:
             return False
         # A grammar asks for the token in flight: left out of every other step, a text has half its speed.
         left_out = sum(one.grammar_matcher is not None and one.unknown > 0 for one in running)
-        rows, cost = len(running), self._cost
+        rows = len(running)
+        cost = self._cost
         if left_out and rows * cost.wait_s < left_out / 2 * (cost.seconds(rows) + cost.wait_s):
             return True
         return self._worth_waiting([one for one in running if one.may_sample()])
@@ -132,7 +136,8 @@ class DraftPlanner:
         `ready`: those of `running` that could be in the step; all that decode must go into it. `admits`: the
         step may begin another prompt.
         """
-        waited, self._waited = self._waited, []
+        waited = self._waited
+        self._waited = []
         self.drafting_s = 0.0
         if len(running) > self._can.draft_rows:
             return {}
@@ -280,7 +285,9 @@ class DraftPlanner:
         )
         for place, found, length in zip(places, chances, lengths, strict=True):
             self._losses[place.sequence.number] -= sum(found[:length])
-        return (lengths, rate) if self._patience.bears(self._losses) else none
+        if self._patience.bears(self._losses):
+            return (lengths, rate)
+        return none
 
     def _chances(
         self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, in_flight: int,

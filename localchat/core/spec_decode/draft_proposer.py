@@ -112,7 +112,8 @@ class DraftModel:
         """Whether the drafts last asked for are expected to pay; otherwise they show whether they would."""
         self._tried = [1.0] * _CLASSES
         self._taken = [(place + 0.5) / _CLASSES for place in range(_CLASSES)]
-        self._all_tried, self.share = 4.0, _PRIOR
+        self._all_tried = 4.0
+        self.share = _PRIOR
 
     def chance(self, stated: float) -> float:
         """Probability of acceptance of a token to which the draft model gave the probability `stated`."""
@@ -132,15 +133,21 @@ class DraftModel:
 
     def worth(self, step: DraftedStep) -> int:
         """Tokens to draft for each sequence, if that is expected to bring more than plain steps and n-grams."""
-        seconds, wait_s = self.cost.seconds, self.cost.wait_s
+        seconds = self.cost.seconds
+        wait_s = self.cost.wait_s
         least = PROBE_CREDIT if self.off else 0.0
         if step.limit <= 0 or self.credit < least or not self.cost.has_samples():
             return 0
-        rows, asking = step.rows, step.asking
-        own, plain_s = max(rows - step.again, 1), seconds(rows)
+        rows = step.rows
+        asking = step.asking
+        own = max(rows - step.again, 1)
+        plain_s = seconds(rows)
         token_s = self.token_s_of(asking)
         best_rate = max(own / plain_s * _WORTH, step.rate)
-        reached, expected, redone, best = 1.0, float(own), 0.0, 0
+        reached = 1.0
+        expected = float(own)
+        redone = 0.0
+        best = 0
         for count in range(1, step.limit + 1):
             expected += asking * reached * self.share
             redone += reached * (1 - self.share) * count
@@ -151,7 +158,8 @@ class DraftModel:
             drafted_s = count * token_s + step.unread * self.prompt_token_s
             rate = expected / (step_s + wait_s + drafted_s)
             if rate > best_rate:
-                best, best_rate = count, rate
+                best = count
+                best_rate = rate
         self.trusted = best > 0 and not self.off
         if self.off:
             best = min(best, PROBE_TOKENS)
@@ -205,9 +213,11 @@ class DraftProposer:
         ngrams: NgramProposer,
     ) -> None:
         """seq: its number in the runner. tokens: the prompt."""
-        self._seq, self._sampling = seq, sampling
+        self._seq = seq
+        self._sampling = sampling
         self._tokens = list(tokens)
-        self._model, self._ngrams = model, ngrams
+        self._model = model
+        self._ngrams = ngrams
         self._begin = 0
         self._read = 0
         """Tokens that the draft model has read."""
@@ -238,7 +248,9 @@ class DraftProposer:
         """Net gain so far, the draft model's own time included; None before the first draft."""
         plain_s, spent_s = self._ngrams.times_s
         spent_s += self._spent_s
-        return (plain_s + self._plain_s) / spent_s if self.drafted and spent_s else None
+        if self.drafted and spent_s:
+            return (plain_s + self._plain_s) / spent_s
+        return None
 
     def fork(self) -> NgramProposer:
         """The same text for another choice, which has drafts by n-grams: a draft model's time is each
@@ -273,7 +285,9 @@ class DraftProposer:
 
     def ask(self, rows: int, again: int, count: int) -> DraftAsk:
         """Ask for `count` tokens of a step for which `unread` was called; the rest as in DraftedStep."""
-        model, made, reached = self._model, 0, 1.0
+        model = self._model
+        made = 0
+        reached = 1.0
         seconds = model.cost.seconds
         each_s = seconds(rows) / max(rows - again, 1)
 
@@ -289,7 +303,8 @@ class DraftProposer:
 
     def answer(self, draft: Draft, drafted_s: float, own_s: float) -> tuple[int, ...]:
         """Take what the draft model answered, after `drafted_s`, of which `own_s` for this sequence."""
-        held, model = draft is not NO_DRAFT, self._model
+        held = draft is not NO_DRAFT
+        model = self._model
         usual_s = len(draft.tokens) * model.token_s + self.behind * model.prompt_token_s
         if model.trusted and self.behind >= WINDOW and own_s > usual_s:
             # Reading for the first time, kernel by kernel on a GPU, pays for itself over many drafts.
@@ -309,17 +324,20 @@ class DraftProposer:
     def _widen(self, each_s: float) -> None:
         """Choose where the draft model's text begins: near the end, or as early as possible once that was
         earned."""
-        model, length = self._model, len(self._tokens)
+        model = self._model
+        length = len(self._tokens)
         earliest = model.drafter.earliest(self._seq, length)
         affordable = int(model.credit / 2 * each_s / max(model.prompt_token_s, 1e-9))
         window = max(WINDOW, affordable)
         # After a long pause, the end alone is cheaper than all that it missed.
         behind = length - self._begin - self._read
         if not self._read or behind > window or self._begin < earliest:
-            self._begin, self._read = max(earliest, length - window), 0
+            self._begin = max(earliest, length - window)
+            self._read = 0
         cost = (length - earliest) * model.prompt_token_s / each_s
         if self._begin > earliest and model.credit > cost + FIRST_CREDIT:
-            self._begin, self._read = earliest, 0
+            self._begin = earliest
+            self._read = 0
 
     def advance(
         self,
@@ -347,14 +365,16 @@ class DraftProposer:
         self._charge(
             own, accepted, max(rows, drafted + again + 1), seconds, again, max(of_step, own)
         )
-        self._by_model, self._chances = mine, ()
+        self._by_model = mine
+        self._chances = ()
         self._draft_s = self._own_s = 0.0
 
     def _charge(
         self, drafted: int, accepted: int, rows: int, seconds: float, again: int, of_step: int
     ) -> None:
         """Set what drafts saved against what they cost: their own time, and a wider step for all streams."""
-        model, cost = self._model, self._model.cost
+        model = self._model
+        cost = self._model.cost
         self._drafted += drafted
         self._accepted += accepted
         model.drafted += drafted

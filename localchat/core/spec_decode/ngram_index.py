@@ -19,7 +19,9 @@ SPAN = 3
 """Shorter matches are too weak to draft from."""
 LONGEST = 32
 """Lengths of matches are counted up to here; beyond, they show nothing more."""
-_A, _B, _C = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+_A = 0x9E3779B1
+_B = 0x85EBCA77
+_C = 0xC2B2AE3D
 _FIRST_TABLE = 256
 _BULK_TOKENS = 64
 """From so many tokens on, arrays are faster than a loop."""
@@ -48,7 +50,8 @@ class NgramIndex:
 
     def chain(self) -> bool:
         """Chain the next tokens that are not chained yet (3 ms at most). True when all are."""
-        length, size = len(self.tokens), len(self._table)
+        length = len(self.tokens)
+        size = len(self._table)
         if len(self._before) == length:
             return True
         if len(self._before) < SPAN - 1:
@@ -62,7 +65,10 @@ class NgramIndex:
         if end - len(self._before) >= _BULK_TOKENS:
             self._chain_in_bulk(end)
             return end == length
-        text, before, table, mask = self.tokens, self._before, self._table, size - 1
+        text = self.tokens
+        before = self._before
+        table = self._table
+        mask = size - 1
         for position in range(len(before), end):
             key = _key(text[position - 2], text[position - 1], text[position]) & mask
             before.append(table[key])
@@ -87,7 +93,9 @@ class NgramIndex:
     def copy(self) -> "NgramIndex":
         """Copy the index, in a fraction of the time that building it took."""
         twin = NgramIndex()
-        twin.tokens, twin._before, twin._table = self.tokens[:], self._before[:], self._table[:]
+        twin.tokens = self.tokens[:]
+        twin._before = self._before[:]
+        twin._table = self._table[:]
         return twin
 
     def find(self, context: Sequence[int], limit: int) -> Iterator[int]:
@@ -99,8 +107,11 @@ class NgramIndex:
         self.chain()
         if len(context) < SPAN:
             return
-        a, b, c = context[-3], context[-2], context[-1]
-        tokens, before = self.tokens, self._before
+        a = context[-3]
+        b = context[-2]
+        c = context[-1]
+        tokens = self.tokens
+        before = self._before
         position = self._table[_key(a, b, c) & (len(self._table) - 1)]
         if position == len(tokens) - 1 and position >= 0:
             position = before[position]

@@ -128,7 +128,9 @@ class NgramProposer:
     @property
     def speedup(self) -> float | None:
         """Net gain so far: the time of plain steps over the time taken. None before the first draft."""
-        return self._plain_s / self._spent_s if self.drafted and self._spent_s else None
+        if self.drafted and self._spent_s:
+            return self._plain_s / self._spent_s
+        return None
 
     @property
     def times_s(self) -> tuple[float, float]:
@@ -137,7 +139,9 @@ class NgramProposer:
 
     def withdraw(self) -> None:
         """Forget the last proposal: others go into the step."""
-        self._copying, self._draft, self._kinds = None, [], []
+        self._copying = None
+        self._draft = []
+        self._kinds = []
 
     def fork(self) -> "NgramProposer":
         """The same text for another choice; what was learned so far is not copied."""
@@ -258,7 +262,9 @@ class NgramProposer:
         """Follow the source of the last proposal, and remember where a long copy leaves it."""
         copying = self._copying
         if copying is not None:
-            source, position, length = copying.source.tokens, copying.position, copying.length
+            source = copying.source.tokens
+            position = copying.position
+            length = copying.length
             for offset, token in enumerate(tokens):
                 position += 1
                 if position >= len(source):
@@ -284,7 +290,8 @@ class NgramProposer:
                 if length < SPAN:
                     continue
                 if length > most:
-                    best, most = [], length
+                    best = []
+                    most = length
                 if length == most:
                     best.append(_CopySource(index, position, length, False))
         near = self._source_near_lost_copy(context)
@@ -297,7 +304,8 @@ class NgramProposer:
         lost = self._lost_copy
         if lost is None:
             return None
-        tokens, last = lost.source.tokens, context[-1]
+        tokens = lost.source.tokens
+        last = context[-1]
         end = min(lost.position + _NEAR_TOKENS, len(tokens) - 1)
         age = len(context) - lost.at
         # The longer ago, the likelier that one or two tokens are the same by chance.
@@ -316,7 +324,9 @@ class NgramProposer:
     def _extrapolate(self, sources: list[_CopySource], limit: int) -> list[float]:
         """Draft what the sources go on with; returns the chances of its tokens."""
         chances: list[float] = []
-        length, near, chance = sources[0].length, sources[0].near, 1.0
+        length = sources[0].length
+        near = sources[0].near
+        chance = 1.0
         for token, share in _votes([self._continuation(each, limit) for each in sources]):
             if chance < _LEAST_CHANCE or token < 0:
                 break
@@ -329,7 +339,8 @@ class NgramProposer:
 
     def _continuation(self, place: _CopySource, limit: int) -> list[int]:
         """Up to `limit` tokens that follow in a source."""
-        tokens, after = place.source.tokens, place.position + 1
+        tokens = place.source.tokens
+        after = place.position + 1
         found = tokens[after : after + limit].tolist()
         if len(found) < limit and place.source is self._text:
             # A copy that runs into its own end repeats itself: the period goes on.

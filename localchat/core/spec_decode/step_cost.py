@@ -98,19 +98,24 @@ class CostModel:
             return self._scale * self._shape[above] * self._unseen(rows) / self._unseen(above)
         if not above:
             return self._scale * self._shape[below] * self._unseen(rows) / self._unseen(below)
-        low, high = self._shape[below], self._shape[above]
+        low = self._shape[below]
+        high = self._shape[above]
         part = (rows - below) / (above - below)
         return self._scale * (low + max(0.0, high - low) * part)
 
     def padded(self, rows: int) -> int:
         """Rows with those of padding."""
         place = bisect_left(self._widths, rows)
-        return self._widths[place] if place < len(self._widths) else rows
+        if place < len(self._widths):
+            return self._widths[place]
+        return rows
 
     def narrower(self, rows: int) -> int:
         """Most rows of a step that is padded to fewer than one of `rows`."""
         place = bisect_left(self._widths, rows)
-        return self._widths[place - 1] if 0 < place <= len(self._widths) else rows - 1
+        if 0 < place <= len(self._widths):
+            return self._widths[place - 1]
+        return rows - 1
 
     def _unseen(self, rows: int) -> float:
         return 1 + _UNSEEN_SLOPE * (rows - 1)

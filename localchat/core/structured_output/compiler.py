@@ -189,7 +189,8 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
             entry: dict[str, Any] = {"json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
             relaxed = relax(parse_schema(grammar.source, name), grammar.field)
-            entry, dropped = {"json_schema": with_style(relaxed.schema)}, relaxed.dropped
+            entry = {"json_schema": with_style(relaxed.schema)}
+            dropped = relaxed.dropped
         case "lark":
             entry = {"lark_grammar": _lark(grammar, name)}
         case "regex":
@@ -266,7 +267,8 @@ def check_schema(schema: Any, name: str) -> None:  # noqa: ANN401 - JSON
 
 def _depth(value: Any, most: int) -> int:  # noqa: ANN401 - JSON
     """Levels of nesting, counted up to one more than `most`."""
-    level, depth = [value], 0
+    level = [value]
+    depth = 0
     while level and depth <= most:
         depth += 1
         level = [

@@ -110,7 +110,8 @@ def _inner(value: Any, complete: bool, definitions: bool) -> Any:  # noqa: ANN40
 
 
 def _is_closable(schema: Schema) -> bool:
-    properties, required = schema.get("properties", {}), schema.get("required")
+    properties = schema.get("properties", {})
+    required = schema.get("required")
     patterns = schema.get("patternProperties")
     if not isinstance(properties, Mapping) or not (properties or patterns):
         return False
@@ -144,7 +145,9 @@ def _adds_keys(part: Schema, known: Mapping[str, Any]) -> bool:
 
 
 def _strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON
-    return [one for one in value if isinstance(one, str)] if isinstance(value, dict | list) else []
+    if isinstance(value, dict | list):
+        return [one for one in value if isinstance(one, str)]
+    return []
 
 
 def _mentions(schema: Schema, keywords: tuple[str, ...]) -> bool:

@@ -45,7 +45,8 @@ class TagTerms:
     def _parts(self, text: str) -> list[str]:
         if self._split is None:
             return [text] if text else []
-        parts, at = [], 0
+        parts = []
+        at = 0
         for found in self._split.finditer(text):
             parts += [text[at : found.start()], found.group()]
             at = found.end()

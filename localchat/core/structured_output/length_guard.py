@@ -94,7 +94,9 @@ class LengthGuard:
         """Tokens from here to an end by `closing_tokens`; None: more than `most`. Leaves the matcher as
         it was."""
         way = self._shortest_path(matcher, most, _last)
-        return self._shortest_path(matcher, most, _first) if way is None else way
+        if way is None:
+            return self._shortest_path(matcher, most, _first)
+        return way
 
     def _shortest_path(
         self, matcher: "LLMatcher", most: int, pick: Callable[[bytes], int]

@@ -212,7 +212,9 @@ _NO_TEXT = "NoExtensionBias"
 def first_line(error: str) -> str:
     """The fault, without llguidance's dump of its state."""
     message = _STATE.split(error, maxsplit=1)[0].strip()
-    return "no text satisfies it" if message == _NO_TEXT else message
+    if message == _NO_TEXT:
+        return "no text satisfies it"
+    return message
 
 
 def _result(future: "Future[list[bytes]]", place: int) -> bytes:

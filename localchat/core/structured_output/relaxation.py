@@ -184,13 +184,17 @@ class _Relaxation:
     def _inner(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, list):
             return [self._inner(one) for one in value]
-        return self.schema(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return self.schema(value)
+        return value
 
     def _type(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         """A type in small letters; llguidance says which there are where there is none of this name."""
         if isinstance(value, list):
             return [self._type(one) for one in value]
-        return value.lower() if isinstance(value, str) and value.lower() in _TYPES else value
+        if isinstance(value, str) and value.lower() in _TYPES:
+            return value.lower()
+        return value
 
     def _with_names(self, schema: Schema) -> Schema:
         """A schema whose keys are described by `propertyNames` alone, with them as properties."""
@@ -222,7 +226,8 @@ class _Relaxation:
 
     def _as_union(self, schema: Schema) -> Schema:
         """`oneOf` as `anyOf`, where a discriminator tells the alternatives apart anyway."""
-        name, alternatives = self._tag(schema), schema.get("oneOf")
+        name = self._tag(schema)
+        alternatives = schema.get("oneOf")
         if not name or not isinstance(alternatives, list) or "anyOf" in schema:
             return schema
         tags = [tag for one in alternatives for tag in self._tags(one, name)]
@@ -238,7 +243,9 @@ class _Relaxation:
         if not isinstance(tag, Mapping):
             return []
         tags = [tag["const"]] if "const" in tag else self._resolved(tag).get("enum")
-        return list(map(json.dumps, tags)) if isinstance(tags, list) else []
+        if isinstance(tags, list):
+            return list(map(json.dumps, tags))
+        return []
 
     def _resolved(self, schema: Schema) -> Schema:
         """A schema, or the definition to which it refers."""
@@ -274,7 +281,9 @@ class _Relaxation:
 
 def _alternatives(schema: Schema) -> list[Schema]:
     found = next((schema[key] for key in _ALTERNATIVES if key in schema), None)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    if isinstance(found, list):
+        return [one for one in found if isinstance(one, Mapping)]
+    return []
 
 
 def _discriminator(schema: Schema) -> str:
@@ -288,7 +297,8 @@ def _with_required(schema: Any, name: str | None) -> Any:  # noqa: ANN401 - JSON
     """A schema whose property `name` is required, where it has one."""
     if name is None or not isinstance(schema, dict):
         return schema
-    required, properties = schema.get("required", []), schema.get("properties")
+    required = schema.get("required", [])
+    properties = schema.get("properties")
     if not isinstance(required, list) or not isinstance(properties, Mapping):
         return schema
     if name not in properties or name in required:

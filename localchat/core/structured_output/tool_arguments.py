@@ -85,7 +85,8 @@ def _choices(value: Schema) -> list[str]:
 
 
 def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> list[str]:
-    lines, terms = [], []
+    lines = []
+    terms = []
     for place, (key, value, required) in enumerate(_properties(schema)):
         one = f"{rule}_{place}"
         choices = _choices(value)
@@ -118,7 +119,8 @@ def _separated(rule: str, arguments: Sequence[ArgumentRule], between: str) -> li
     """Arguments in their order, optional ones too, with `between` only between them."""
     lines = [f"{rule}: {rule}_head_0"]
     for place, (term, required, lines_after) in enumerate(arguments):
-        head, tail = f"{rule}_head_{place}", f"{rule}_tail_{place}"
+        head = f"{rule}_head_{place}"
+        tail = f"{rule}_tail_{place}"
         more = f"{rule}_tail_{place + 1}"
         skipped = "" if required else f" | {rule}_head_{place + 1}"
         lines += [
@@ -171,7 +173,8 @@ def _gemma_object(
 def _gemma_value(
     rule: str, value: Schema, whole: Schema, markup: TagTerms
 ) -> tuple[str, list[str]]:
-    kind, quote = _kind(value), markup.terms(_QUOTE)
+    kind = _kind(value)
+    quote = markup.terms(_QUOTE)
     if choices := _choices(value):
         return " | ".join(f"{quote} {literal(one)} {quote}" for one in choices), []
     if kind == "string":
@@ -205,7 +208,8 @@ def _gemma_value(
 
 
 def _minimax(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
-    lines, terms = [], []
+    lines = []
+    terms = []
     for place, (key, value, required) in enumerate(_properties(schema)):
         one = f"{rule}_{place}"
         terms.append(one if required else f"{one}?")
@@ -218,8 +222,10 @@ def _minimax_value(
     rule: str, tag: str, value: Schema, whole: Schema, markup: TagTerms
 ) -> tuple[str, list[str]]:
     """A value between its tags."""
-    begin, end = markup.terms(f"{MARK}<{tag}>"), f"{MARK}</{tag}>"
-    kind, close = _kind(value), markup.terms(end)
+    begin = markup.terms(f"{MARK}<{tag}>")
+    end = f"{MARK}</{tag}>"
+    kind = _kind(value)
+    close = markup.terms(end)
     if choices := _choices(value):
         return f"{begin} ({' | '.join(map(literal, choices))}) {close}", []
     if kind == "string":

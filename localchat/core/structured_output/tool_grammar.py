@@ -123,7 +123,8 @@ def _call_rules(family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTe
     lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
     for place, tool in enumerate(tools):
         arguments = f"arguments_{place}"
-        lead, tail = _terms(markup, tool.name + syntax.middle), _terms(markup, syntax.tail)
+        lead = _terms(markup, tool.name + syntax.middle)
+        tail = _terms(markup, syntax.tail)
         lines.append(f"call_{place}: {lead} {arguments} {tail}")
         lines += argument_rules(arguments, syntax, tool.schema, markup)
     return lines

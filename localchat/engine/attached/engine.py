@@ -43,7 +43,8 @@ class ServerClient:
     def __init__(self, url: str, token: str) -> None:
         self.url = url
         parts = urllib.parse.urlsplit(url)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._host = parts.hostname or "127.0.0.1"
+        self._port = parts.port or 80
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": MEDIA_TYPE}
 
     def loaded_models(self) -> bytes | None:
@@ -155,7 +156,8 @@ class AttachedCall:
     def begin(self, connection: http.client.HTTPConnection) -> bool:
         """Register the connection; False: the request was cancelled before it began."""
         with self._lock:
-            self._connection, self._socket = connection, connection.sock
+            self._connection = connection
+            self._socket = connection.sock
             return not self._cancelled
 
     def cancel(self) -> None:

@@ -28,7 +28,9 @@ class CrashRecord:
         self._tried = ""
 
     def known(self) -> tuple[str, ...]:
-        return (*self._known, self._tried) if self._tried else self._known
+        if self._tried:
+            return (*self._known, self._tried)
+        return self._known
 
     def try_safe_mode(self, build: str) -> None:
         """Treat `build` as one that crashes until `resolve` reports whether safe mode helped."""
@@ -40,7 +42,8 @@ class CrashRecord:
         If safe mode did not help the build is not to blame, and other models are spared its slower path.
         Raises OSError where the record cannot be written; it then holds for this process.
         """
-        tried, self._tried = self._tried, ""
+        tried = self._tried
+        self._tried = ""
         if tried and helped:
             self.add(tried)
         return bool(tried)

@@ -169,7 +169,8 @@ class LocalEngine:
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
             self._closed = True
-            child, self._child = self._child, None
+            child = self._child
+            self._child = None
         if child is not None:
             child.send(protocol.Close())
             child.stop(deadline_s)
@@ -184,7 +185,9 @@ class LocalEngine:
     def child_pid(self) -> int | None:
         """Process id of the child, None while there is none."""
         child = self._child
-        return child.pid if child is not None and child.alive() else None
+        if child is not None and child.alive():
+            return child.pid
+        return None
 
     # ------------------------------------------------------------------------ child process
 
@@ -281,8 +284,10 @@ class LocalEngine:
 
     def _fail_all(self, error: LocalchatError) -> None:
         with self._lock:
-            pending, self._requests = self._requests, {}
-            queries, self._queries = self._queries, {}
+            pending = self._requests
+            self._requests = {}
+            queries = self._queries
+            self._queries = {}
         for one in pending.values():
             one.stream.put(error)
         for query in queries.values():
@@ -319,9 +324,11 @@ class LocalEngine:
             return False
         if child.build in self._crash_record.known():
             return False
-        library, why = "llama.cpp", death.details["signal"]
+        library = "llama.cpp"
+        why = death.details["signal"]
         if not child.build.startswith(library):
-            library, why = "the backend", "an error of the GPU" if fault else why
+            library = "the backend"
+            why = "an error of the GPU" if fault else why
         notices.append(
             f"{library} crashed before its first answer ({why}) and restarts in safe mode, which is "
             "remembered if it helps; `localchat doctor` explains how to get back to full speed"

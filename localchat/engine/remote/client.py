@@ -176,7 +176,9 @@ class RemoteClient:
         )
 
     def _url(self, path: str, root: bool) -> str:
-        return f"{self.base}/{path}" if root else f"{self.base}/v1/{path}"
+        if root:
+            return f"{self.base}/{path}"
+        return f"{self.base}/v1/{path}"
 
 
 def read_body(response: httpx2.Response, most_bytes: int) -> bytes:

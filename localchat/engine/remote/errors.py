@@ -144,7 +144,9 @@ def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> int:
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    return 0
 
 
 def _parse_error(text: str) -> ServerError:

@@ -33,7 +33,9 @@ _LOCALCHAT_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
 
 def request_path(request: GenerateRequest) -> str:
     """The route below /v1."""
-    return "chat/completions" if isinstance(request.prompt, Messages) else "completions"
+    if isinstance(request.prompt, Messages):
+        return "chat/completions"
+    return "completions"
 
 
 def request_body(

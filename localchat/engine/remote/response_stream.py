@@ -82,7 +82,8 @@ class ResponseStream:
 
         Whoever asks for more than there is room for gets what there is, as from a local engine.
         """
-        room, asked_tokens = error.details.get("room_tokens"), self.request.max_tokens
+        room = error.details.get("room_tokens")
+        asked_tokens = self.request.max_tokens
         if not isinstance(room, int) or asked_tokens is None or not 0 < room < asked_tokens:
             return False
         self.request = msgspec.structs.replace(self.request, max_tokens=room)
@@ -175,7 +176,8 @@ class ResponseStream:
         """
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
-        id_, name = str(call.get("id") or ""), str(function.get("name") or "")
+        id_ = str(call.get("id") or "")
+        name = str(function.get("name") or "")
         index = call.get("index")
         return ToolCall(
             choice,

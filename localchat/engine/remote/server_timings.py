@@ -58,7 +58,9 @@ class ServerTimings:
 
 def count(value: object) -> int:
     """A count; 0 for a value that is not one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    return 0
 
 
 def _time(value: object) -> float | None:
@@ -83,7 +85,9 @@ def _usage(timings: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
 
 def _detail(details: object, name: str) -> int:
     """One count of a usage's details; 0 if there is none."""
-    return count(details.get(name)) if isinstance(details, dict) else 0
+    if isinstance(details, dict):
+        return count(details.get(name))
+    return 0
 
 
 def _from_llamacpp(timings: ServerTimings, reported: dict[str, Any]) -> ServerTimings:

@@ -86,7 +86,8 @@ def split_parts(path: Path) -> tuple[Path, ...]:
     match = _PART.search(path.stem)
     if match is None or int(match["count"]) > 1024:
         return (path,)
-    stem, count = path.stem[: match.start()], match["count"]
+    stem = path.stem[: match.start()]
+    count = match["count"]
     return tuple(
         path.with_name(f"{stem}-{number:05}-of-{count}{path.suffix}")
         for number in range(1, int(count) + 1)
@@ -135,7 +136,9 @@ def folder_setting(environ: Mapping[str, str], variable: str) -> Path | None:
     text = environ.get(variable)
     if not text:
         return None
-    return home_folder(environ) / text[2:] if text.startswith("~/") else Path(text).absolute()
+    if text.startswith("~/"):
+        return home_folder(environ) / text[2:]
+    return Path(text).absolute()
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

@@ -42,5 +42,6 @@ def read_models(folder: Path) -> Iterator[ExternalModel]:
     for path in gguf_files(folder):
         inner = path.relative_to(folder).parts[:-1]
         stem = plain_stem(path)
-        short, long = "/".join(("lmstudio", *inner[1:], stem)), "/".join(("lmstudio", *inner, stem))
+        short = "/".join(("lmstudio", *inner[1:], stem))
+        long = "/".join(("lmstudio", *inner, stem))
         yield ExternalModel(LM_STUDIO, short, long, path)

@@ -36,5 +36,6 @@ def read_models(folder: Path) -> Iterator[ExternalModel]:
     """The models of a folder that the user named."""
     for path in gguf_files(folder):
         inner = path.relative_to(folder).with_name(plain_stem(path)).as_posix()
-        short, long = f"folder/{plain_stem(path)}", f"folder/{folder.name}/{inner}"
+        short = f"folder/{plain_stem(path)}"
+        long = f"folder/{folder.name}/{inner}"
         yield ExternalModel(FOLDER, short, long, path)

@@ -232,7 +232,8 @@ class HubClient:
 
     def _denied(self, repository: str, response: httpx2.Response) -> NetworkError:
         """The error where the server wants another user, or none, and names no licence."""
-        host, status = response.url.host, f"{response.status_code} {response.reason_phrase}"
+        host = response.url.host
+        status = f"{response.status_code} {response.reason_phrase}"
         words = " ".join(response.headers.get("x-error-message", "").split())[:200]
         token = "give the token" if self._token else "set HF_TOKEN to a token that has"
         return NetworkError(

@@ -76,7 +76,8 @@ class Download:
         )
 
     def _fill(self, part: PartialFile, file: RemoteFile) -> None:
-        failures, restarts = 0, part.restarts
+        failures = 0
+        restarts = part.restarts
         while part.length < file.size:
             before = part.length
             try:
@@ -163,7 +164,9 @@ def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, ser
 
 def _strong(etag: str | None) -> str:
     """The ETag if If-Range may carry it, else empty: a weak one does not promise equal bytes."""
-    return etag if etag and etag.startswith('"') and len(etag) <= 300 else ""
+    if etag and etag.startswith('"') and len(etag) <= 300:
+        return etag
+    return ""
 
 
 def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:

@@ -63,7 +63,9 @@ class Installed(NamedTuple):
     @property
     def path(self) -> Path:
         """The path for an engine: the GGUF file (of a split one the first), or the safetensors folder."""
-        return self.files[0] if self.manifest.format == "gguf" else self.folder
+        if self.manifest.format == "gguf":
+            return self.files[0]
+        return self.folder
 
     @property
     def family(self) -> str:

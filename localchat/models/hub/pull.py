@@ -149,7 +149,8 @@ def _no_gguf(pulled: Installed) -> str:
 
 def _name(reference: Reference, variant: Variant) -> str:
     """The model's name: by its quantization, or by the file's own name where the user gave that."""
-    asked, found = reference.quantization, variant.quantization
+    asked = reference.quantization
+    found = variant.quantization
     by_file = variant.format == "gguf" and asked and not same_quantization(asked, found)
     return reference.stored_name(PurePosixPath(variant.stem).name if by_file else found)
 
@@ -203,7 +204,9 @@ def _verified_sha256(file: RemoteFile, path: Path, known: dict[tuple[str, int], 
         return None
     if file.sha256 is None and file.git_sha1 is not None:
         hashes = hash_file(path, git=True)
-        return hashes.sha256 if hashes.git_sha1 == file.git_sha1 else None
+        if hashes.git_sha1 == file.git_sha1:
+            return hashes.sha256
+        return None
     found = known.get((file.path, file.size)) or hash_file(path).sha256
     return found if file.sha256 in (None, found) else None
 

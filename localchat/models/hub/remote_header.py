@@ -66,9 +66,13 @@ class HubSource:
     ) -> None:
         self.name = file.path
         self.size = file.size
-        self._hub, self._listing, self._file = hub, selected.listing, file
-        self._budget, self._with_retry = budget, with_retry
-        self._start, self._window = 0, b""
+        self._hub = hub
+        self._listing = selected.listing
+        self._file = file
+        self._budget = budget
+        self._with_retry = with_retry
+        self._start = 0
+        self._window = b""
 
     def read(self, offset: int, count: int) -> bytes:
         """See ByteSource. Raises NetworkError, and ModelInvalid beyond the budget."""

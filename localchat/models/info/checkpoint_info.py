@@ -154,7 +154,8 @@ def _delta_nets(model: Checkpoint) -> int:
     kinds = {**model.config, **(text if isinstance(text, Mapping) else {})}.get("layer_types")
     if isinstance(kinds, list):
         return kinds.count("linear_attention")
-    layers, interval = model.number("num_hidden_layers"), model.number("full_attention_interval")
+    layers = model.number("num_hidden_layers")
+    interval = model.number("full_attention_interval")
     return layers - layers // (interval or _FULL_ATTENTION_INTERVAL)
 
 

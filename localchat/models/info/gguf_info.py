@@ -82,8 +82,10 @@ def describe_gguf(header: Header) -> ModelDescription:
     if pooling := pooling_of(header):
         ranks = pooling == "rank"
         abilities = frozenset({"rerank" if ranks else "embedding"})
-        can, cannot = (_RERANK_CAN if ranks else _EMBEDDING_CAN), _EMBEDDING_CANNOT
-        more, less = (), ()
+        can = _RERANK_CAN if ranks else _EMBEDDING_CAN
+        cannot = _EMBEDDING_CANNOT
+        more = ()
+        less = ()
     return ModelDescription(
         architecture=header.architecture,
         parameters=header.parameters,
@@ -121,7 +123,9 @@ def _attention(shape: ModelShape) -> str:
     else:
         kind = f"grouped-query, {shape.heads} heads on {kv_heads} KV heads"
     sliding = sum(layer.sliding for layer in shape.layers)
-    return f"{kind}, {sliding} of {len(shape.layers)} layers slide" if sliding else kind
+    if sliding:
+        return f"{kind}, {sliding} of {len(shape.layers)} layers slide"
+    return kind
 
 
 def _text(header: Header, key: str) -> str:
@@ -168,7 +172,8 @@ def sentences_of(
     abilities: frozenset[Ability], templates: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Sentences on what a model can do, and on what it cannot."""
-    can, cannot = [], ["It reads no images and hears no sound here."]
+    can = []
+    cannot = ["It reads no images and hears no sound here."]
     if templates:
         can.append("It has a chat template.")
     else:
@@ -191,7 +196,8 @@ def sentences_of(
 
 
 def _shape_sentences(shape: ModelShape) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    can, cannot = [], []
+    can = []
+    cannot = []
     if shape.recurrent:
         cannot.append(
             "It keeps a running state that cannot be cut back: an earlier prompt is reused only from where "

@@ -199,7 +199,8 @@ def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:
     reason = sequence = None
     match end:
         case ChoiceEnd(reason="stop", why=str(why)) if why != REPETITION:
-            reason, sequence = "stop_sequence", why
+            reason = "stop_sequence"
+            sequence = why
         case ChoiceEnd(reason="stop"):
             reason = "end_turn"
         case ChoiceEnd(reason="tool_calls"):

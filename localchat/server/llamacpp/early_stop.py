@@ -38,7 +38,8 @@ class LineStop:
 
     def flush(self) -> str:
         """See EarlyStop."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
     def _is_late(self) -> bool:
@@ -46,7 +47,8 @@ class LineStop:
         return self._limit_s is not None and self._clock() - self._started_s > self._limit_s
 
     def _cut_at_outdent(self, text: str) -> tuple[str, bool]:
-        whole, self._held = self._held + text, ""
+        whole = self._held + text
+        self._held = ""
         at = whole.find("\n")
         while at >= 0:
             line = at

@@ -90,10 +90,12 @@ async def embeddings(request: Request) -> Response:
         raise bad_request(
             "The field 'input' is required.", param="input", code="missing_required_parameter"
         )
-    began_s, keep_s = time.perf_counter(), keep_alive_s(body.keep_alive)
+    began_s = time.perf_counter()
+    keep_s = keep_alive_s(body.keep_alive)
     truncate = body.input is not None and body.truncate is not False
     if not given:
-        vectors, tokens = list[list[float]](), 0
+        vectors = list[list[float]]()
+        tokens = 0
     else:
         texts = checked_texts(given, limits)
         async with await service.lease(model_name(service, body.model), request) as lease:
@@ -129,7 +131,8 @@ async def _load(
     piece: "Callable[[AnswerPiece], Json]",
 ) -> Response:
     """Load a model and answer nothing, as programs ask at their start; unload it with a keep-alive of 0."""
-    name, keep_s = model_name(service, body.model), keep_alive_s(body.keep_alive)
+    name = model_name(service, body.model)
+    keep_s = keep_alive_s(body.keep_alive)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if keep_s != 0 or name in [loaded for loaded, _ in service.engines.loaded()]:
         async with await service.lease(name, request) as lease:
@@ -246,7 +249,9 @@ class OllamaFormatter:
     def _change(self, change: BlockEvent) -> bytes:
         match change:
             case BlockDelta(block, text, logprobs) if block.kind == "text":
-                return self._part(AnswerPiece(text=text), logprobs) if text or logprobs else b""
+                if text or logprobs:
+                    return self._part(AnswerPiece(text=text), logprobs)
+                return b""
             case BlockDelta(block, text) if block.kind == "reasoning":
                 return self._part(AnswerPiece(thinking=text)) if text else b""
             case BlockClosed(block) if block.kind == "call":
@@ -258,7 +263,9 @@ class OllamaFormatter:
         return _line({**head, **self._piece(piece), "done": False, **self._logprobs(logprobs)})
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> Json:
-        return {"logprobs": chat_logprobs(logprobs)} if self._with_logprobs and logprobs else {}
+        if self._with_logprobs and logprobs:
+            return {"logprobs": chat_logprobs(logprobs)}
+        return {}
 
     def _whole(
         self, piece: AnswerPiece, end: ChoiceEnd | None, usage: Usage, done: Done | None

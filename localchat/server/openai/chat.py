@@ -276,7 +276,9 @@ class ChatFormatter(ChunkFormatter):
                 tokens = chat_logprobs(logprobs) if self.with_logprobs else []
                 return self._delta(choice, DeltaMessage(content=text), tokens)
             case Reasoning(choice, text):
-                return self._delta(choice, DeltaMessage(reasoning_content=text)) if text else b""
+                if text:
+                    return self._delta(choice, DeltaMessage(reasoning_content=text))
+                return b""
             case ToolCall():
                 delta = _call_delta(event)
                 if self.as_functions:
@@ -305,7 +307,9 @@ class ChatFormatter(ChunkFormatter):
 
     @property
     def _extension(self) -> dict[str, Any] | None:
-        return None if self.tries is None else {"tries": self.tries.report}
+        if self.tries is None:
+            return None
+        return {"tries": self.tries.report}
 
     def _delta(
         self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None
@@ -347,7 +351,9 @@ class ChatFormatter(ChunkFormatter):
         return ChatChoice(index, message, reason, logprobs, choice.end.why)
 
     def _finish_reason(self, reason: Reason) -> str:
-        return "function_call" if self.as_functions and reason == "tool_calls" else reason
+        if self.as_functions and reason == "tool_calls":
+            return "function_call"
+        return reason
 
 
 def _call_delta(call: ToolCall) -> ToolCallDelta:

@@ -68,7 +68,9 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
     declines = isinstance(body, ChatBody) and body.continue_final_message is False
     continues = last.role == "assistant" and not last.tool_calls and not declines
     if continues and not last.content and not last.reasoning and len(messages) > 1:
-        messages, continues = messages[:-1], False  # an empty answer cannot be continued
+        # an empty answer cannot be continued
+        messages = messages[:-1]
+        continues = False
     return Messages(
         messages=messages,
         tools=tools,
@@ -248,7 +250,9 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
 
 COMPLETION_TOKENS: Final = 16
 """Longest plain completion, where the request has no limit: as with OpenAI."""
-BACKGROUND, CHAT, INFILL = -1, 0, 1
+BACKGROUND = -1
+CHAT = 0
+INFILL = 1
 """Priorities: a completion in an editor must come within milliseconds, a chat may wait."""
 _SEED_MASK: Final = (1 << 64) - 1
 _MAX_LOGPROBS: Final = 20

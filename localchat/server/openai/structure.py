@@ -89,18 +89,18 @@ def _grammars(body: StructureBody, limits: ServerLimits) -> Iterator[Grammar]:
 def _guided(kind: str, value: Any, field: str, limits: ServerLimits) -> Iterator[Grammar]:  # noqa: ANN401 - JSON
     """A structure by vLLM's name of its kind."""
     match kind, value:
-        case "json", _:
+        case ["json", _]:
             yield _schema(value, field, limits)
-        case "json_object", bool():
+        case ["json_object", bool()]:
             yield from [Grammar("json_object", field=field)] if value else []
-        case "regex", str():
+        case ["regex", str()]:
             yield Grammar("regex", value, field)
-        case "grammar", str():
+        case ["grammar", str()]:
             yield Grammar("lark", value, field)
-        case "choice", list() if value and all(isinstance(one, str) for one in value):
+        case ["choice", list()] if value and all(isinstance(one, str) for one in value):
             choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in value)
             yield Grammar("lark", f"start: {choices}", field)
-        case "json_object" | "regex" | "grammar" | "choice", _:
+        case ["json_object" | "regex" | "grammar" | "choice", _]:
             wanted = {"json_object": "true or false", "choice": "a list of strings"}
             raise bad_request(
                 f"The field {field!r} must be {wanted.get(kind, 'a string')}.",

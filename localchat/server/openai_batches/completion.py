@@ -52,13 +52,16 @@ def validate(store: BatchStore, record: BatchRecord, limits: ServerLimits) -> li
 def begin(store: BatchStore, record: BatchRecord, problems: Sequence[Problem]) -> None:
     """Set a batch in progress, or end it as failed where there are problems. On the event loop, where
     batches are cancelled, too."""
-    batch, now_s = record.batch, int(time.time())
+    batch = record.batch
+    now_s = int(time.time())
     if problems:
-        batch.status, batch.failed_at = "failed", now_s
+        batch.status = "failed"
+        batch.failed_at = now_s
         batch.errors = BatchErrors([BatchLineError(*one) for one in problems])
         batch.request_counts.total = 0
     elif batch.status == "validating":  # it may have been cancelled meanwhile
-        batch.status, batch.in_progress_at = "in_progress", now_s
+        batch.status = "in_progress"
+        batch.in_progress_at = now_s
     store.save(record)
 
 
@@ -82,7 +85,8 @@ def _line_problems(source: BatchInput, endpoint: str) -> list[Problem]:
 
 def end(store: BatchStore, record: BatchRecord) -> None:
     """Make files of the answers, and close the batch: completed, expired or cancelled."""
-    batch, now_s = record.batch, int(time.time())
+    batch = record.batch
+    now_s = int(time.time())
     answers = store.answers(batch.id)
     with (
         BatchOutput(answers) as output,
@@ -106,11 +110,14 @@ def end(store: BatchStore, record: BatchRecord) -> None:
             request_counts=replace(batch.request_counts, completed=good.lines, failed=failed),
         )
     if ended.status == "cancelling":
-        ended.status, ended.cancelled_at = "cancelled", now_s
+        ended.status = "cancelled"
+        ended.cancelled_at = now_s
     elif expired:
-        ended.status, ended.expired_at = "expired", now_s
+        ended.status = "expired"
+        ended.expired_at = now_s
     else:
-        ended.status, ended.completed_at = "completed", now_s
+        ended.status = "completed"
+        ended.completed_at = now_s
     store.save(replace(record, batch=ended))
     record.batch = ended
     answers.unlink(missing_ok=True)
@@ -137,7 +144,9 @@ class _AnswerFile:
     def __init__(self, store: BatchStore) -> None:
         handle, name = tempfile.mkstemp(prefix=".answers.", dir=store.folder)
         self.lines = 0
-        self._store, self._path, self._file = store, Path(name), os.fdopen(handle, "wb")
+        self._store = store
+        self._path = Path(name)
+        self._file = os.fdopen(handle, "wb")
 
     def close(self) -> None:
         """Remove it, if it did not become one."""

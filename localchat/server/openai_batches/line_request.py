@@ -29,7 +29,9 @@ async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], client: Client) 
     content = msgspec.json.encode(body)
     request_id = new_id("req_")
     waiting = [{"type": "http.request", "body": content, "more_body": False}]
-    status, final, pieces = 500, False, list[bytes]()
+    status = 500
+    final = False
+    pieces = list[bytes]()
 
     async def receive() -> Message:
         if waiting:

@@ -195,7 +195,8 @@ class BatchRunner:
                 if batch.status != "cancelling" or task.cancelling():
                     raise  # the server stops
         if batch.status == "in_progress":
-            batch.status, batch.finalizing_at = "finalizing", int(time.time())
+            batch.status = "finalizing"
+            batch.finalizing_at = int(time.time())
         await to_its_end(asyncio.to_thread(self.store.save, record))
 
     async def _answer_lines(self, record: BatchRecord) -> None:

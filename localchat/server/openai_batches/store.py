@@ -48,7 +48,8 @@ class BatchStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files, self._batches = folder / "files", folder / "batches"
+        self._files = folder / "files"
+        self._batches = folder / "batches"
 
     def prepare(self) -> None:
         """Make the folders, and remove what has expired. Raises OSError."""
@@ -80,7 +81,9 @@ class BatchStore:
         if found is None or found.owner != owner:
             return None
         expires_s = found.file.expires_at
-        return None if expires_s is not None and expires_s <= time.time() else found
+        if expires_s is not None and expires_s <= time.time():
+            return None
+        return found
 
     def files(self, owner: str) -> list[FileRecord]:
         """The files of an owner, newest first."""
@@ -107,7 +110,9 @@ class BatchStore:
     def batch(self, id_: str, owner: str | None = None) -> BatchRecord | None:
         """A batch, of this owner if one is named."""
         found = self._read(self._batches, id_, BatchRecord)
-        return found if found is not None and owner in (None, found.owner) else None
+        if found is not None and owner in (None, found.owner):
+            return found
+        return None
 
     def batches(self, owner: str | None = None) -> list[BatchRecord]:
         """Batches, newest first."""

@@ -244,7 +244,9 @@ def _required(value: str | None, path: str) -> str:
 
 def _model_name(name: ToolName) -> str:
     """The one name by which the model knows a tool."""
-    return f"{name.namespace}__{name.name}" if name.namespace else name.name
+    if name.namespace:
+        return f"{name.namespace}__{name.name}"
+    return name.name
 
 
 def _tools(

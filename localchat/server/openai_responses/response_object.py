@@ -141,7 +141,9 @@ def summary_part(text: str) -> Json:
 
 def final_status(end: ChoiceEnd | None) -> Literal["completed", "incomplete"]:
     """Status of a response that ended so."""
-    return "incomplete" if end is not None and end.reason == "length" else "completed"
+    if end is not None and end.reason == "length":
+        return "incomplete"
+    return "completed"
 
 
 def _usage(usage: Usage) -> Json:

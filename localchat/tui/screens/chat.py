@@ -91,7 +91,8 @@ class ChatScreen(Screen[None]):
     def on_screen_resume(self, event: events.ScreenResume) -> None:
         """Apply no styles before the first frame: every widget got them when it was mounted, and applying
         them again takes a tenth of the time to that frame."""
-        event.refresh_styles, self._resumed = self._resumed, True
+        event.refresh_styles = self._resumed
+        self._resumed = True
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
@@ -174,10 +175,12 @@ class ChatScreen(Screen[None]):
 
     def _show_keys(self) -> None:
         """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
-        session, focus = self.session, getattr(self.focused, "id", None) or ""
+        session = self.session
+        focus = getattr(self.focused, "id", None) or ""
         queue = bool(self._queue)
         offers = self.transcript.open_offers if self.talk.has_transcript else ()
-        covered, continues = self.is_covered, session.can_continue
+        covered = self.is_covered
+        continues = session.can_continue
         panel = self.technical_metrics if self.shows_panel else None
         state = FooterState(focus, session.busy, covered, queue, continues, offers, panel)
         keys = footer_keys(state, self.session.context.keys)
@@ -188,7 +191,9 @@ class ChatScreen(Screen[None]):
 
     def _show_progress(self) -> None:
         """Show what the request waits for at the end of the transcript, until its first words."""
-        status, terms, now_s = self.session.status, self.technical_metrics, time.monotonic()
+        status = self.session.status
+        terms = self.technical_metrics
+        now_s = time.monotonic()
         block = progress_block(status, now_s, technical=terms) if self.session.busy else None
         if block is not None:
             self.transcript.put(block)
@@ -253,7 +258,8 @@ class ChatScreen(Screen[None]):
 
     def _update_banner(self) -> None:
         """Show what lasts: a sent message that is being changed, or messages that wait."""
-        banner, is_list = self.query_one(Banner), not self._edited.id
+        banner = self.query_one(Banner)
+        is_list = not self._edited.id
         banner.keep(self._queue.describe() if is_list else _EDITING, is_list=is_list)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -304,7 +310,8 @@ class ChatScreen(Screen[None]):
             self.transcript.to_end()
             self._ask(*self._queue.next())
         else:
-            waited, written = self._queue.take_all(), self.composer.written
+            waited = self._queue.take_all()
+            written = self.composer.written
             text = "\n\n".join(filter(None, (waited.text, written.text)))
             self.composer.write(text, (*waited.attachments, *written.attachments))
         self._update_banner()

@@ -23,7 +23,9 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def __init__(self, title: str, about: str, yes: str, no: str = "Not now") -> None:
         super().__init__()
-        self._title, self._about, self._answers = title, about, (yes, no)
+        self._title = title
+        self._about = about
+        self._answers = (yes, no)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog", classes="-small") as box:

@@ -130,7 +130,8 @@ class HistoryScreen(ListDialog[str]):
         if self._renaming is None:
             self.dismiss(id_)
             return
-        renamed, self._renaming = self._renaming, None
+        renamed = self._renaming
+        self._renaming = None
         field = self.query_one("#filter", Input)
         try:
             self._history.rename(renamed, field.value)
@@ -222,7 +223,9 @@ def _day(seconds: float) -> str:
     days = (today - then).days
     if days <= 1:
         return "Yesterday" if days == 1 else "Today"
-    return "Earlier this week" if days < 7 else then.strftime("%B %Y")
+    if days < 7:
+        return "Earlier this week"
+    return then.strftime("%B %Y")
 
 
 def _title_line(summary: "ConversationSummary") -> Content:
@@ -242,7 +245,9 @@ def _match_lines(hit: "SearchHit") -> Content:
     for start, end in hit.marks:
         snippet = snippet.stylize(_MATCH_STYLE, start, end)
     head = _title_line(hit.summary)
-    return head if hit.node_id is None else Content("\n").join([head, Content(" " * 11) + snippet])
+    if hit.node_id is None:
+        return head
+    return Content("\n").join([head, Content(" " * 11) + snippet])
 
 
 def _when(seconds: float) -> str:

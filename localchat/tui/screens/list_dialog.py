@@ -58,7 +58,8 @@ class ListDialog(ModalScreen[R], Generic[R]):
         """Show the keys on the frame if they fit there, else below the list."""
         if not self.is_open:
             return
-        box, keys = self.query_one("#dialog"), self.query_one("#keys", Static)
+        box = self.query_one("#dialog")
+        keys = self.query_one("#keys", Static)
         keys.display = len(self.KEYS_TEXT) > box.size.width - _FRAME_CELLS
         keys.update(Content(_wrapped_parts(self.KEYS_TEXT, box.size.width)))
         box.border_subtitle = Content("" if keys.display else self.KEYS_TEXT)
@@ -122,7 +123,9 @@ class ListDialog(ModalScreen[R], Generic[R]):
     def marked(self) -> str | None:
         """The id of the marked entry."""
         at = self.entries.highlighted
-        return self.entries.get_option_at_index(at).id if at is not None else None
+        if at is not None:
+            return self.entries.get_option_at_index(at).id
+        return None
 
     def show_about(self, text: str | None = None) -> None:
         """Show a line below the list: by default the one about the marked entry."""

@@ -142,7 +142,9 @@ class ModelScreen(ListDialog[ModelChoice]):
     def _heading(self, section: str) -> str:
         """The heading of a section, which promises nothing while models have no verdict yet."""
         title = _SECTIONS[section]
-        return title if len(self._verdicts) == len(self._models) else title.partition(":")[0]
+        if len(self._verdicts) == len(self._models):
+            return title
+        return title.partition(":")[0]
 
     def _section(self, entry: ModelEntry) -> str:
         """The section of a model: by its verdict, before that by its size."""
@@ -160,7 +162,8 @@ class ModelScreen(ListDialog[ModelChoice]):
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
         style = "$error" if verdict.fits is False else "$foreground 70%"
         speed = self._speed_column(verdict)
-        cells, narrow = self.app.size.width, self.app.size.width < _NARROW
+        cells = self.app.size.width
+        narrow = self.app.size.width < _NARROW
         width = _name_cells(cells, len(speed))
         name = sanitize_line(_label(entry))
         name = name if len(name) <= width else f"{name[: width - 1]}…"
@@ -171,7 +174,10 @@ class ModelScreen(ListDialog[ModelChoice]):
         if cells < _WITH_MEMORY:
             words = words.partition(":")[0].partition(",")[0]
         if entry.name in self._recommended and entry.kind == "catalogue":
-            words, speed, taken, style = self._recommended[entry.name], "", "", "$success"
+            words = self._recommended[entry.name]
+            speed = ""
+            taken = ""
+            style = "$success"
         used = self._used.words(entry.name) if self._used is not None else ""
         parts = [used, words]
         if narrow:
@@ -305,7 +311,9 @@ class ModelScreen(ListDialog[ModelChoice]):
 
 def _label(entry: ModelEntry) -> str:
     """The name of a model in the list; of a path its last part."""
-    return PurePath(entry.name).name if entry.name.startswith("/") else entry.name
+    if entry.name.startswith("/"):
+        return PurePath(entry.name).name
+    return entry.name
 
 
 def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[ModelEntry, ...]:
@@ -435,7 +443,9 @@ def _words(plan: "MemoryPlan") -> str:
     if plan.missing:
         return f"does not fit: {plan.missing}"
     words = f"{tokens(plan.context_tokens)}, {size(plan.total_bytes)}"
-    return f"fits: {words}" if plan.fits else f"does not fit: {words}"
+    if plan.fits:
+        return f"fits: {words}"
+    return f"does not fit: {words}"
 
 
 def _matching(text: str, entries: Sequence[ModelEntry]) -> list[ModelEntry]:

@@ -48,7 +48,8 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         """Show the sampling that is recommended for the model, once it is read."""
         from localchat.models.recommended_sampling import recommended_sampling
 
-        context, model = self._session.context, self._session.setup.model
+        context = self._session.context
+        model = self._session.setup.model
         try:
             found = await asyncio.to_thread(recommended_sampling, model, context.paths)
         except LocalchatError:
@@ -84,9 +85,13 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     def about(self, id_: str) -> str:
         if self._key is None:
             when = "; reloads the model" if id_ in _RELOADING else ""
-            return f"{KEYS[id_].about}\n/set {id_} VALUE{when}" if id_ in KEYS else ""
+            if id_ in KEYS:
+                return f"{KEYS[id_].about}\n/set {id_} VALUE{when}"
+            return ""
         cost = next((each for each in self._costs if each.value == id_), None)
-        return cost.words if cost else f"It takes {KEYS[self._key].valid}"
+        if cost:
+            return cost.words
+        return f"It takes {KEYS[self._key].valid}"
 
     # ------------------------------------------------------------------ one parameter
 
@@ -165,7 +170,8 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             return
         self._key = None
         field = self.query_one("#filter", Input)
-        field.placeholder, field.value = self.FILTER_TEXT, ""
+        field.placeholder = self.FILTER_TEXT
+        field.value = ""
         self.fill("")
 
 

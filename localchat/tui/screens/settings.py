@@ -100,7 +100,8 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
     def _leave_key(self) -> None:
         self._key = None
         field = self.query_one("#filter", Input)
-        field.placeholder, field.value = self.FILTER_TEXT, ""
+        field.placeholder = self.FILTER_TEXT
+        field.value = ""
         self.fill("")
 
     def action_leave(self) -> None:

@@ -40,7 +40,9 @@ class Background(NamedTuple):
 def background_of(color: str) -> Background | None:
     """The colour of a reply, as `rgb:ffff/ffff/ffff`; None if it is none."""
     found = _COLOR.match(color)
-    return None if found is None else Background(*(_share(part) for part in found.groups()))
+    if found is None:
+        return None
+    return Background(*(_share(part) for part in found.groups()))
 
 
 def _share(digits: str) -> float:
@@ -61,13 +63,15 @@ class ReplyFilter:
         # The escape character alone is a key, and is not held back.
         is_rest = self._after_escape and data.startswith("]")
         self._after_escape = data.endswith("\x1b")
-        data, self._held = ("\x1b" if is_rest else self._held) + data, ""
+        data = ("\x1b" if is_rest else self._held) + data
+        self._held = ""
         for match in _REPLY.finditer(data):
             if (found := background_of(match[1])) is not None:
                 self._on_reply(found)
         data = _REPLY.sub("", data)
         if (begun := _BEGUN.search(data)) is not None:
-            self._held, self._held_s = begun[0], time.monotonic()
+            self._held = begun[0]
+            self._held_s = time.monotonic()
             data = data[: begun.start()]
         return data.removeprefix("\x1b") if is_rest else data
 
@@ -75,7 +79,8 @@ class ReplyFilter:
         """What was held back for too long, or everything at the end of the input."""
         if not self._held or time.monotonic() - self._held_s < _PATIENCE_S:
             return ""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 

@@ -56,7 +56,9 @@ class ChangedRegionsCompositor(Compositor):
     def _get_renders(
         self, crop: Region | None = None
     ) -> Iterable[tuple[Region, Region, list[Strip]]]:
-        return self._changed_renders() if self._changed else super()._get_renders(crop)
+        if self._changed:
+            return self._changed_renders()
+        return super()._get_renders(crop)
 
     def _changed_renders(self) -> Iterable[tuple[Region, Region, list[Strip]]]:
         above: list[Region] = []
@@ -70,6 +72,7 @@ class ChangedRegionsCompositor(Compositor):
             ]
             above.append(visible)
             if parts:
-                top, bottom = min(part.y for part in parts), max(part.bottom for part in parts)
+                top = min(part.y for part in parts)
+                bottom = max(part.bottom for part in parts)
                 rows = Region(visible.x, top, visible.width, bottom - top)
                 yield region, rows, widget.render_lines(rows.translate(-region.offset))

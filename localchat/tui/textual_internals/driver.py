@@ -34,7 +34,9 @@ def output_is_pending(app: "App[object]") -> bool:
 def terminal_writer(app: "App[Any]") -> Callable[[str], None]:
     """A function that writes an escape sequence to the terminal between the screen's own updates."""
     driver = app._driver
-    return driver.write if driver is not None else lambda sequence: None
+    if driver is not None:
+        return driver.write
+    return lambda sequence: None
 
 
 def alert(app: "App[Any]", text: str) -> None:

@@ -14,7 +14,8 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.strip import Strip
 from textual.widget import Widget
 
-_TRACK, _THUMB = Color.parse("#555555"), Color.parse("bright_magenta")
+_TRACK = Color.parse("#555555")
+_THUMB = Color.parse("bright_magenta")
 
 
 def rows_in(widget: Widget, crop: Region, row: Callable[[int], Strip]) -> list[Strip]:

@@ -77,7 +77,9 @@ class TerminalInput:
     @property
     def wait_s(self) -> float:
         """Time to wait for more bytes before calling `silent`."""
-        return _KEY_WAIT_S if self._paste_end is None else _PASTE_END_WAIT_S
+        if self._paste_end is None:
+            return _KEY_WAIT_S
+        return _PASTE_END_WAIT_S
 
     def feed(self, data: bytes) -> Iterator[TerminalEvent]:
         """Take bytes from the terminal and return the complete events."""
@@ -122,7 +124,8 @@ class TerminalInput:
 
     def _resume_paste(self) -> None:
         """Read a late part of a paste as a paste: its line ends must not send messages."""
-        end, start = self._buffer.find(PASTE_END), self._buffer.find(PASTE_START)
+        end = self._buffer.find(PASTE_END)
+        start = self._buffer.find(PASTE_START)
         is_burst = len(self._buffer) >= _BURST_BYTES and (
             b"\r" in self._buffer or b"\n" in self._buffer
         )
@@ -131,7 +134,8 @@ class TerminalInput:
 
     def _find_end(self) -> bool:
         """Find the end marker. True if another paste begins after it, so that nothing can follow."""
-        buffer, width = self._buffer, len(PASTE_END)
+        buffer = self._buffer
+        width = len(PASTE_END)
         if self._paste_end is None:
             first = buffer.find(PASTE_END, max(0, self._searched - width + 1))
             if first < 0:
@@ -140,7 +144,8 @@ class TerminalInput:
             self._paste_end = first
         while True:
             after = self._paste_end + width
-            next_end, next_start = buffer.find(PASTE_END, after), buffer.find(PASTE_START, after)
+            next_end = buffer.find(PASTE_END, after)
+            next_start = buffer.find(PASTE_START, after)
             if next_start >= 0 and (next_end < 0 or next_start < next_end):
                 return True
             if next_end < 0:

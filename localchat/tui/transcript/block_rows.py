@@ -140,7 +140,9 @@ def _folded_lines(block: UserBlock, is_open: bool) -> Iterator[list[Piece]]:
 
 
 def _words(text: str) -> list[Piece]:
-    return [Piece(sanitize_line(text.replace("\t", "    ")), PLAIN)] if text else []
+    if text:
+        return [Piece(sanitize_line(text.replace("\t", "    ")), PLAIN)]
+    return []
 
 
 def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
@@ -189,7 +191,9 @@ def _decoration(text: str, width: int, look: Look = MUTED) -> Iterator[Row]:
 
 
 def _branch(branch: Branch) -> str:
-    return f"‹ {branch.number}/{branch.total} ›" if branch.total > 1 else ""
+    if branch.total > 1:
+        return f"‹ {branch.number}/{branch.total} ›"
+    return ""
 
 
 def _reasoning(block: ReasoningBlock, width: int, is_open: bool) -> BlockRows:

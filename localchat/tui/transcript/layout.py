@@ -174,7 +174,10 @@ class BlockLayout:
 
     def replace(self, blocks: Iterable[Block]) -> None:
         """Replace all blocks."""
-        self.items, self._index, self._cached, self._cached_rows = [], {}, {}, 0
+        self.items = []
+        self._index = {}
+        self._cached = {}
+        self._cached_rows = 0
         self._heights = BlockHeights()
         for block in blocks:
             self.put(block)
@@ -213,7 +216,8 @@ class BlockLayout:
             self._index[block.id] = len(self.items) - 1
             return len(self.items) - 1
         item = self.items[index]
-        before, item.block = item.block, block
+        before = item.block
+        item.block = block
         if isinstance(block, AnswerBlock) and isinstance(before, AnswerBlock):
             self._extend_answer(item, before.text, block.text)
         if before != block:
@@ -256,7 +260,8 @@ class BlockLayout:
         if index is None:
             return None
         item = self.items[index]
-        item.markdown, item.frozen = None, (None, [])
+        item.markdown = None
+        item.frozen = (None, [])
         self._discard_rows(item)
         return index
 
@@ -281,9 +286,11 @@ class BlockLayout:
     def resize(self, width: int) -> None:
         """Change the width and estimate all heights anew."""
         self.width = width
-        self._cached, self._cached_rows = {}, 0
+        self._cached = {}
+        self._cached_rows = 0
         for index, item in enumerate(self.items):
-            item.block_rows, item.width = None, 0
+            item.block_rows = None
+            item.width = 0
             self._heights.set(index, self._estimate(item))
 
     def top(self, index: int) -> int:
@@ -321,7 +328,8 @@ class BlockLayout:
         """`count` rows from `first` on, with their positions; fewer at the end."""
         position = self.position(first)
         while position is not None and count > 0:
-            rows, height = self.rows(position.block).rows, self._heights[position.block]
+            rows = self.rows(position.block).rows
+            height = self._heights[position.block]
             for at in range(position.row, min(height, position.row + count)):
                 yield RowPosition(position.block, at), rows[at] if at < len(rows) else EMPTY
             count -= max(0, height - position.row)
@@ -361,7 +369,8 @@ class BlockLayout:
 
     def unhighlighted(self, first: int, count: int) -> LaidOutBlock | None:
         """A block in `count` rows from `first` on whose code has no final colours yet."""
-        start, end = self._heights.index_at(first), self._heights.index_at(first + count - 1)
+        start = self._heights.index_at(first)
+        end = self._heights.index_at(first + count - 1)
         return next((each for each in self.items[max(0, start) : end + 1] if each.unfinished), None)
 
     def highlight(self, item: LaidOutBlock, budget_s: float) -> bool:

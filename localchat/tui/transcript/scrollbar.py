@@ -25,7 +25,8 @@ class ScrollbarUpdates:
 
     def update(self, *, following: bool) -> None:
         """Update it; while the end is followed, maybe later."""
-        view, now = self._view, time.monotonic()
+        view = self._view
+        now = time.monotonic()
         if following and now - self._updated_s < _EVERY_S:
             if self._timer is None and view.is_attached:
                 self._timer = view.set_timer(_EVERY_S, self._is_due)

@@ -24,7 +24,8 @@ class TranscriptSearch:
 
     def start(self, text: str) -> None:
         """Search for another text; an empty one ends the search."""
-        self._needle, self.current = text.casefold(), None
+        self._needle = text.casefold()
+        self.current = None
 
     def count(self) -> int:
         """Number of matches in all blocks."""

@@ -22,7 +22,8 @@ def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int,
     span = None if selection is None else selection.get_span(y)
     if span is None:
         return []
-    start, end = max(span[0], row.lead_length), span[1]
+    start = max(span[0], row.lead_length)
+    end = span[1]
     length = len(row.text)
     end = length if end < 0 else min(end, length)
     return [(start, end)] if start < end else []
@@ -41,7 +42,8 @@ def selected_text(layout: "BlockLayout", selection: "Selection") -> str:
             span = selection.get_span(base + at)
             if span is None:
                 continue
-            start, end = max(span[0], row.lead_length), span[1]
+            start = max(span[0], row.lead_length)
+            end = span[1]
             text = row.text
             whole = end < 0 or end >= len(text)
             parts.append(text[start : len(text) if whole else end])

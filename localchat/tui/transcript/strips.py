@@ -107,9 +107,12 @@ class Palette:
     def _foreground(self, tint: str, muted: bool, ground: str) -> RichColor | None:
         role = _TINTS.get(tint, "foreground")
         if self.ansi:
-            return None if muted or role == "foreground" else self._ansi_color(role)
+            if muted or role == "foreground":
+                return None
+            return self._ansi_color(role)
         if muted:
-            text, back = self._color("foreground"), self._ground_color(ground)
+            text = self._color("foreground")
+            back = self._ground_color(ground)
             if tint in ("rule", "quote"):
                 return text.blend(back, 0.7).rich_color
             return self._readable(text.blend(back, 0.42), back).rich_color
@@ -131,7 +134,9 @@ class Palette:
         return color
 
     def _background(self, ground: str) -> RichColor | None:
-        return None if self.ansi else self._ground_color(ground).rich_color
+        if self.ansi:
+            return None
+        return self._ground_color(ground).rich_color
 
     def _ground_color(self, ground: str) -> Color:
         base = self._base()

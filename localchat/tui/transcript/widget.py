@@ -174,7 +174,9 @@ class Transcript(ScrollView, can_focus=True):
     def block(self, id_: str) -> Block | None:
         """The block with this id, with all text that has arrived."""
         index = self._block_layout.find(id_)
-        return None if index is None else self._block_layout.items[index].block
+        if index is None:
+            return None
+        return self._block_layout.items[index].block
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -213,14 +215,16 @@ class Transcript(ScrollView, can_focus=True):
     def focus_question(self, step: int) -> bool:
         """Show the previous question (`step` -1) or the next one (1) at the top of the screen, and focus it.
         False if there is none."""
-        layout, focused = self._block_layout, self.focused_id
+        layout = self._block_layout
+        focused = self.focused_id
         at = layout.find(focused) if focused is not None else None
         if at is None and (top := self._top_position()) is not None:
             at = top.block + (step < 0 < top.row)
         index = layout.question(len(layout.items) if at is None else at, step)
         if index is None:
             return False
-        self.focused_id, self.following = layout.items[index].block.id, False
+        self.focused_id = layout.items[index].block.id
+        self.following = False
         self._reflow(RowPosition(index, 0))
         self.refresh()
         return True
@@ -298,7 +302,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def _redraw(self) -> None:
         """Draw the rows that changed since the last redraw."""
-        self._redraw_timer, self._redraw_posted = None, False
+        self._redraw_timer = None
+        self._redraw_posted = False
         if not self._block_layout.width:
             self._changed_ids.clear()  # hidden: everything is drawn when it is shown
             return
@@ -339,7 +344,8 @@ class Transcript(ScrollView, can_focus=True):
     def _refresh_rows(self, start: int, end: int) -> None:
         """Redraw the visible rows from `start` to `end`, without the scroll bar."""
         first = round(self.scroll_y)
-        top, bottom = max(0, start - first), min(self.size.height, end - first)
+        top = max(0, start - first)
+        bottom = min(self.size.height, end - first)
         if top < bottom:
             self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
 
@@ -354,7 +360,9 @@ class Transcript(ScrollView, can_focus=True):
 
     def _top_position(self) -> RowPosition | None:
         """The row at the top of the screen; None while the end is followed."""
-        return None if self.following else self._block_layout.position(round(self.scroll_y))
+        if self.following:
+            return None
+        return self._block_layout.position(round(self.scroll_y))
 
     def _reflow(self, position: RowPosition | None = None) -> None:
         """Lay out what is visible with `position` at the top of the screen (None: the end at its bottom)."""
@@ -397,7 +405,8 @@ class Transcript(ScrollView, can_focus=True):
     def _scroll_to_block(self, index: int) -> None:
         """Scroll so that a block is visible, from its first row."""
         self._block_layout.rows(index)
-        top, height = self._block_layout.top(index), self.size.height
+        top = self._block_layout.top(index)
+        height = self.size.height
         now = round(self.scroll_y)
         bottom = top + self._block_layout.height(index)
         if now <= top and bottom <= now + height:
@@ -434,7 +443,8 @@ class Transcript(ScrollView, can_focus=True):
             self._scrollbar_updates.update(following=self.following)
 
     def on_resize(self, event: events.Resize) -> None:
-        layout, width = self._block_layout, self.scrollable_content_region.width
+        layout = self._block_layout
+        width = self.scrollable_content_region.width
         position = self._top_position()
         if width != layout.width:
             share = position.row / max(1, layout.height(position.block)) if position else 0.0

@@ -12,13 +12,15 @@ class Banner(Static):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__("", id=id, markup=False)
-        self._lasting, self._is_list = "", False
+        self._lasting = ""
+        self._is_list = False
         self._timer: Timer | None = None
 
     def keep(self, text: str, *, is_list: bool = False) -> None:
         """Show a text until another one is kept; an empty one hides the banner. `is_list`: each line has one
         row, which is cut where it does not fit."""
-        self._lasting, self._is_list = text, is_list
+        self._lasting = text
+        self._is_list = is_list
         self._restore()
 
     def hint(self, text: str) -> None:

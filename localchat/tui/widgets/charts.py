@@ -13,7 +13,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     The scale spans at least a fifth of the largest value, so that a steady rate is a flat line in the middle.
     """
     shown = list(values)[-width:]
-    high, low = max(shown, default=0.0), min(shown, default=0.0)
+    high = max(shown, default=0.0)
+    low = min(shown, default=0.0)
     if high <= 0:
         return ""
     span = 1.4 * max(high - low, high / 5)
@@ -52,7 +53,8 @@ def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
     if not values:
         return "", 0.0, 0.0
     ranked = sorted(values)
-    low, high = ranked[0], ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
+    low = ranked[0]
+    high = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
     if high <= low:
         return _LEVELS[-1], low, high
     counts = [0] * width

@@ -172,7 +172,9 @@ class Composer(Vertical):
         if self._recalled is None:
             return (self.written,)
         as_sent = self.written in self.sent[self._recalled : self._recalled + 1]
-        return (self._unsent,) if as_sent else (self._unsent, self.written)
+        if as_sent:
+            return (self._unsent,)
+        return (self._unsent, self.written)
 
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
         """Put a text into the editor and focus it."""
@@ -543,7 +545,9 @@ class Composer(Vertical):
         if attachment.text not in self._counted:
             return "counting …"
         count = self._counted[attachment.text]
-        return "tokens unknown" if count is None else f"{count:,} tokens"
+        if count is None:
+            return "tokens unknown"
+        return f"{count:,} tokens"
 
     @work(exclusive=True, group="count")
     async def _count(self, attachments: Sequence[Attachment]) -> None:

@@ -101,7 +101,8 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
         return
     if info.backend == "remote":
         return
-    actual, predicted = info.actual, info.predicted
+    actual = info.actual
+    predicted = info.predicted
     shown = actual or predicted
     total = info.actual_bytes or info.predicted_bytes
     if shown is not None:  # the sum of the rows below, mapped pages that nobody needs included
@@ -226,7 +227,8 @@ def _speed(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     drawn, low, high = histogram(times, panel.width)
     if drawn:
         yield MetricRow((_piece(drawn, "spark"),), "tpot_ms")
-        left, right = f"{low:.1f}", f"{high:.1f} ms"
+        left = f"{low:.1f}"
+        right = f"{high:.1f} ms"
         space = " " * max(1, panel.width - len(left) - len(right))
         yield MetricRow((_piece(left + space + right, "quiet"),), "tpot_ms")
 
@@ -283,7 +285,8 @@ def _prefix(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
 
 
 def _engine(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
-    info, stats = status.info, status.stats
+    info = status.info
+    stats = status.stats
     if info is None:
         return
     yield _heading("Engine", sanitize_line(info.backend), panel)
@@ -451,7 +454,8 @@ class MetricsPanel(Widget, can_focus=True):
 
     def _metric_rows(self) -> list[int]:
         """The first row of each metric."""
-        found, before = [], ""
+        found = []
+        before = ""
         for at, row in enumerate(self._rows):
             if row.metric and row.metric != before:
                 found.append(at)

@@ -139,7 +139,8 @@ class StatusBar(Widget):
             _ORNAMENT if self.urgent else _PLACEMENT,
         )
         if (parts, self.hint) != (self._shown, self._shown_hint):
-            self._shown, self._shown_hint = parts, self.hint
+            self._shown = parts
+            self._shown_hint = self.hint
             self.refresh(Region(0, 0, self.size.width, 1))
 
     def on_resize(self) -> None:

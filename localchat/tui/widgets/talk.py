@@ -37,7 +37,8 @@ class Talk(Vertical):
         from localchat.tui.widgets.find_bar import FindBar
 
         finder = FindBar(id="finder")
-        finder.search, finder.step = self.transcript.search, self.transcript.show_match
+        finder.search = self.transcript.search
+        finder.step = self.transcript.show_match
         self.mount(finder, before=0)
         set_margins(finder, self._left, 0)
         return finder

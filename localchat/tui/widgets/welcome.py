@@ -97,7 +97,9 @@ class Welcome(Widget):
     @property
     def reserved(self) -> int:
         """How many numbers belong to offers that are here or may still come."""
-        return len(self.greeting.samples) + _MAX_MODELS if self.greeting.samples else 0
+        if self.greeting.samples:
+            return len(self.greeting.samples) + _MAX_MODELS
+        return 0
 
     def choose(self, number: int) -> bool:
         """Accept an offer by its number. False if there is none."""
@@ -187,7 +189,9 @@ def _fit_rows(rows: list[WelcomeRow], room: int) -> list[WelcomeRow]:
 def _wrap_line(line: str, width: int) -> list[str]:
     """Wrap a sentence; shorten a line of parts."""
     shortened = _shorten(line, width)
-    return wrap(line, width) if shortened.endswith("…") else [shortened]
+    if shortened.endswith("…"):
+        return wrap(line, width)
+    return [shortened]
 
 
 def _shorten(line: str, width: int) -> str:

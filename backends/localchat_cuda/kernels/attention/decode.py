@@ -61,7 +61,9 @@ LATENT_ROWS = 32
 """Most rows of a tile over latent keys, whose queries take twice the shared memory of the widest others."""
 _LATENT_FEW = 8
 """Sequences up to which two stages are as good as three, over latents."""
-MOST_SPLITS, MOST_LONG_SPLITS, MOST_LATENT_SPLITS = 16, 32, 64
+MOST_SPLITS = 16
+MOST_LONG_SPLITS = 32
+MOST_LATENT_SPLITS = 64
 """Ranges of a sequence. At 7,000 tokens of one stream, 32 save nothing and cost 2 us in merging; at 32,000 they
 take 27 us, and 16 take 35. Latents have one key head, and so fewer programs: there, 64 take 14 us at 7,000
 tokens, and 16 take 48."""
@@ -151,7 +153,9 @@ def programs_for(coded: bool, sequences: int, widest: int) -> int:
     An FP8 cache brings half the bytes for the same arithmetic, so two programs hide each other's latency. So do
     two where there is shared memory for them: 32 sequences at 1,000 tokens take 24 us a layer, not 30 (H200).
     """
-    return 2 if coded or (widest == 1 and own_carveout(sequences)) else 1
+    if coded or (widest == 1 and own_carveout(sequences)):
+        return 2
+    return 1
 
 
 @triton.jit
@@ -388,7 +392,9 @@ def attend(
     """
     check(q, k, v, batch, exponents)
     t, h, width = q.shape
-    j, page, tail = k.shape[1], k.shape[2], tail_of(k, v)
+    j = k.shape[1]
+    page = k.shape[2]
+    tail = tail_of(k, v)
     d = width - tail
     splits = partials.sums.shape[0]
     if not 1 <= widest <= WIDEST:
@@ -398,8 +404,10 @@ def attend(
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
     rows = min(LATENT_ROWS if tail else 64, max(16, power_of_two(h // j * widest)))
     blocks = triton.cdiv(h // j * widest, rows)
-    programs, decoder = batch.starts.shape[0] * j * blocks, traits(q.device)
-    coded, crowded = exponents is not None, programs * splits > decoder.sms
+    programs = batch.starts.shape[0] * j * blocks
+    decoder = traits(q.device)
+    coded = exponents is not None
+    crowded = programs * splits > decoder.sms
     rules = rules or Rules()
     if config is None and tail:
         config = latent_tile_config_for(d, rows, batch.starts.shape[0], decoder)
@@ -444,7 +452,10 @@ def merge(
         if order is not None:
             raise ValueError("order: only the activations of a W4 product can be written in one")
         require("out", out, (t, columns), (*HALF_TYPES, torch.float32), device)
-        target, factors, variant, room = out, out, 3, 0
+        target = out
+        factors = out
+        variant = 3
+        room = 0
     elif order is not None:
         flat = torch.empty(t, columns, device=device)
         merge(partials, flat, sinks=sinks, pdl=pdl)
@@ -452,7 +463,9 @@ def merge(
         return
     else:
         check_rows(out, t, columns, device)
-        target, factors, variant = out.x, out.factors, format_of(out)
+        target = out.x
+        factors = out.factors
+        variant = format_of(out)
         room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
     check_sinks(sinks, h, device)
     gpu = traits(device)

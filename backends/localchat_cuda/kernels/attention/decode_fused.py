@@ -31,7 +31,9 @@ from localchat_cuda.kernels.launch import (
 )
 from localchat_cuda.kernels.rope import FLOATS, require_pages
 
-MOST_SEQUENCES, _MOST_COLUMNS, _ROWS = 4, 128, 16
+MOST_SEQUENCES = 4
+_MOST_COLUMNS = 128
+_ROWS = 16
 """The last two: columns of a head, and query heads of a key head."""
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -163,7 +165,8 @@ def _fused_kernel(
         tl.store(k + new + low[None, :], key_a, mask=half[None, :])
         tl.store(k + new + high[None, :], key_b, mask=half[None, :])
         tl.store(v + new + d, value, mask=d < D)
-        new_a, new_b = key_a.to(QUERIES).to(tl.float32), key_b.to(QUERIES).to(tl.float32)
+        new_a = key_a.to(QUERIES).to(tl.float32)
+        new_b = key_b.to(QUERIES).to(tl.float32)
         logits = tl.sum(qa.to(tl.float32) * new_a + qb.to(tl.float32) * new_b, 1)
         logits = capped(logits * scale, SOFT_CAP)
         higher = tl.maximum(peak, logits)
@@ -216,8 +219,11 @@ def store_and_attend(
     the kernels that write them must have ended, or must not release their dependents early.
     """
     splits, t, width = partials.sums.shape
-    h, device = partials.peaks.shape[2], qkv.device
-    d, j, page = width // h, k.shape[1], k.shape[2]
+    h = partials.peaks.shape[2]
+    device = qkv.device
+    d = width // h
+    j = k.shape[1]
+    page = k.shape[2]
     require_pages("k", k, d, device)
     require_pages("v", v, d, device)
     require("qkv", qkv, (None, t, (h + 2 * j) * d), FLOATS, device, contiguous=False)

@@ -32,7 +32,8 @@ import triton.language as tl
 
 from localchat_cuda.kernels.launch import require, traits
 
-PLAIN, PACKED = 1, 2
+PLAIN = 1
+PACKED = 2
 """Decoders of `decode`; 0 stands for pages of plain numbers."""
 NONE = tl.constexpr(255)
 _LARGEST = tl.constexpr(254)

@@ -83,7 +83,9 @@ def tile_config_for(d: int) -> PrefillTileConfig:
     """
     if d > 256:
         return PrefillTileConfig(32, 16, 8, 2)
-    return PrefillTileConfig(64, 64, 4, 3) if d <= 128 else PrefillTileConfig(64, 32, 8, 2)
+    if d <= 128:
+        return PrefillTileConfig(64, 64, 4, 3)
+    return PrefillTileConfig(64, 32, 8, 2)
 
 
 def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
@@ -238,7 +240,9 @@ def _prefill_kernel(
     q_at = row_at * (D + E) + d[None, :]
     out_at = row_at * D + d[None, :]
     query = tl.load(q + q_at, mask=valid, other=0.0)
-    query_high, query_tail, acc_high = query, query, 0.0
+    query_high = query
+    query_tail = query
+    acc_high = 0.0
     if E > 0:
         tail_at = row_at * (D + E) + D + tl.arange(0, E)[None, :]
         query_tail = tl.load(q + tail_at, mask=(row < count)[:, None], other=0.0)
@@ -311,7 +315,8 @@ def attend(
     require("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if tiles.shape[0] == 0:
         return
-    rules, config = rules or Rules(), config or tile_config_for(width)
+    rules = rules or Rules()
+    config = config or tile_config_for(width)
     check_sinks(rules.sinks, h, q.device)
     if config == HOPPER:
         if hopper is None or exponents is not None or tail:

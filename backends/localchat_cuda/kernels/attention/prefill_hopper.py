@@ -43,7 +43,10 @@ from localchat_cuda.kernels.gluon_compat import (
 )
 from localchat_cuda.kernels.launch import traits
 
-ROWS, KEYS, WARPS, STAGES = 128, 128, 12, 3
+ROWS = 128
+KEYS = 128
+WARPS = 12
+STAGES = 3
 """Queries per tile, keys per step, warps in all (the loading warpgroup has three idle ones), steps in flight.
 """
 PAGE = KEYS // 2

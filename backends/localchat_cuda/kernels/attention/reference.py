@@ -20,7 +20,8 @@ from localchat_cuda.kernels.launch import require
 from localchat_cuda.kernels.rope import require_pages
 
 HEAD_DIMENSIONS = (64, 96, 128, 256, 512)
-LATENT_DIMENSIONS, LATENT_TAILS = (128, 256, 512), (16, 32, 64)
+LATENT_DIMENSIONS = (128, 256, 512)
+LATENT_TAILS = (16, 32, 64)
 """Of D and E."""
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -117,7 +118,9 @@ def reference(
     With `exponents` k and v are FP8 bytes (kv_fp8.py).
     """
     t, h, d = q.shape
-    j, page, width = k.shape[1], k.shape[2], d - tail_of(k, v)
+    j = k.shape[1]
+    page = k.shape[2]
+    width = d - tail_of(k, v)
     out = torch.zeros(t, h, width, device=q.device)
     for i in range(batch.starts.shape[0]):
         start, count, length = (int(x[i]) for x in (batch.starts, batch.counts, batch.lengths))
@@ -125,7 +128,8 @@ def reference(
         begin = max(0, length - count + 1 - rules.window) // page if rules.window else 0
         pages = batch.tables[int(batch.slots[i]), begin : -(-length // page)].long()
         if exponents is None:
-            keys, values = k[pages].float(), v[pages].float()
+            keys = k[pages].float()
+            values = v[pages].float()
         else:
             keys = kv_fp8.decode_reference(k[pages], exponents[pages, ..., 0])
             values = kv_fp8.decode_reference(v[pages], exponents[pages, ..., 1])

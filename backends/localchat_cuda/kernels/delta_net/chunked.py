@@ -216,8 +216,10 @@ def apply(
 ) -> None:  # fmt: skip
     """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
     s, h, k, v = _check(prepared, projection, states, part, out)
-    device, x = out.device, prepared.x
-    t, g = x.shape[0], states.key_heads
+    device = out.device
+    x = prepared.x
+    t = x.shape[0]
+    g = states.key_heads
     keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
     values = torch.empty(t, h, v, dtype=x.dtype, device=device)
     sums = torch.empty(t, h, device=device)
@@ -239,7 +241,8 @@ def apply(
         B=CHUNK,
         **options(False, 4),
     )
-    qkvz, columns = projection.qkvz, min(_COLUMNS, v)
+    qkvz = projection.qkvz
+    columns = min(_COLUMNS, v)
     major, minor = traits(device).capability
     _scan_kernel[(s, h, v // columns)](
         x,
@@ -273,7 +276,8 @@ def _check(
     out: torch.Tensor,
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """The sequences, heads, and columns of a key and of a value. Raises ValueError for other shapes."""
-    device, x = out.device, prepared.x
+    device = out.device
+    x = prepared.x
     h, k, v = require_states(states, x)
     if not takes(states):
         raise ValueError(

@@ -26,7 +26,8 @@ from localchat_cuda.kernels.launch import (
     traits,
 )
 
-_ALONE, _TOGETHER = 1024, 16
+_ALONE = 1024
+_TOGETHER = 16
 """Heads of all tokens up to which each has a program of its own, and heads of a program where they are more."""
 
 

@@ -48,7 +48,8 @@ def reference(
 ) -> None:  # fmt: skip
     """`prepare` in plain torch, same arguments."""
     t, c = out.x.shape
-    g, k = states.key_heads, states.matrices.shape[2]
+    g = states.key_heads
+    k = states.matrices.shape[2]
     h = states.matrices.shape[1]
     x = projection.qkvz[..., :c].float().sum(0).to(out.x.dtype)
     total = torch.zeros(t, c, device=x.device)
@@ -60,7 +61,8 @@ def reference(
         found = torch.where((positions >= back)[:, None], found, torch.zeros_like(found))
         total += found.float() * weights.conv[:, TAPS - 1 - back].float()
     total = torch.nn.functional.silu(total)
-    qk, values = total[:, : 2 * g * k].view(t, 2, g, k), total[:, 2 * g * k :]
+    qk = total[:, : 2 * g * k].view(t, 2, g, k)
+    values = total[:, 2 * g * k :]
     qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + _NORM_EPS)
     qk[:, 0] *= k**-0.5
     out.x.copy_(torch.cat((qk.reshape(t, -1), values), 1))
@@ -180,7 +182,8 @@ def prepare(
 ) -> None:  # fmt: skip
     """Fill `out`; shapes in the module docstring."""
     t, c = out.x.shape
-    device, dtype = out.x.device, out.x.dtype
+    device = out.x.device
+    dtype = out.x.dtype
     h, k, v = require_states(states, out.x)
     g = states.key_heads
     require_projection(projection, t, c + h * v, h, device)

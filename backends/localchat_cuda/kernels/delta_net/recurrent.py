@@ -245,7 +245,8 @@ def apply(
     s = require_batch(batch, device)
     require("out", out, (t, h, v), FLOATS, device)
     pdl = pdl and traits(device).pdl
-    qkvz, columns = projection.qkvz, min(_COLUMNS, v)
+    qkvz = projection.qkvz
+    columns = min(_COLUMNS, v)
     kernel = _recurrent_kernel[(s, h, v // columns)](
         *prepared,
         qkvz,

@@ -118,7 +118,9 @@ def apply_few(
     Returns parts fp32 [C, T, H], of each choice its weighted result, to be added up; and the sum, which is the
     residual from now on. Up to FEW_ROWS rows.
     """
-    gate_up, down, router = experts.gate_up, experts.down, experts.router
+    gate_up = experts.gate_up
+    down = experts.down
+    router = experts.router
     reader = gate_up if isinstance(gate_up, W4) else None
     rows = choice.add_few(y, residual, gain, router, eps, reader, y_bias)
     choices = rows.choices
@@ -158,7 +160,8 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
     `packed`: the same for int4 weights. Parts of a bf16 model are bf16, as a quarter of a prompt's time would
     go into writing and reading fp32.
     """
-    router, rows = experts.router, x.shape[0]
+    router = experts.router
+    rows = x.shape[0]
     choices = choice.route(x, router)
     size = block_rows(choices.ids.numel(), router.stored)
     sorted_pairs = blocks.sort(choices.ids, router.stored, size)
@@ -168,7 +171,8 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
         choices.ids.numel(), experts.inner, dtype=torch.float16 if packed else x.dtype,
         device=x.device,
     )  # fmt: skip
-    gate_up, down = experts.gate_up, experts.down
+    gate_up = experts.gate_up
+    down = experts.down
     if packed is not None:
         assert isinstance(gate_up, W4)
         assert isinstance(down, W4)

@@ -76,7 +76,8 @@ def most_blocks(pairs: int, experts: int, rows: int) -> int:
 
 def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blocks:
     """Sort the pairs of ids [T, C] by expert into blocks of `rows`, a power of two."""
-    pairs, device = ids.numel(), ids.device
+    pairs = ids.numel()
+    device = ids.device
     require("ids", ids, (None, None), (torch.int32,), device)
     count = most_blocks(pairs, experts, rows)
     slots = torch.empty(count * rows, dtype=torch.int32, device=device)
@@ -136,11 +137,15 @@ def check_bias(bias: torch.Tensor | None, rows: int, device: torch.device) -> No
 
 def grid_blocks(choices: Choices, blocks: Blocks | None) -> int:
     """Return the blocks of the grid."""
-    return choices.ids.numel() if blocks is None else blocks.owners.shape[0]
+    if blocks is None:
+        return choices.ids.numel()
+    return blocks.owners.shape[0]
 
 
 def pairs_class(choices: Choices, blocks: Blocks | None) -> int:
     """Return P_POW2 of choice.expert_rows."""
     if blocks is not None:
         return 0
-    return 1 if choices.ids.shape[0] == 1 else power_of_two(choices.ids.numel())
+    if choices.ids.shape[0] == 1:
+        return 1
+    return power_of_two(choices.ids.numel())

@@ -47,7 +47,8 @@ FEW_ROWS = 8
 """More rows are faster sorted: 16 took 244 us, 17 sorted 79 us (a layer of Qwen3-30B-A3B in W4 on an H200)."""
 MOST_FUSED = 128
 """Rows of a router up to which a single row's choice needs no launch of its own."""
-_SPLITS, _RUN = 4, 128
+_SPLITS = 4
+_RUN = 128
 _FEW_SPLITS = 32
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HALVES = (torch.float16, torch.bfloat16)
@@ -354,7 +355,8 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
     _check(router)
     require("x", x, (t, k), _HALVES, device)
     require("router", router.weight, (None, k), (x.dtype,), device)
-    r, tile = router.weight.shape[0], 16 if t <= 64 else 64
+    r = router.weight.shape[0]
+    tile = 16 if t <= 64 else 64
     pdl = pdl and traits(device).pdl
     logits = torch.empty(_SPLITS, t, r, device=device)
     _logits_kernel[(triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)](
@@ -385,15 +387,18 @@ def add_few(
     require("router", weight, (None, k), _HALVES, device)
     if y_bias is not None:
         require("y_bias", y_bias, (k,), _FLOATS, device)
-    r, splits = weight.shape[0], _few_splits(k)
+    r = weight.shape[0]
+    splits = _few_splits(k)
     columns = k if reader is None else reader.features_in
     dtype = weight.dtype if reader is None else torch.float16
     x = torch.empty(t, columns, dtype=dtype, device=device)
-    added, squares = torch.empty_like(residual), torch.empty(t, splits, device=device)
+    added = torch.empty_like(residual)
+    squares = torch.empty(t, splits, device=device)
     logits = torch.empty(splits, t, r, device=device)
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     weights = torch.empty(t, router.choices, device=device)
-    pdl, chooses = pdl and traits(device).pdl, t == 1 and r <= MOST_FUSED
+    pdl = pdl and traits(device).pdl
+    chooses = t == 1 and r <= MOST_FUSED
     arrivals = router.arrivals if chooses else None
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
         y, gain if y_bias is None else y_bias, residual, gain, weight, x, added, logits, squares,
@@ -435,7 +440,8 @@ def _check(router: Router) -> None:
 
 def _constants(router: Router, splits: int) -> dict[str, int | float]:
     """What makes a choice."""
-    r, c = len(router.weight), router.choices
+    r = len(router.weight)
+    c = router.choices
     return {
         "R": r,
         "E": router.experts,

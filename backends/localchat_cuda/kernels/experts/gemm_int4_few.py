@@ -202,7 +202,9 @@ def _multiply(
                 )
             else:
                 e, f, g, i = halves(ws[d * H + h], ASM)
-                first, second, zeros = ss[3 * d], ss[3 * d + 1], ss[3 * d + 2]
+                first = ss[3 * d]
+                second = ss[3 * d + 1]
+                zeros = ss[3 * d + 2]
                 scale = _without(side_scale(first, second, h), SKIP, WARPS)
                 zero = side_zero(zeros, h).to(tl.float32)
                 sums = _add_group(
@@ -460,11 +462,13 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
     Of those tried the fastest on an H200: of e2m1 (gpt-oss) for 1, 2, 4 and 8 rows, of codes in groups of 128
     (Qwen3-30B-A3B) for 1 and 8.
     """
-    groups, registers = k // BLOCK_K, 0
+    groups = k // BLOCK_K
+    registers = 0
     if gated:
         warps, depth = (4, 2) if e2m1 and rows == 1 else (2, 2)
         if e2m1 and rows > 2:
-            depth, registers = 1, 80 if rows <= 4 else 64
+            depth = 1
+            registers = 80 if rows <= 4 else 64
     elif e2m1:
         warps, depth = (2, 2) if rows > 2 else (4, 5 if rows == 1 else 3)
     else:
@@ -507,7 +511,8 @@ def _launch(
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, None, device)
     check_bias(bias, weight.features_out, device)
-    features, gpu = n // (1 + gated), traits(device)
+    features = n // (1 + gated)
+    gpu = traits(device)
     tile = tile or tile_for(t, features, k, gated=gated, e2m1=weight.e2m1)
     if weight.features_out % n or features % (16 * tile.blocks):
         raise ValueError(
@@ -515,7 +520,8 @@ def _launch(
         )
     if k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
-    pdl, few = pdl and gpu.pdl, few_arguments(rows, out)
+    pdl = pdl and gpu.pdl
+    few = few_arguments(rows, out)
     own = 8 if not weight.e2m1 or t > 4 else 4 if t > 2 else 2
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
         x, weight.codes.view(torch.int16), weight.scale_zeros,

@@ -85,7 +85,8 @@ def _many_kernel(
             scale_zero = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
             scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
             zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-            zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
+            zero = zero.to(tl.float16)[:, None]
+            scale = scale[:, None]
             wa, wb, wc, wd = scaled(
                 w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
             )
@@ -157,7 +158,8 @@ def _launch(
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, blocks, device)
     check_bias(bias, weight.features_out, device)
-    features, gpu = n // (1 + gated), traits(device)
+    features = n // (1 + gated)
+    gpu = traits(device)
     tile = tile or tile_for(blocks.rows, features, gated=gated)
     own = 16 * tile.warps * tile.blocks // (1 + gated)
     if weight.features_out % n or features % own or (gated and tile.blocks % 2):

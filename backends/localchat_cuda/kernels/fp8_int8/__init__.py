@@ -48,7 +48,9 @@ def gemm(
     if not kernels:
         return w8_small.reference(x, weight)[None]
     m, (n, k), device = x.shape[0], weight.codes.shape, x.device
-    variant, decoder, sms = variant_for(m), decoder_of(device), traits(device).sms
+    variant = variant_for(m)
+    decoder = decoder_of(device)
+    sms = traits(device).sms
     if variant == "dequant":
         if rounded and traits(device).fp8 and gemm_fp8.supports(weight):
             return gemm_fp8.gemm(x, weight)[None]

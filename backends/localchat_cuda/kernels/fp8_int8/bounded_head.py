@@ -44,12 +44,14 @@ def bounded_head(head: torch.Tensor) -> BoundedHead:
     weight = whole_rows(head)
     n, k = head.shape
     bounds = torch.empty(n, device=head.device)
-    in_order, aligned = (k + 8) * 2.0**-24, (1.25 * k + 64) * 2.0**-23
+    in_order = (k + 8) * 2.0**-24
+    aligned = (1.25 * k + 64) * 2.0**-23
     for first in range(0, n, _SLICE_ROWS):
         rows = slice(first, first + _SLICE_ROWS)
         own = head[rows].double()
         error = own - dense(W8(weight.codes[rows], weight.scales[rows].double()), torch.float64)
-        length, off = own.norm(dim=1), error.norm(dim=1)
+        length = own.norm(dim=1)
+        off = error.norm(dim=1)
         bound = off + in_order * length + aligned * (length + off)
         bounds[rows] = (bound * (1 + 2.0**-22)).float()
     return BoundedHead(weight, bounds)

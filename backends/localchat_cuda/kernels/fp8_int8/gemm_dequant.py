@@ -16,7 +16,8 @@ from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
 from localchat_cuda.kernels.launch import require
 
-_ROWS, _COLUMNS = 4, 1024
+_ROWS = 4
+_COLUMNS = 1024
 
 
 @triton.jit
@@ -50,7 +51,8 @@ def _dequantize_kernel(
 
 def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -> None:
     """Write output features `first` and on into `out` fp16, bf16 or, in the interpreter, fp32 [n, K]."""
-    n, k = out.shape[0], weight.features_in
+    n = out.shape[0]
+    k = weight.features_in
     floats = (torch.float16, torch.bfloat16, torch.float32)
     require("out", out, (n, k), floats, weight.codes.device)
     if not 0 <= first <= weight.features_out - n:
@@ -78,7 +80,8 @@ def gemm(
 
     `scratch` is a flat buffer of that dtype with room for at least one output feature.
     """
-    n, k = weight.features_out, weight.features_in
+    n = weight.features_out
+    k = weight.features_in
     require("out", out, (x.shape[0], n), (x.dtype,), weight.codes.device)
     room = min(scratch.numel() // k, n)
     if room == 0:

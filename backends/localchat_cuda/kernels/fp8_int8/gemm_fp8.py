@@ -134,7 +134,8 @@ def _blocks_kernel(
     G: tl.constexpr = K // 128
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    row, column = tl.minimum(m, M - 1), tl.minimum(n, N - 1)
+    row = tl.minimum(m, M - 1)
+    column = tl.minimum(n, N - 1)
     k = tl.arange(0, 128)
     left = x + row.to(tl.int64)[:, None] * K + k[None, :]
     right = codes + column.to(tl.int64)[None, :] * K + k[:, None]

@@ -171,7 +171,8 @@ def _small_kernel(
     CHUNKS: tl.constexpr = K // (128 * WARPS)
     first = tl.program_id(0).to(tl.int64) * (16 * BLOCKS)
     split = tl.program_id(1)
-    low, high = split * CHUNKS // SPLITS, (split + 1) * CHUNKS // SPLITS
+    low = split * CHUNKS // SPLITS
+    high = (split + 1) * CHUNKS // SPLITS
     ws = _chunk(codes + low * (128 * WARPS), first, N, K, BLOCKS, WARPS)
     sums = ()
     for _ in tl.static_range(BLOCKS * PARTS):

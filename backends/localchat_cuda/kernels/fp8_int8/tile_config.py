@@ -11,9 +11,11 @@ from typing import Literal
 
 W8Variant = Literal["gemv", "small", "tiled", "dequant"]
 
-SMALL_ROWS, TILED_ROWS = 16, 64
+SMALL_ROWS = 16
+TILED_ROWS = 64
 """Largest row counts of the small and the tiled variant. The small one supports 32."""
-_LONG, _WIDE_FEATURES = 8192, 32
+_LONG = 8192
+_WIDE_FEATURES = 32
 """For one row: length of a long row, and output features per multiprocessor that count as many."""
 _SMALL_WARPS = 18
 """Warps of the small variant per multiprocessor: 2 KB of weights in flight each."""
@@ -64,7 +66,11 @@ def variant_for(rows: int) -> W8Variant:
     """Choose the variant for a row count; `dequant`: the library's gemm."""
     if rows == 1:
         return "gemv"
-    return "small" if rows <= SMALL_ROWS else "tiled" if rows <= TILED_ROWS else "dequant"
+    if rows <= SMALL_ROWS:
+        return "small"
+    if rows <= TILED_ROWS:
+        return "tiled"
+    return "dequant"
 
 
 _MEASURED_GEMV: dict[tuple[int, int], GemvConfig] = {
@@ -87,7 +93,9 @@ def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
         return _MEASURED_GEMV[n, k]
     if k >= _LONG:
         return GemvConfig(2, 2048, 4, 2)
-    return GemvConfig(8, 512, 4, 4) if n >= _WIDE_FEATURES * sms else GemvConfig(4, 1024, 4, 2)
+    if n >= _WIDE_FEATURES * sms:
+        return GemvConfig(8, 512, 4, 4)
+    return GemvConfig(4, 1024, 4, 2)
 
 
 @lru_cache(maxsize=512)
@@ -97,7 +105,8 @@ def small_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
     One for all up to 8, to 16 and to 32, so that rows of a class are bit-equal. Larger classes share x between
     two blocks of outputs: it comes from the L1 cache, twice the bytes of the weights at 32.
     """
-    chunks, blocks = k // 128, -(-n // 16)
+    chunks = k // 128
+    blocks = -(-n // 16)
     wide = blocks >= 24 * sms or (rows > 16 and n % 32 == 0)
     per_warp = 2 if wide else 1
     warps = 1 if blocks >= 9 * sms else next(w for w in (4, 2, 1) if chunks % w == 0)

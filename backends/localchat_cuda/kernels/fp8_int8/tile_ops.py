@@ -18,7 +18,9 @@ for e4m3 is Marlin's; sign-and-magnitude codes for whole numbers are our own.
 import triton
 import triton.language as tl
 
-PLAIN, PACKED, NATIVE = 0, 1, 2
+PLAIN = 0
+PACKED = 1
+NATIVE = 2
 """Decoders: operations of any device (in the interpreter too), PTX for two codes at once, conversion
 instructions."""
 
@@ -40,7 +42,8 @@ _WHOLE_BF16 = (
 
 
 def _four(body: str) -> str:
-    low, high = body.replace("{0}", "$0"), body.replace("{0}", "$1")
+    low = body.replace("{0}", "$0")
+    high = body.replace("{0}", "$1")
     return f"{{ .reg .b32 a, b, c; prmt.b32 a, $2, 0, 0x9180; {low} prmt.b32 a, $2, 0, 0xb3a2; {high} }}"
 
 

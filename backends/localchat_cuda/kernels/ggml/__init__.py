@@ -15,7 +15,8 @@ from localchat_cuda.kernels.launch import traits
 
 FEW_ROWS = gemm_int8.MAX_ROWS
 """Rows up to which `gemm_rows` is the faster way."""
-_TILED_ROWS, _PACKED_ROWS = 256, 64
+_TILED_ROWS = 256
+_PACKED_ROWS = 64
 """Rows up to which weights are dequantized in the gemm, without and with an unpacked copy in memory."""
 
 
@@ -35,10 +36,14 @@ def gemm_rows(
     """
     if not kernels:
         return gemm_int8.reference(rows, weight, squares, eps)[None]
-    m, n, k, device = rows.x.shape[0] // 2, weight.features_out, weight.features_in, rows.x.device
+    m = rows.x.shape[0] // 2
+    n = weight.features_out
+    k = weight.features_in
+    device = rows.x.device
     bits = max(part.form.bits for part in weight.parts)
     config = tile_config_for(m, n, k, traits(device).sms, bits)
-    sums, column = _room(config.splits, m, n, device, out), 0
+    sums = _room(config.splits, m, n, device, out)
+    column = 0
     for part in weight.parts:
         gemm_int8.gemm(rows, part, sums, config, column, squares=squares, eps=eps)
         column += part.features_out
@@ -80,7 +85,10 @@ def gemm(
     wide: fp32 in place of fp16, for what is added to a residual and may be beyond the range of fp16.
     `kernels` False: the reference. out fp32 [M, N]: where to write what is always fp32 if S is 1.
     """
-    m, n, k, device = x.shape[0], weight.features_out, weight.features_in, x.device
+    m = x.shape[0]
+    n = weight.features_out
+    k = weight.features_in
+    device = x.device
     if kernels and 1 <= m <= FEW_ROWS and k % 128 == 0:
         rows = Int8Rows.empty(m, k, device, weight.group)
         prepare("plain", x[None], rows, order=weight.order)
@@ -90,7 +98,8 @@ def gemm(
     if not kernels:
         return gemm_tiles.reference(x, weight)[None]
     if 1 <= m <= (_TILED_ROWS if weight.unpacked is None else _PACKED_ROWS):
-        config, column = gemm_tiles.tile_config_for(m, n, k, traits(device).sms), 0
+        config = gemm_tiles.tile_config_for(m, n, k, traits(device).sms)
+        column = 0
         sums = _room(config.shape.splits, m, n, device, out)
         for part in weight.parts:
             gemm_tiles.gemm(x, part, sums, config, column)

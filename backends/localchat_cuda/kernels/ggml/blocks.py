@@ -99,7 +99,9 @@ def _q3_k(b: torch.Tensor) -> SplitRows:
 
 def _k_sides(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors of scales and of minimums of Q4_K and Q5_K, six bits each: int8 [N, G]."""
-    first, second, third = b[:, :, 4:8], b[:, :, 8:12], b[:, :, 12:16]
+    first = b[:, :, 4:8]
+    second = b[:, :, 8:12]
+    third = b[:, :, 12:16]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=-1)
     minimums = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=-1)
     return _flat(scales).view(torch.int8), _flat(minimums).view(torch.int8)

@@ -304,7 +304,8 @@ def _own_columns(
     there = tl.arange(0, 8)[:, None, None, None, None] // (2 * R) == own
     mask = tl.where(there, -1, 0).to(tl.int8)
     shape: tl.constexpr = (8, WARPS, 4, 2, 4)
-    tile, mask = tl.broadcast_to(tile, shape), tl.broadcast_to(mask, shape)
+    tile = tl.broadcast_to(tile, shape)
+    mask = tl.broadcast_to(mask, shape)
     if ASM:  # four bytes at once
         tile = tl.inline_asm_elementwise(
             "and.b32 $0, $1, $2;", "=r,r,r", [tile, mask], dtype=tl.int8, is_pure=True, pack=4
@@ -512,12 +513,10 @@ def gemm(
     pdl: bool = True,
 ) -> None:
     """Write partial sums into `out` [S, M, C] from `column` on; see the module docstring."""
-    m, n, k, device = (
-        rows.x.shape[0] // 2,
-        weight.features_out,
-        weight.features_in,
-        weight.low.device,
-    )
+    m = rows.x.shape[0] // 2
+    n = weight.features_out
+    k = weight.features_in
+    device = weight.low.device
     if not 1 <= m <= MAX_ROWS or rows.group != 16 or k % 128:
         raise ValueError(
             f"rows: 1 to {MAX_ROWS} in groups of 16 of whole 128 columns wanted, "

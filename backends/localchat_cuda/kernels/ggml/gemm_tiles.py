@@ -212,7 +212,8 @@ def _tiles_kernel(
     if PDL:
         gdc_launch_dependents()
     T = (N + 15) // 16
-    first, split = tl.program_id(1) * TILES, tl.program_id(2)
+    first = tl.program_id(1) * TILES
+    split = tl.program_id(2)
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)
     k = tl.arange(0, 128 if WHOLE else 32)
     if not WHOLE:
@@ -251,8 +252,10 @@ def _dequantize_kernel(
 ):  # fmt: skip
     B: tl.constexpr = (K + 255) // 256
     T = (N + 15) // 16
-    first, h = tl.program_id(0) * TILES, tl.program_id(1)
-    n, k = first * 16 + tl.arange(0, 16 * TILES), tl.arange(0, 32)
+    first = tl.program_id(0) * TILES
+    h = tl.program_id(1)
+    n = first * 16 + tl.arange(0, 16 * TILES)
+    k = tl.arange(0, 32)
     target = out + n.to(tl.int64)[:, None] * K + k[None, :]
     for j in tl.static_range(4):
         w = _weights(
@@ -271,13 +274,16 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
     Up to 32 rows a program takes 128 features if that leaves enough programs. H200, gate and up of a 7B in
     Q4_K, 32 rows: 36 us; with 64 features 47; without splits, where the last round is a small part of one, 44.
     """
-    tile, halves = 32 if rows <= 32 else 64, -(-k // 128)
+    tile = 32 if rows <= 32 else 64
+    halves = -(-k // 128)
     most = max(1, min(halves // 4, 14))
     wide = -(-n // 128)
     if tile == 32:
-        blocks, each = 2 if wide * most >= 2.5 * sms else 1, 4
+        blocks = 2 if wide * most >= 2.5 * sms else 1
+        each = 4
     else:
-        blocks, each = 2 if rows <= tile and wide >= 4 * sms else 1, 6 if rows > tile else 3
+        blocks = 2 if rows <= tile and wide >= 4 * sms else 1
+        each = 6 if rows > tile else 3
     programs = -(-n // (64 * blocks)) * -(-rows // tile)
     splits = max(1, min(round(each * sms / programs), most))
     return TiledGemmConfig(TileConfig(blocks, 4, 3 if tile // blocks != 32 else 4, splits), tile)
@@ -297,7 +303,10 @@ def gemm(
 
     `whole` as in `_tiles_kernel`; None: as is faster on the device.
     """
-    m, n, k, device = x.shape[0], weight.features_out, weight.features_in, weight.low.device
+    m = x.shape[0]
+    n = weight.features_out
+    k = weight.features_in
+    device = weight.low.device
     require("x", x, (None, k), FLOATS, device)
     shape = config.shape
     require("out", out, (shape.splits, m, None), (torch.float32,), device)
@@ -328,7 +337,8 @@ def gemm(
 
 def dequantize(weight: GgmlTensor, out: torch.Tensor) -> None:
     """Write the weight [N, K] into `out` fp16, bf16 or fp32, rounded once."""
-    n, k = weight.features_out, weight.features_in
+    n = weight.features_out
+    k = weight.features_in
     require("out", out, (n, k), FLOATS, weight.low.device)
     _dequantize_kernel[(triton.cdiv(n, ROWS * _DEQUANTIZED_TILES), -(-k // 128))](
         *arguments(weight),

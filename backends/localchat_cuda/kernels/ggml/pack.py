@@ -96,7 +96,9 @@ class GgmlWeight(NamedTuple):
 def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
     """A repacked weight of N x K whose numbers are not set."""
     form = FORMS[type_]
-    t, b, groups = -(-n // ROWS), -(-k // BLOCK), BLOCK // form.group
+    t = -(-n // ROWS)
+    b = -(-k // BLOCK)
+    groups = BLOCK // form.group
     both = 2 if form.minimum else 1
     size = groups * (both if form.group == 32 else 1) if form.factors else 2 * groups * both
     words = torch.int64 if size >= 16 else torch.int32  # in half a block of a row
@@ -162,7 +164,11 @@ def _packed(type_: str, some: Iterable[SplitRows], n: int, k: int) -> GgmlTensor
 
 def _joined(parts: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
     held = [part for part in parts if part is not None]
-    return held[0] if len(held) == 1 else torch.cat(held) if held else None
+    if len(held) == 1:
+        return held[0]
+    if held:
+        return torch.cat(held)
+    return None
 
 
 def with_neighbours_joined(parts: Sequence[GgmlTensor]) -> tuple[GgmlTensor, ...]:
@@ -195,7 +201,8 @@ def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ..
         both = [rows.scales] if rows.minimums is None else [rows.scales, rows.minimums]
         words = [_words(each, BLOCK // form.group, 2, torch.int64) for each in both]
         return low, high, torch.cat(words, 2), None
-    factors, per_half = rows.factors, BLOCK // form.group // 2
+    factors = rows.factors
+    per_half = BLOCK // form.group // 2
     if rows.minimum_factors is not None and per_half == 8:
         factors = factors | (rows.minimum_factors << 4)
     elif rows.minimum_factors is not None:
@@ -211,7 +218,8 @@ def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ..
 def _padded(found: torch.Tensor, columns: int) -> torch.Tensor:
     """Zeros behind the last row and column up to whole tiles."""
     n, k = found.shape
-    rows, wide = -(-n // ROWS) * ROWS, -(-k // columns) * columns
+    rows = -(-n // ROWS) * ROWS
+    wide = -(-k // columns) * columns
     if (rows, wide) == (n, k):
         return found
     return torch.nn.functional.pad(found, (0, wide - k, 0, rows - n))
@@ -220,7 +228,8 @@ def _padded(found: torch.Tensor, columns: int) -> torch.Tensor:
 def _words(found: torch.Tensor, per_block: int, units: int, word: torch.dtype) -> torch.Tensor:
     """[N, values] as words of what a row has in a `units`-th of a column block: [T, units * B, words, 16]."""
     padded = _padded(found, per_block)
-    t, b = len(padded) // ROWS, padded.shape[1] // per_block
+    t = len(padded) // ROWS
+    b = padded.shape[1] // per_block
     flat = padded.clone(memory_format=torch.contiguous_format).view(-1).view(word)
     return flat.view(t, ROWS, units * b, -1).permute(0, 2, 3, 1).contiguous()
 
@@ -233,7 +242,9 @@ def _unworded(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _plane(values: torch.Tensor, bits: int) -> torch.Tensor:
     n, k = values.shape
-    t, b, fields = n // ROWS, k // BLOCK, 8 // bits
+    t = n // ROWS
+    b = k // BLOCK
+    fields = 8 // bits
     #                  t  upper row b tile  field  half pair quad e
     tiles = values.view(t, 2, 8, b, bits, fields, 2, 2, 4, 2)
     found = torch.zeros_like(tiles[:, :, :, :, :, 0])

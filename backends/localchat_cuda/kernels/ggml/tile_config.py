@@ -21,22 +21,37 @@ def tile_config_for(rows: int, n: int, k: int, sms: int, bits: int) -> TileConfi
 
     1, 2, 3 to 4 and 5 to 8 rows have configs of their own, so a row's last bits depend on its company.
     """
-    column_blocks, tiles = -(-k // BLOCK), -(-n // ROWS)
-    two, pairs, wide = min(2, column_blocks), -(-tiles // 2), tiles >= 12 * sms
+    column_blocks = -(-k // BLOCK)
+    tiles = -(-n // ROWS)
+    two = min(2, column_blocks)
+    pairs = -(-tiles // 2)
+    wide = tiles >= 12 * sms
     # one column block for each warp of programs of two tiles: less than a wave, but no small part of one
     short = column_blocks <= _MAX_SPLITS and 4 * sms <= pairs * -(-column_blocks // 2) <= 9 * sms
     if (rows <= 4 and short) or (rows == 1 and bits == 8 and wide):
-        blocks, warps, registers = 2, two, 112
+        blocks = 2
+        warps = two
+        registers = 112
     elif rows in (2, 3, 4) and wide:
-        blocks, warps, registers = 1, 1, 112
+        blocks = 1
+        warps = 1
+        registers = 112
     elif rows <= 4:
-        blocks, warps, registers = 1, two, 80 if rows <= 2 else 64
+        blocks = 1
+        warps = two
+        registers = 80 if rows <= 2 else 64
     elif tiles >= 48 * sms:  # a head
-        blocks, warps, registers = 1, two, 96
+        blocks = 1
+        warps = two
+        registers = 96
     elif pairs * column_blocks >= 8 * sms:
-        blocks, warps, registers = 2, 1 if short else two, 168
+        blocks = 2
+        warps = 1 if short else two
+        registers = 168
     else:
-        blocks, warps, registers = 1, two, 128
+        blocks = 1
+        warps = two
+        registers = 128
     chunks = -(-column_blocks // warps)
     resident = sms * (_REGISTERS // (32 * warps * registers))
     splits = chunks if short else resident // -(-tiles // blocks)

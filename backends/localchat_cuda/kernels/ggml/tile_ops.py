@@ -129,7 +129,8 @@ def half_bits(word, at: tl.constexpr):
 @triton.jit
 def half_of(word, first: tl.constexpr, at, ASM: tl.constexpr):
     """Half `first + at` of words int64 [W, R] as fp32, of `at` [1, 1, P]: [W, R, P]."""
-    low, high = four_numbers(word, 0)[:, :, None], four_numbers(word, 1)[:, :, None]
+    low = four_numbers(word, 0)[:, :, None]
+    high = four_numbers(word, 1)[:, :, None]
     if ASM:
         found = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r",

@@ -20,7 +20,8 @@ from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.launch import traits
 
-_PACKED_ROWS, _HOPPER_ROWS = 512, 1024
+_PACKED_ROWS = 512
+_HOPPER_ROWS = 1024
 """With more rows the library's gemm of dequantized weights is faster. First token on an H200, packed and
 dequantized: 512 tokens 16.7 and 17.8 ms, 640 tokens 21.4 and 20.6; with the Hopper kernel 640 tokens 18.3 and
 19.2, 1,024 tokens 25.3 and 26.5."""
@@ -28,7 +29,8 @@ dequantized: 512 tokens 16.7 and 17.8 ms, 640 tokens 21.4 and 20.6; with the Hop
 _UNPACKED_ROWS = 128
 """The same where the unpacked weight is in memory. A step of 192 rows on an H200 takes 7.1 ms packed and 6.8
 unpacked, of 512 12.8 and 11.2, of 768 17.4 and 15.9, of 1,024 22.4 and 20.8."""
-_NARROW_ROWS, _TILED_FEATURES = 16, 64
+_NARROW_ROWS = 16
+_TILED_FEATURES = 64
 """With more rows the kernels take output features in so many."""
 
 hopper: ModuleType | None
@@ -56,7 +58,9 @@ def packed_rows(device: torch.device, *, unpacked: bool = False) -> int:
 
 def rows_for(weight: W4, most: int) -> int:
     """Return the largest row count, up to `most`, for which a gemm reads this packed weight."""
-    return min(most, _NARROW_ROWS) if weight.features_out % _TILED_FEATURES else most
+    if weight.features_out % _TILED_FEATURES:
+        return min(most, _NARROW_ROWS)
+    return most
 
 
 def tile_config_for(
@@ -66,18 +70,17 @@ def tile_config_for(
 
     fused: the gemm applies act_and_mul to gate and up itself.
     """
-    variant, sms = w4_tile_config.variant_for(rows), traits(device).sms
+    variant = w4_tile_config.variant_for(rows)
+    sms = traits(device).sms
     if variant != "tiled":
         return w4_tile_config.tile_config_for(variant, rows, n, k, sms, group)
     if hopper is not None and hopper.serves(device):
         config = hopper_tile_config.tile_config_for(rows, n, k, sms, fused)
         if config is not None:
             return config
-    return (
-        w4_tiled.fused_tile_config_for(rows, n, group)
-        if fused
-        else w4_tiled.tile_config_for(rows, n, k, sms)
-    )
+    if fused:
+        return w4_tiled.fused_tile_config_for(rows, n, group)
+    return w4_tiled.tile_config_for(rows, n, k, sms)
 
 
 def empty_activations(
@@ -87,7 +90,8 @@ def empty_activations(
 
     group: columns that share a scale in the weight that reads them.
     """
-    variant, most = w4_tile_config.variant_for(m), packed_rows(device)
+    variant = w4_tile_config.variant_for(m)
+    most = packed_rows(device)
     if m > most or variant == "dequant":
         raise ValueError(f"rows: at most {most} wanted, {m} given")
     if variant == "int8":
@@ -114,7 +118,9 @@ def gemm(
         if isinstance(rows, w4_activations.Int8Rows):
             return w4_int8.reference(rows.x, rows.factors, weight, squares, eps)[None]
         return w4_fp16.reference(rows, weight, squares, eps)[None]
-    device, n, k = rows.x.device, weight.features_out, weight.features_in
+    device = rows.x.device
+    n = weight.features_out
+    k = weight.features_in
     m = rows.x.shape[0] // (2 if isinstance(rows, w4_activations.Int8Rows) else 1)
     config = tile_config_for(m, n, k, device, group=weight.group)
     if isinstance(config, w4_tile_config.TileConfig):
@@ -153,7 +159,9 @@ def gemm_silu_mul(
     if kernels and order is None and w4_tile_config.variant_for(rows.x.shape[0]) == "tiled":
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
-        m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
+        m = rows.x.shape[0]
+        n = weight.features_out
+        k = weight.features_in
         config = tile_config_for(m, n, k, rows.x.device, group=weight.group, fused=True)
         if isinstance(config, w4_tiled.TiledGemmConfig):
             w4_tiled.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)

@@ -189,7 +189,8 @@ def _ggml_order(values: torch.Tensor) -> torch.Tensor:
 
 def natural_int8(rows: Int8Rows) -> torch.Tensor:
     """Values fp32 [M, K] of rows in groups of 16, in the layer's order."""
-    m, k = rows.x.shape[0] // 2, rows.x.shape[1]
+    m = rows.x.shape[0] // 2
+    k = rows.x.shape[1]
     pair = rows.x.float().view(m, 2, k)
     values = (256.0 * pair[:, 0] + pair[:, 1]).view(m, k // 64, 4, 8, 2)
     scales = rows.factors[:, :m, 0].t().repeat_interleave(BLOCK_K, 1)
@@ -478,7 +479,9 @@ def prepare(
     if mode == "embed":
         if ids is None:
             raise ValueError("ids: wanted by mode embed")
-        m, n, splits = ids.shape[0], k, 1
+        m = ids.shape[0]
+        n = k
+        splits = 1
         require("ids", ids, (m,), (torch.int32, torch.int64), device)
         require("source", source, (None, k), floats, device)
     else:

@@ -26,7 +26,8 @@ LARGEST_EXPONENT = 128
 """Stored form of a scale of 2: tiles of many rows hold weights in fp16, with factors up to 2^15."""
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of codes 0 to 7; bit 3 is the sign."""
-_SIGNS, _MAGNITUDES = (15, 12, 14, 13), (9, 6, 3, 0)
+_SIGNS = (15, 12, 14, 13)
+_MAGNITUDES = (9, 6, 3, 0)
 """Places of the lowest bits of the four codes in 16 bits."""
 
 
@@ -60,7 +61,8 @@ def pack_floats(codes: torch.Tensor, exponents: torch.Tensor) -> W4:
 def _four(codes: torch.Tensor) -> list[torch.Tensor]:
     """Codes of byte 0 and byte 1 of each 16 bits, then those of k + 64, of integer codes in pack's order."""
     both = codes.view(torch.uint8).view(*codes.shape[:-1], -1, 2).to(torch.int32)
-    low, high = both & 15, (both >> 4) ^ 8
+    low = both & 15
+    high = (both >> 4) ^ 8
     return [low[..., 0], low[..., 1], high[..., 0], high[..., 1]]
 
 
@@ -71,9 +73,11 @@ def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         ((bits >> sign & 1) << 3) | (bits >> low & 7)
         for sign, low in zip(_SIGNS, _MAGNITUDES, strict=True)
     ]
-    low, high = torch.stack(four[:2], -1), torch.stack(four[2:], -1)
+    low = torch.stack(four[:2], -1)
+    high = torch.stack(four[2:], -1)
     codes = (low | ((high ^ 8) << 4)).to(torch.uint8).view(weight.codes.shape).view(torch.int8)
-    n, k = weight.features_out, weight.features_in
+    n = weight.features_out
+    k = weight.features_in
     sides = torch.zeros(side_shape(n, k, GROUP), dtype=torch.int32, device=codes.device)
     found = unpack(W4(codes, sides, group=GROUP))[0].long()
     values = torch.tensor(VALUES, device=codes.device)

@@ -113,7 +113,8 @@ def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) 
 
     `scratch` is a flat buffer of that dtype with room for at least 16 output features.
     """
-    n, k = weight.features_out, weight.features_in
+    n = weight.features_out
+    k = weight.features_in
     device = weight.codes.device
     require("x", x, (None, k), (torch.float16, torch.bfloat16), device)
     require("out", out, (x.shape[0], n), (x.dtype, torch.float32), device)

@@ -401,7 +401,9 @@ def gemm(
     pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; see the module docstring."""
-    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
+    m = rows.x.shape[0]
+    k = weight.features_in
+    n = weight.features_out
     device = weight.codes.device
     if not 1 <= m <= MAX_ROWS or rows.order != "lanes":
         raise ValueError(f"rows: 1 to {MAX_ROWS} in lane order wanted, {m} in {rows.order}")

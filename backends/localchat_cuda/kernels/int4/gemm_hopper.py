@@ -295,7 +295,8 @@ def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
         t, g = weight.codes.shape[:2]
         layout = gl.NVMMASharedLayout(0, 32, 2)
         # detached: a view would keep alive the tensor whose release must drop these descriptors
-        words, scale_zeros = weight.codes.detach().view(torch.int32), weight.scale_zeros.detach()
+        words = weight.codes.detach().view(torch.int32)
+        scale_zeros = weight.scale_zeros.detach()
         line = scale_zeros[0].numel()
         found = (
             TensorDescriptor(words.view(t, g * 256), [t, g * 256], [g * 256, 1], [4, 256], layout),
@@ -316,7 +317,8 @@ def gemm(
     pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
-    m, n = rows.x.shape[0], weight.features_out
+    m = rows.x.shape[0]
+    n = weight.features_out
     config.check(n, weight.features_in, fused=False)
     require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
     _launch(rows, weight, out, config, squares, eps, pdl)
@@ -334,7 +336,8 @@ def gemm_silu_mul(
     pdl: bool = True,
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2], as gemm_tiled.gemm_silu_mul."""
-    m, n = rows.x.shape[0], weight.features_out
+    m = rows.x.shape[0]
+    n = weight.features_out
     config.check(n, weight.features_in, fused=True)
     if into.order != "slots":
         raise ValueError(f"into: slot order wanted, {into.order} given")
@@ -366,7 +369,9 @@ def _launch(
     gelu: bool = False,
     into_group: int = BLOCK_K,
 ) -> None:
-    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
+    m = rows.x.shape[0]
+    k = weight.features_in
+    n = weight.features_out
     device = weight.codes.device
     if m < 1 or rows.order != "slots":
         raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
@@ -376,7 +381,8 @@ def _launch(
     if squares is not None:
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     held = _workspace(device) if config.even else None
-    items, layout = config.items(m, n), gl.NVMMASharedLayout(128, 16, 2)
+    items = config.items(m, n)
+    layout = gl.NVMMASharedLayout(128, 16, 2)
     _hopper_kernel[(min(items, traits(device).sms),)](
         TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout),
         *_boxes(weight),

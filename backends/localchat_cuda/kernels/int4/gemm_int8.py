@@ -67,7 +67,8 @@ def reference(
     x: torch.Tensor, factors: torch.Tensor, weight: W4, squares: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
-    m, k = x.shape[0] // 2, x.shape[1]
+    m = x.shape[0] // 2
+    k = x.shape[1]
     pair = x.view(m, 2, k // 4, 4)[..., list(_SWAP)].reshape(m, 2, k).float()
     if weight.group == 32:  # half and quad in the order of the layer
         pair = pair.view(m, 2, k // 64, 4, 2, 8).transpose(3, 4).reshape(m, 2, k)
@@ -433,7 +434,9 @@ def gemm(
 
     `shape.splits` must be out's first extent; with `squares` [M, G] each row is scaled by its 1/rms.
     """
-    rows, k, n = x.shape[0] // 2, weight.features_in, weight.features_out
+    rows = x.shape[0] // 2
+    k = weight.features_in
+    n = weight.features_out
     device = weight.codes.device
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {rows} given")

@@ -272,7 +272,8 @@ def _tiled_kernel(
             scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
             scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
             zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-            zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
+            zero = zero.to(tl.float16)[:, None]
+            scale = scale[:, None]
             a, b, c, d = scaled(
                 w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
             )
@@ -315,7 +316,8 @@ def gemm(
     pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
-    m, n = rows.x.shape[0], weight.features_out
+    m = rows.x.shape[0]
+    n = weight.features_out
     require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
     _launch(rows, weight, out, config, squares, eps, pdl)
 
@@ -336,7 +338,9 @@ def gemm_silu_mul(
     Gate is the first half of the weight's features. `config` has two blocks and one split. `into.factors` are
     not written: this variant reads none.
     """
-    m, n, shape = rows.x.shape[0], weight.features_out, config.shape
+    m = rows.x.shape[0]
+    n = weight.features_out
+    shape = config.shape
     if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
         raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
     if into.order != "slots":
@@ -371,8 +375,11 @@ def _launch(
     gelu: bool = False,
     into_group: int = BLOCK_K,
 ) -> None:
-    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
-    device, shape = weight.codes.device, config.shape
+    m = rows.x.shape[0]
+    k = weight.features_in
+    n = weight.features_out
+    device = weight.codes.device
+    shape = config.shape
     if m < 1 or rows.order != "slots":
         raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
     if rows.group != weight.group:

@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 from localchat_cuda.kernels.int4.pack import BLOCK_K
 
-FEWEST, MOST = 33, 1024
+FEWEST = 33
+MOST = 1024
 """Row counts of the kernel. Smaller counts are bound by the weights' bytes, and have variants of their own."""
 
 _GROUP_US = {(64, 1): 0.484, (64, 2): 0.864, (128, 1): 0.654, (128, 2): 1.305}
 """Time per group of a tile by (rows, blocks), two warpgroups on one multiprocessor of an H200."""
-_EVEN, _END_US, _START_US = 1.29, 0.5, 2.5
+_EVEN = 1.29
+_END_US = 0.5
+_START_US = 2.5
 """Slowdown of each group with `even`; cost of a tile's end for each 64 x 64 sums; cost of a launch."""
 _READ_BYTES_US = 2.2e6
 """Rate at which the next kernel reads the sums of all splits."""
@@ -68,7 +71,8 @@ class HopperTileConfig(NamedTuple):
         """
         group = _GROUP_US[self.rows, self.blocks]
         end = _END_US * self.rows * self.blocks / 64
-        items, groups = self.items(rows, n), k // BLOCK_K
+        items = self.items(rows, n)
+        groups = k // BLOCK_K
         if self.even:
             return _START_US + -(-items * groups // sms) * group * _EVEN + 2 * end
         read = self.splits * rows * n * 4 / _READ_BYTES_US

@@ -161,7 +161,8 @@ def dequantized(words_held, scale_zeros_held, at, g, P_L: gl.constexpr, GROUP: g
         scale = (scale_zero & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
         zero = (scale_zero >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
         zero = zero.to(gl.float16)
-        zero, scale = gl.broadcast(zero[:, None], w)[0], gl.broadcast(scale[:, None], w)[0]
+        zero = gl.broadcast(zero[:, None], w)[0]
+        scale = gl.broadcast(scale[:, None], w)[0]
         a, b, c, d = _scaled(w, zero, scale)
     else:
         a, b, c, d = _scaled_groups(w, scale_zeros_held, at, g, GROUP, P_L)

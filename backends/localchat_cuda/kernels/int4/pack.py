@@ -106,7 +106,8 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
             f"scales and zeros: one for each 32, 64 or 128 of {k} columns in {n} rows wanted,"
             f" {tuple(scales.shape)}, {tuple(zeros.shape)}"
         )
-    t, g = n // ROWS, k // BLOCK_K
+    t = n // ROWS
+    g = k // BLOCK_K
     #                       t  upper row g  plane quad half pair e
     tile = codes.to(torch.uint8)
     if group == 32:
@@ -114,7 +115,8 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
     else:
         tile = tile.view(t, 2, 8, g, 2, 4, 2, 2, 4)
     tile = tile[..., list(_SWAP)]
-    low, high = tile.select(4, 0), tile.select(4, 1)
+    low = tile.select(4, 0)
+    high = tile.select(4, 1)
     packed = low | ((high ^ 8) << 4)  # t upper row g quad half pair e
     packed = packed.permute(0, 3, 5, 2, 4, 6, 1, 7).contiguous().view(t, g, BLOCK_BYTES)
     return W4(packed.view(torch.int8), pack_sides(scales, zeros, group), group=group)
@@ -153,16 +155,19 @@ def pack_sides(scales: torch.Tensor, zeros: torch.Tensor, group: int) -> torch.T
 
 def _unpack_sides(weight: W4) -> tuple[torch.Tensor, torch.Tensor]:
     """Invert `pack_sides`, zeros as fp16."""
-    t, k = weight.codes.shape[0], weight.features_in
+    t = weight.codes.shape[0]
+    k = weight.features_in
     groups = k // weight.group
     words = weight.scale_zeros.reshape(t, -1, ROWS).transpose(1, 2)  # t row words
     if weight.group == BLOCK_K:
-        scales, zeros = words & 0xFFFF, words >> 16
+        scales = words & 0xFFFF
+        zeros = words >> 16
         return tuple(  # type: ignore[return-value]
             each.to(torch.int16).view(torch.float16).reshape(t * ROWS, groups)
             for each in (scales, zeros)
         )
-    pairs, nibbles = words[..., : groups // 2], words[..., groups // 2 :]
+    pairs = words[..., : groups // 2]
+    nibbles = words[..., groups // 2 :]
     scales = torch.stack((pairs & 0xFFFF, pairs >> 16), -1).to(torch.int16).view(torch.float16)
     shifts = 4 * torch.arange(8, dtype=torch.int32, device=words.device)
     zeros = ((nibbles[..., None] >> shifts) & 15).reshape(t, ROWS, -1)[..., :groups]
@@ -201,7 +206,8 @@ def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) 
     qweight int32 [K, N/8], qzeros int32 [K/group, N/8], scales fp16 or bf16 [K/group, N]. Several layers are
     merged by concatenating each of the three along N first. ValueError for a group size that is none of GROUPS.
     """
-    k, n = qweight.shape[0], 8 * qweight.shape[1]
+    k = qweight.shape[0]
+    n = 8 * qweight.shape[1]
     if tuple(scales.shape) not in [(k // group, n) for group in GROUPS if k % group == 0]:
         raise ValueError(
             f"AWQ layer {k}x{n} with scales {tuple(scales.shape)}:"
@@ -220,7 +226,8 @@ def with_columns(
 
     K is then a multiple of 128. ValueError if groups do not divide it.
     """
-    k, groups = codes.shape[1], scales.shape[1]
+    k = codes.shape[1]
+    groups = scales.shape[1]
     padding = -k % BLOCK_K
     if not padding:
         return codes, scales, zeros, 0

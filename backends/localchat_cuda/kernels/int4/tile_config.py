@@ -59,7 +59,10 @@ def variant_for(rows: int) -> GemmVariant:
     return "dequant"
 
 
-_GATE_UP, _DOWN, _QKV, _O = (37888, 3584), (3584, 18944), (4608, 3584), (3584, 3584)
+_GATE_UP = (37888, 3584)
+_DOWN = (3584, 18944)
+_QKV = (4608, 3584)
+_O = (3584, 3584)
 """Qwen2.5-7B, as (N, K)."""
 
 _MEASURED_SMS = 132

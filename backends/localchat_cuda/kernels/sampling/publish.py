@@ -41,7 +41,8 @@ def publish(
     *, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write the tokens and the first two rows of the results; shapes in the module docstring."""
-    count, device = targets.shape[0], results.device
+    count = targets.shape[0]
+    device = results.device
     require("results", results, (3, None), (torch.int32,), device)
     require("targets", targets, (count,), (torch.int64,), device)
     require("table", table, (None,), (torch.int32,), device)

@@ -54,7 +54,9 @@ MAX_TOP_K = 256
 DISCARDED = -1
 """`SamplingTensors.top_k` of a slot whose tokens nobody reads: nothing is computed again for them."""
 GROUP = 64
-_TOKENS, _ROWS, _UNROLL = 128, 2, 4
+_TOKENS = 128
+_ROWS = 2
+_UNROLL = 4
 """Of a program: tokens, rows at a time and runs of 512 features in flight. More take more registers."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _FIELDS = 4
@@ -277,7 +279,8 @@ def _rescore_kernel(
     wanted = tl.zeros((TOKENS,), tl.int32)  # a bit for each row
     for p in range(P):
         high = tl.load(upper + p * N + token, mask=inside, other=float("-inf"))
-        best, keep = tl.load(floors + p * 4), tl.load(floors + p * 4 + 1)
+        best = tl.load(floors + p * 4)
+        keep = tl.load(floors + p * 4 + 1)
         kept = high >= keep
         least = tl.load(floors + p * 4 + 2)
         if least > float("-inf"):

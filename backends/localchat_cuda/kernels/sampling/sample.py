@@ -301,7 +301,8 @@ def draw(
     approximate then.
     """
     check(logits, rows, slots, positions, settings, scratch)
-    vocabulary, device = logits.shape[1], logits.device
+    vocabulary = logits.shape[1]
+    device = logits.device
     draws = rows.shape[0]
     require("tokens", tokens, (draws,), (torch.int32,), device)
     require("logprobs", logprobs, (draws,), (torch.float32,), device)

@@ -81,7 +81,8 @@ class SamplingTensors:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:  # fmt: skip
         """Settings of slots as entries of `words`: their places and values [13 N]. Arguments as the tensors,
         a row a slot."""
-        rows, begin = np.array(slots, np.int64)[:, None], 0
+        rows = np.array(slots, np.int64)[:, None]
+        begin = 0
         places = []
         for width in _WORDS:
             places.append(begin + rows * width + np.arange(width))
@@ -147,8 +148,10 @@ def check(
     scratch: Scratch,
 ) -> None:
     """Raise ValueError with the name of an argument that the kernels cannot read."""
-    vocabulary, device = logits.shape[1], logits.device
-    draws, slot_count = rows.shape[0], settings.top_k.shape[0]
+    vocabulary = logits.shape[1]
+    device = logits.device
+    draws = rows.shape[0]
+    slot_count = settings.top_k.shape[0]
     whole = (torch.int32,)
     require(
         "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device

@@ -21,13 +21,15 @@ class Awq:
     """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target, self.quantization = target, quantization
+        self.target = target
+        self.quantization = quantization
 
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.qweight")
 
     def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
-        groups, tensor = k // self.quantization.group, self.target.tensor
+        groups = k // self.quantization.group
+        tensor = self.target.tensor
         codes = tensor(f"{prefix}.qweight", (k, n // 8), torch.int32)
         zeros = tensor(f"{prefix}.qzeros", (groups, n // 8), torch.int32)
         scales = tensor(f"{prefix}.scales", (groups, n), torch.float16)

@@ -62,7 +62,8 @@ class Gptq:
     """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target, self.quantization = target, quantization
+        self.target = target
+        self.quantization = quantization
         self.zeros_minus_one = quantization.zeros_minus_one
         """The convention of the zeros; corrected when a layer clearly contradicts it."""
 
@@ -78,7 +79,8 @@ class Gptq:
     def _read(self, prefix: str, n: int, k: int) -> _GptqTensors:
         size = group_size(prefix, k, self.quantization.group)
         bits, in_word = self.quantization.bits, 32 // self.quantization.bits
-        tensor, groups = self.target.tensor, None
+        tensor = self.target.tensor
+        groups = None
         if size < k and (self.quantization.act_order or self.target.source.has(f"{prefix}.g_idx")):
             groups = tensor(f"{prefix}.g_idx", (k,), torch.int32)
         order = column_order(prefix, groups, size)
@@ -115,7 +117,8 @@ class Gptq:
         if not bool((stored == layer.most).any()):
             return alone
         borrowed = _borrowed(layer)
-        middle, differ = _middles(layer), alone != borrowed
+        middle = _middles(layer)
+        differ = alone != borrowed
         off = [(each - middle)[differ].abs().sum() for each in (alone.float(), borrowed.float())]
         return alone if bool(off[0] < off[1]) else borrowed
 
@@ -129,15 +132,18 @@ def _borrowed(layer: _GptqTensors) -> torch.Tensor:
 
 def _middles(layer: _GptqTensors) -> torch.Tensor:
     """The mean code of each group [N, G]."""
-    n, groups = layer.codes.shape[0], layer.words.shape[0]
+    n = layer.codes.shape[0]
+    groups = layer.words.shape[0]
     runs = layer.codes.reshape(n, groups, -1)
     return runs.sum(-1, dtype=torch.int32) / runs.shape[2]
 
 
 def _stored_minus_one(layer: _GptqTensors) -> bool | None:
     """True if these zeros are stored minus one; None: unclear."""
-    stored, symmetric = layer.zeros, 1 << (layer.bits - 1)
-    low, high = int(stored.min()), int(stored.max())
+    stored = layer.zeros
+    symmetric = 1 << (layer.bits - 1)
+    low = int(stored.min())
+    high = int(stored.max())
     if low == high and low in (symmetric - 1, symmetric):
         return low == symmetric - 1
     middles = _middles(layer)

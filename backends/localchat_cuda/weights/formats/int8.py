@@ -23,7 +23,8 @@ class Int8:
     """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target, self.quantization = target, quantization
+        self.target = target
+        self.quantization = quantization
 
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.weight_scale")

@@ -27,7 +27,8 @@ class PackQuantized:
     """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target, self.quantization = target, quantization
+        self.target = target
+        self.quantization = quantization
         self.bits, self.in_word = quantization.bits, 32 // quantization.bits
         self.middle = 1 << (quantization.bits - 1)
 
@@ -36,7 +37,8 @@ class PackQuantized:
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         size = group_size(prefix, k, self.quantization.group)
-        tensor, groups = self.target.tensor, None
+        tensor = self.target.tensor
+        groups = None
         if size < k and (
             self.quantization.act_order or self.target.source.has(f"{prefix}.weight_g_idx")
         ):

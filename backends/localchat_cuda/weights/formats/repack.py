@@ -75,7 +75,9 @@ def pack_weight(
             f"{prefix} cannot be packed: {error}.",
             hint="4-bit layers need inputs in 32s, with act-order in 128s, and outputs in 16s here.",
         ) from error
-    return found if order is None else found._replace(order=order.to(torch.int32))
+    if order is None:
+        return found
+    return found._replace(order=order.to(torch.int32))
 
 
 def group_size(prefix: str, k: int, group: int) -> int:

@@ -27,7 +27,8 @@ class Rounded:
     """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target, self.quantization = target, quantization
+        self.target = target
+        self.quantization = quantization
 
     def holds(self, prefix: str) -> bool:
         return ".layers." in prefix

@@ -26,7 +26,9 @@ def bytes_of(weight: Weight) -> int:
 
 def rows_of(weight: Weight) -> int:
     """N."""
-    return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.features_out
+    if isinstance(weight, torch.Tensor):
+        return weight.shape[0]
+    return weight.features_out
 
 
 def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
@@ -61,7 +63,9 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     if isinstance(first, w8_pack.W8):
         bytes_ = [first, *(each for each in rest if isinstance(each, w8_pack.W8))]
         joined = w8_pack.joined(bytes_) if len(bytes_) > len(rest) else None
-        return _concat_floating([first, *rest], n, dtype) if joined is None else joined
+        if joined is None:
+            return _concat_floating([first, *rest], n, dtype)
+        return joined
     if isinstance(first, ggml_pack.GgmlWeight):
         blocks = [first, *(each for each in rest if isinstance(each, ggml_pack.GgmlWeight))]
         if len(blocks) <= len(rest):
@@ -93,7 +97,8 @@ def _check_order(parts: Sequence[w4_pack.W4] | Sequence[ggml_pack.GgmlWeight]) -
 
 
 def _concat_floating(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
-    whole, at = None, 0
+    whole = None
+    at = 0
     for part in parts:
         found = dequantized(part, dtype)
         if whole is None:

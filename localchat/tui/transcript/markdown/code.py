@@ -123,7 +123,9 @@ def highlight_line(line: str, name: str) -> Line:
 
 
 def _plain(line: str) -> Line:
-    return (Piece(printable(line), Look("code.text")),) if line else ()
+    if line:
+        return (Piece(printable(line), Look("code.text")),)
+    return ()
 
 
 def _extend(lines: list[list[Piece]], text: str, look: Look) -> None:

@@ -65,8 +65,12 @@ class IncrementalMarkdown:
 
     def resize(self, width: int) -> None:
         """Lay out everything for another width."""
-        self.width, self._tail, self._frozen, self._fence = width, self.source, [], None
-        self._first, self._code_blocks = True, 0
+        self.width = width
+        self._tail = self.source
+        self._frozen = []
+        self._fence = None
+        self._first = True
+        self._code_blocks = 0
         self._changed = True
 
     def finish(self) -> list[Row]:
@@ -101,7 +105,9 @@ class IncrementalMarkdown:
             whole, _, rest = self._tail.rpartition("\n")
             self._tail = whole
             self._freeze(parser.blocks(whole))
-            self._tail, self._first = rest, True  # in the middle of a block: no blank row
+            # in the middle of a block: no blank row
+            self._tail = rest
+            self._first = True
             tokens = parser.blocks(rest)
         return self._tail_layout().rows(tokens, first=self._first)
 
@@ -124,7 +130,8 @@ class _OpenFence:
         marker = match.group(1)
         self._close = re.compile(rf" {{0,3}}{re.escape(marker[0])}{{{len(marker)},}}[ \t]*")
         self._indent = re.compile(rf" {{0,{match.start(1)}}}")
-        self._label, self._number = code.label(match.group(2), number), number
+        self._label = code.label(match.group(2), number)
+        self._number = number
         self._name = code.language(match.group(2))
         self._at = match.end()
         self._partial_line = ""

@@ -23,7 +23,9 @@ Line = Sequence[Piece]
 
 def web_link(target: str) -> str:
     """`target` if it is safe for a terminal and a browser, else an empty string."""
-    return target if len(target) < 2048 and _URL.fullmatch(target) else ""
+    if len(target) < 2048 and _URL.fullmatch(target):
+        return target
+    return ""
 
 
 def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
@@ -31,7 +33,9 @@ def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
 
     After a line of 60 to 100 characters inside a sentence it is wrapped prose, and becomes a space.
     """
-    return _read_cached(content, base) if len(content) <= _MAX_CACHED else _read(content, base)
+    if len(content) <= _MAX_CACHED:
+        return _read_cached(content, base)
+    return _read(content, base)
 
 
 def _read(content: str, base: Look) -> Sequence[Line]:

@@ -172,7 +172,8 @@ class _Formula:
         end = self._text.find("}", self._at)
         if self._text[self._at : self._at + 1] != "{" or end < 0:
             return ""
-        raw, self._at = self._text[self._at + 1 : end], end + 1
+        raw = self._text[self._at + 1 : end]
+        self._at = end + 1
         return raw
 
     def _script(self, sign: str) -> str:
@@ -185,7 +186,9 @@ class _Formula:
             return sign
         if all(ord(letter) in table for letter in inside):
             return inside.translate(table).replace(" ", "")
-        return f"{sign}{inside}" if len(inside) == 1 else f"{sign}({inside})"
+        if len(inside) == 1:
+            return f"{sign}{inside}"
+        return f"{sign}({inside})"
 
     def _command(self) -> str:
         match = _COMMAND.match(self._text, self._at)
@@ -207,7 +210,9 @@ class _Formula:
             return letter
         if starred in _FUNCTIONS:
             following = self._text[self._at : self._at + 1]
-            return f"{starred} " if following.isalnum() or following == "\\" else starred
+            if following.isalnum() or following == "\\":
+                return f"{starred} "
+            return starred
         if starred in _DROPPED:
             if (
                 starred in ("left", "right", "middle")
@@ -220,7 +225,9 @@ class _Formula:
         if starred in _ACCENTS:
             return _accented(self._argument(), _ACCENTS[starred], starred)
         special = _SPECIAL.get(starred)
-        return special(self) if special is not None else self._unknown(name)
+        if special is not None:
+            return special(self)
+        return self._unknown(name)
 
     def _unknown(self, name: str) -> str:
         """A command as it was written, with its arguments."""
@@ -233,7 +240,8 @@ class _Formula:
     # ------------------------------------------------------------------ commands with arguments
 
     def fraction(self) -> str:
-        above, below = self._argument().strip(), self._argument().strip()
+        above = self._argument().strip()
+        below = self._argument().strip()
         if not above and not below:
             return "\\frac"
         return f"{_in_parentheses(above)}/{_in_parentheses(below)}"
@@ -281,15 +289,14 @@ class _Formula:
             ends = _MATRICES.get(name, "[]")
             return f"{ends[0]}{'; '.join(rows)}{ends[1]}"
         if name == "cases":
-            return (
-                "{ " + "\n".join(rows)
-                if len(rows) < 2
-                else "\n" + "\n".join(f"⎨ {r}" for r in rows)
-            )
+            if len(rows) < 2:
+                return "{ " + "\n".join(rows)
+            return "\n" + "\n".join(f"⎨ {r}" for r in rows)
         return "\n".join(rows)
 
     def stacked(self) -> str:
-        above, below = self._argument(), self._argument()
+        above = self._argument()
+        below = self._argument()
         return f"{below}^({above})"
 
 

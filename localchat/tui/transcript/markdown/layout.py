@@ -99,12 +99,15 @@ class MarkdownLayout:
             if not first and not tight:
                 yield Row(later, len(later))
             yield from self._block(tokens[index : end + 1], lead, later, depth)
-            lead, first, index = later, False, end + 1
+            lead = later
+            first = False
+            index = end + 1
         if first and lead != later:  # an item without content still has its bullet
             yield Row(lead, len(lead))
 
     def _block(self, tokens: "list[Token]", lead: Lead, later: Lead, depth: int) -> Iterator[Row]:
-        token, inside = tokens[0], tokens[1:-1]
+        token = tokens[0]
+        inside = tokens[1:-1]
         match token.type:
             case "paragraph_open":
                 yield from self._lines_of(inline_lines(inside[0].content), lead, later)
@@ -154,7 +157,9 @@ class MarkdownLayout:
 
     def _deeper(self, lead: Lead, more: Lead) -> Lead:
         """`lead` and `more`, unless that leaves too few cells for text."""
-        return lead + more if _cells(lead) + _cells(more) + _MIN_TEXT_CELLS <= self.width else lead
+        if _cells(lead) + _cells(more) + _MIN_TEXT_CELLS <= self.width:
+            return lead + more
+        return lead
 
     def _list(
         self, token: "Token", inside: "list[Token]", lead: Lead, later: Lead, depth: int
@@ -226,7 +231,8 @@ def code_rows(
     """Rows of a code block: its label (if any), then the lines. `number`: of the block that a click on the
     corner of the label copies."""
     later = lead if later is None else later
-    pad, wrapped = Piece("  ", Look("code.text")), Piece("↪ ", Look("code.label"))
+    pad = Piece("  ", Look("code.text"))
+    wrapped = Piece("↪ ", Look("code.label"))
     if label:
         words = [Piece(label, Look("code.label"))]
         for at, row in enumerate(wrap(words, width - 1, (*lead, pad), (*later, pad), "code")):

@@ -109,7 +109,8 @@ def _formula_block(state: "StateBlock", start: int, end: int, silent: bool) -> b
     opening = state.src[first : first + 2]
     if opening not in ("$$", "\\[") or state.is_code_block(start):
         return False
-    line, at = start, first + 2
+    line = start
+    at = first + 2
     while (close := state.src.find(_CLOSINGS[opening], at, state.eMarks[line])) < 0:
         line += 1
         if line >= end or line - start > _MAX_FORMULA_LINES:

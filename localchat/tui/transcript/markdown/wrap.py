@@ -45,7 +45,9 @@ def wrap(
         yield Row((*first, *line), len(first), None, ground)
         return
     lead = first
-    index, at = 0, 0  # the piece in which the row begins, and the start of that piece
+    # the piece in which the row begins, and the start of that piece
+    index = 0
+    at = 0
     for part in line_breaks(text, room):
         while index < len(line) - 1 and at + len(line[index].text) <= part.start:
             at += len(line[index].text)
@@ -57,7 +59,9 @@ def wrap(
 
 def line_breaks(text: str, width: int) -> Iterator[WrappedLine]:
     """The rows of `text` at a width."""
-    return _narrow_breaks(text, width) if _is_narrow(text) else _wide_breaks(text, width)
+    if _is_narrow(text):
+        return _narrow_breaks(text, width)
+    return _wide_breaks(text, width)
 
 
 def _is_narrow(text: str) -> bool:
@@ -81,7 +85,8 @@ def _narrow() -> re.Pattern[str]:
 
 
 def _narrow_breaks(text: str, width: int) -> Iterator[WrappedLine]:
-    at, length = 0, len(text)
+    at = 0
+    length = len(text)
     while length - at > width:
         space = text.rfind(" ", at, at + width + 1)
         if space <= at or not text[at:space].strip():
@@ -111,9 +116,11 @@ def _wide_breaks(text: str, width: int) -> Iterator[WrappedLine]:
     if "\u200d" in text:  # Rich's two measures disagree on joiners that join nothing
         cells = [max(count, cell_len(text[start:end])) for start, end, count in spans]
     spaces = [text[start:end] == " " for start, end, _ in spans]
-    at, count = 0, len(spans)
+    at = 0
+    count = len(spans)
     while True:
-        end, used = at, 0
+        end = at
+        used = 0
         while end < count and (used + cells[end] <= width or end == at):
             used += cells[end]
             end += 1
@@ -128,7 +135,8 @@ def _wide_breaks(text: str, width: int) -> Iterator[WrappedLine]:
             yield WrappedLine(starts[at], starts[end], "")
             at = end
             continue
-        last, after = stop, stop
+        last = stop
+        after = stop
         while last > at and spaces[last - 1]:
             last -= 1
         while after < count and spaces[after]:
@@ -150,7 +158,8 @@ def _slice(pieces: Iterable[Piece], start: int, end: int) -> Iterator[Piece]:
     at = 0
     for piece in pieces:
         length = len(piece.text)
-        low, high = max(start - at, 0), min(end - at, length)
+        low = max(start - at, 0)
+        high = min(end - at, length)
         if low < high:
             yield piece if high - low == length else Piece(piece.text[low:high], piece.look)
         at += length
