@@ -73,9 +73,13 @@ class Layers(Protocol[X]):
         ...
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
         sinks: torch.Tensor | None = None,
-    ) -> X:  # fmt: skip
+    ) -> X:
         """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]. In the last layer [P, H*D]
         if P is small, and everything after it has as many rows."""
         ...
@@ -98,9 +102,12 @@ class Layers(Protocol[X]):
         ...
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None,
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor | None,
+        post: torch.Tensor | None = None,
         scale: float = 1.0,
-    ) -> X:  # fmt: skip
+    ) -> X:
         """Add partial sums (normed with `post` first, if given) to the residual; norm the sum with `gain`.
         Where there is a `post`, the sum is multiplied by `scale`, and not normed without `gain`."""
         ...
@@ -110,9 +117,12 @@ class Layers(Protocol[X]):
         ...
 
     def run_experts(
-        self, y: torch.Tensor | None, gain: torch.Tensor, weights: experts.Experts,
+        self,
+        y: torch.Tensor | None,
+        gain: torch.Tensor,
+        weights: experts.Experts,
         bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Add partial sums, if any, and their bias to the residual, norm the sum with `gain`, and compute the
         experts of each row: partial sums [S, T, K]."""
         ...
@@ -131,9 +141,12 @@ class Layers(Protocol[X]):
         ...
 
     def finish(
-        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None,
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor,
+        post: torch.Tensor | None = None,
         scale: float = 1.0,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """As add_norm, but only the last states [P, K] that the head reads."""
         ...
 
@@ -179,13 +192,22 @@ class LayersBase:
             norms = None
         call = rope.rope_store if self.kernels else rope.reference
         call(
-            qkv, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
+            qkv,
+            self.pages.angles(layer),
+            self.inputs.positions,
+            self.inputs.slots,
             self._tables(layer),
-            self.queries(layer), pages.k, pages.v, bias=bias, q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None, v_norm=norms is not None and norms.values,
+            self.queries(layer),
+            pages.k,
+            pages.v,
+            bias=bias,
+            q_norm=norms.q if norms else None,
+            k_norm=norms.k if norms else None,
+            v_norm=norms is not None and norms.values,
             eps=self.config.eps,
-            columns=self.config.rotation.columns, exponents=pages.exponents,
-        )  # fmt: skip
+            columns=self.config.rotation.columns,
+            exponents=pages.exponents,
+        )
 
     def _tables(self, layer: int) -> torch.Tensor:
         """Block tables of the pages of a layer."""
@@ -233,10 +255,19 @@ class LayersBase:
             for n in (shape.plain, shape.value)
         )
         (latent.store if self.kernels else latent.store_reference)(
-            q, latents, gain, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
-            self._tables(layer), plain, queries, self.pages.layer(layer).k, LATENT_EPS,
+            q,
+            latents,
+            gain,
+            self.pages.angles(layer),
+            self.inputs.positions,
+            self.inputs.slots,
+            self._tables(layer),
+            plain,
+            queries,
+            self.pages.layer(layer).k,
+            LATENT_EPS,
             neighbours=shape.neighbours,
-        )  # fmt: skip
+        )
         # Batches of products, one a head, for which the library has kernels for any number of rows. They read
         # 2 % of what a token of DeepSeek-V2-Lite reads, 7 % of GLM-4.7-Flash: no kernel of our own, so far.
         by_head = plain.transpose(0, 1), queries[..., : shape.kv_rank].transpose(0, 1)
@@ -275,9 +306,13 @@ class LayersBase:
         return self.kernels and all_rows and not self.drops_rows(layer)
 
     def decode_partials(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
         sinks: torch.Tensor | None,
-    ) -> Partials:  # fmt: skip
+    ) -> Partials:
         """Store keys and values and attend, in a step that only decodes."""
         part = self.inputs.decode
         pages = self.pages.layer(layer)
@@ -295,10 +330,20 @@ class LayersBase:
         self.tap(layer)
         partials = Partials.empty(part.splits, part.tokens, config.heads, d, self.device)
         decode_fused.store_and_attend(
-            qkv, self.pages.angles(layer), pages.k, pages.v, self._batch(part.batch, layer), partials,
-            rules, dtype=self.dtype, bias=bias, q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None, eps=config.eps, columns=config.rotation.columns,
-        )  # fmt: skip
+            qkv,
+            self.pages.angles(layer),
+            pages.k,
+            pages.v,
+            self._batch(part.batch, layer),
+            partials,
+            rules,
+            dtype=self.dtype,
+            bias=bias,
+            q_norm=norms.q if norms else None,
+            k_norm=norms.k if norms else None,
+            eps=config.eps,
+            columns=config.rotation.columns,
+        )
         return partials
 
     def rules(self, layer: int, sinks: torch.Tensor | None) -> attention_reference.Rules:
@@ -340,18 +385,29 @@ class LayersBase:
         if sources is not None and exponents is not None:
             if self._dequantized is None:  # one for all layers: each reads what it has just written
                 self._dequantized = kv_fp8_dequant.DequantizedPages.empty(
-                    sources.shape[0], k.shape[1], k.shape[2], self.config.head_dim, self.dtype,
+                    sources.shape[0],
+                    k.shape[1],
+                    k.shape[2],
+                    self.config.head_dim,
+                    self.dtype,
                     batch.tables,
-                )  # fmt: skip
+                )
             kv_fp8_dequant.dequantize(k, v, exponents, batch.tables, sources, self._dequantized)
             batch = self._dequantized.batch(batch)
             k = self._dequantized.pool[:, 0]
             v = self._dequantized.pool[:, 1]
             exponents = None
         prefill_attention.attend(
-            self.queries(layer), k, v, batch, part.tiles, out, rules, exponents=exponents,
+            self.queries(layer),
+            k,
+            v,
+            batch,
+            part.tiles,
+            out,
+            rules,
+            exponents=exponents,
             config=part.tile_config,
-        )  # fmt: skip
+        )
 
     def drops_rows(self, layer: int) -> bool:
         """True if this layer's attention is followed only by rows whose logits are computed.
@@ -372,9 +428,12 @@ class LayersBase:
         return x[indices]
 
     def run_experts(
-        self, y: torch.Tensor | None, gain: torch.Tensor, weights: experts.Experts,
+        self,
+        y: torch.Tensor | None,
+        gain: torch.Tensor,
+        weights: experts.Experts,
         bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         if not self.kernels:
             return experts.reference(self.normed(y, self.residual, gain, bias=bias), weights)
         rows = self.residual.shape[0]
@@ -437,9 +496,12 @@ class LayersBase:
         return (mixed * _HALF_POWER).to(self.dtype)
 
     def finish(
-        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None,
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor,
+        post: torch.Tensor | None = None,
         scale: float = 1.0,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         residual = self.residual
         if self.logits_indices is not None:
             residual = residual[self.logits_indices]
@@ -447,10 +509,15 @@ class LayersBase:
         return self.normed(y, residual, gain, post, scale=scale)
 
     def normed(
-        self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor | None,
-        post: torch.Tensor | None = None, packed: w4_activations.HalfRows | None = None,
-        bias: torch.Tensor | None = None, scale: float = 1.0,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        y: torch.Tensor | None,
+        residual: torch.Tensor,
+        gain: torch.Tensor | None,
+        post: torch.Tensor | None = None,
+        packed: w4_activations.HalfRows | None = None,
+        bias: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
         """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`, `bias`:
         as rms_norm.add_norm has them; `scale`: as rms_norm_post.post_norm has it. Without `gain` the sum is not
         normed: of y and `post`, or of neither."""
@@ -494,16 +561,24 @@ class DenseLayers(LayersBase):
         return int4.gemm_of(x, weight, kernels=self.kernels, wide=added)
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
         sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         out = self._attended(qkv, layer, bias, norms, sinks)
         return self.drop_rows(out) if self.drops_rows(layer) else out
 
     def _attended(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         if not self.only_decodes(layer):
             self.store_kv(qkv.contiguous(), layer, bias, norms)
             return self.attention(layer, sinks)
@@ -536,9 +611,12 @@ class DenseLayers(LayersBase):
         return self.drop_rows(out) if self.drops_rows(layer) else out
 
     def run_delta_net(
-        self, x: torch.Tensor, linears: Mapping[str, Weight], weights: delta_net.DeltaNetWeights,
+        self,
+        x: torch.Tensor,
+        linears: Mapping[str, Weight],
+        weights: delta_net.DeltaNetWeights,
         layer: int,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Compute the gemms `qkvz` and `ba` of a delta net (one `qkvz` may hold both), change the states of
         `layer`, and norm the output: [T, H*V], rows as in `attend`."""
         self.tap(layer)
@@ -581,9 +659,12 @@ class DenseLayers(LayersBase):
         call(x, z, weight, out, self.config.eps)
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None,
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor | None,
+        post: torch.Tensor | None = None,
         scale: float = 1.0,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         return self.normed(y, self.residual, gain, post, scale=scale)
 
     def gemm_act_mul(

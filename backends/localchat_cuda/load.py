@@ -80,9 +80,13 @@ _WARM_POSITIONS = (1, 130, 260, 520, 1040)
 
 
 def load_runner(
-    config: ModelConfig, path: Path | None, device_name: str, request: LoadRequest, progress: Progress,
+    config: ModelConfig,
+    path: Path | None,
+    device_name: str,
+    request: LoadRequest,
+    progress: Progress,
     notify: Callable[[str], None],
-) -> CudaRunner:  # fmt: skip
+) -> CudaRunner:
     """Load weights from the folder or GGUF file at `path` (None: random ones) to the device, allocate pages
     and warm up. In safe mode without CUDA graphs, PDL, and kernels in Gluon.
 
@@ -108,11 +112,17 @@ def load_runner(
     memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
     with (
         CompileAhead(
-            config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
-            head_bounds=head_bounds, formats=formats,
+            config,
+            caps,
+            device,
+            notify,
+            head_int8=head_int8,
+            unpacked=plan.unpacked_bytes > 0,
+            head_bounds=head_bounds,
+            formats=formats,
         ) as ahead,
         advise_on_out_of_memory(request),
-    ):  # fmt: skip
+    ):
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
             config,
@@ -129,10 +139,17 @@ def load_runner(
             weights = with_unpacked(weights, _DTYPES[config.dtype])
         blocks = caps.kv_tokens // caps.block_tokens
         pages = Pages(
-            config, blocks + 1, caps.context_tokens, device, _DTYPES[config.dtype], caps.block_tokens,
-            fp8=caps.kv_type == FP8, slots=caps.max_slots, saved_states=caps.saved_states,
+            config,
+            blocks + 1,
+            caps.context_tokens,
+            device,
+            _DTYPES[config.dtype],
+            caps.block_tokens,
+            fp8=caps.kv_type == FP8,
+            slots=caps.max_slots,
+            saved_states=caps.saved_states,
             window_pages=caps.window_blocks and caps.window_blocks + 1,
-        )  # fmt: skip
+        )
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         if device.type == "cuda":

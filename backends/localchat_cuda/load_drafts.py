@@ -38,24 +38,35 @@ def draft_request(request: LoadRequest, config: ModelConfig) -> LoadRequest:
 
 
 def attach_draft_model(
-    runner: CudaRunner, draft: DraftShape, request: LoadRequest, progress: Progress,
-    notify: Callable[[str], None], shared_vocab: int,
-) -> None:  # fmt: skip
+    runner: CudaRunner,
+    draft: DraftShape,
+    request: LoadRequest,
+    progress: Progress,
+    notify: Callable[[str], None],
+    shared_vocab: int,
+) -> None:
     """Load the draft model of `request` beside a runner. `shared_vocab`: tokens that both models have.
 
     Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
     total = max(request.plan.weights_bytes, 1)
     own = load_runner(
-        draft.config, Path(request.options.draft or ""), str(runner.device),
-        draft_request(request, draft.config), lambda done, all_: progress(total, total), notify,
-    )  # fmt: skip
+        draft.config,
+        Path(request.options.draft or ""),
+        str(runner.device),
+        draft_request(request, draft.config),
+        lambda done, all_: progress(total, total),
+        notify,
+    )
     runner.attach(CudaDrafter(own, runner.table, "the draft model", shared_vocab))
 
 
 def attach_head(
-    runner: CudaRunner, config: ModelConfig, source: WeightSource, request: LoadRequest,
+    runner: CudaRunner,
+    config: ModelConfig,
+    source: WeightSource,
+    request: LoadRequest,
     notify: Callable[[str], None] = lambda text: None,
-) -> None:  # fmt: skip
+) -> None:
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
     names = ARCHITECTURES[config.architecture].NAMES
@@ -67,9 +78,12 @@ def attach_head(
 
 
 def attach_eagle(
-    runner: CudaRunner, draft: DraftShape, request: LoadRequest,
-    notify: Callable[[str], None] = lambda text: None, source: WeightSource | None = None,
-) -> None:  # fmt: skip
+    runner: CudaRunner,
+    draft: DraftShape,
+    request: LoadRequest,
+    notify: Callable[[str], None] = lambda text: None,
+    source: WeightSource | None = None,
+) -> None:
     """Load the EAGLE-3 head of `request`, or of another source, for a runner.
 
     Raises ModelInvalid, DoesNotFit, DeviceFault."""
@@ -80,16 +94,26 @@ def attach_eagle(
         source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
     with advise_on_out_of_memory(request):
         weights = load_eagle(
-            draft.config, draft.eagle, names, source, model.weights, model.pages.dtype,
-            runner.device, notify,
-        )  # fmt: skip
+            draft.config,
+            draft.eagle,
+            names,
+            source,
+            model.weights,
+            model.pages.dtype,
+            runner.device,
+            notify,
+        )
         _attach(runner, draft.config, weights, request, "the EAGLE-3 head", draft.eagle)
 
 
 def _attach(
-    runner: CudaRunner, own: ModelConfig, weights: HeadWeights | EagleWeights, request: LoadRequest,
-    name: str, eagle: EagleConfig | None = None,
-) -> None:  # fmt: skip
+    runner: CudaRunner,
+    own: ModelConfig,
+    weights: HeadWeights | EagleWeights,
+    request: LoadRequest,
+    name: str,
+    eagle: EagleConfig | None = None,
+) -> None:
     """Let a head with these weights draft, as a runner of its own, from states that its model now keeps."""
     model = runner.model
     can = capabilities(own, draft_request(request, own))
@@ -107,9 +131,11 @@ def _attach(
         fusion = Fusion(eagle.taps, weights.fuse)
     runner.keep_last_states(states, fusion)
     head = CudaRunner(
-        HeadModel(own, weights, pages, states, kernels=model.kernels, eagle=eagle), can,
-        graphs=not request.safe_mode, graph_bytes=GRAPH_BYTES,
-    )  # fmt: skip
+        HeadModel(own, weights, pages, states, kernels=model.kernels, eagle=eagle),
+        can,
+        graphs=not request.safe_mode,
+        graph_bytes=GRAPH_BYTES,
+    )
     warm_up(head)
     runner.attach(CudaDrafter(head, runner.table, name, own.vocabulary, states))
 

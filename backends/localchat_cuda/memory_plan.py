@@ -254,9 +254,17 @@ def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> 
 
 class _LoadPlanner:
     def __init__(
-        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], options: LoadOptions, gpu: Gpu,
-        limits: StepLimits, ram_bytes: int, draft: DraftShape | None, *, apart: bool,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        headers: tuple[SafetensorsHeader, ...],
+        options: LoadOptions,
+        gpu: Gpu,
+        limits: StepLimits,
+        ram_bytes: int,
+        draft: DraftShape | None,
+        *,
+        apart: bool,
+    ) -> None:
         """`apart`: windowed layers have pages of their own."""
         self.config = config
         self.options = options

@@ -68,9 +68,13 @@ class PackedLayers(LayersBase):
         return ggml.gemm_rows(rows, weight, squares=squares, eps=eps, kernels=kernels)
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
         sinks: torch.Tensor | None = None,
-    ) -> PackedActivations:  # fmt: skip
+    ) -> PackedActivations:
         if self.only_decodes(layer):
             # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
             partials = self.decode_partials(qkv, layer, bias, norms, sinks)
@@ -104,9 +108,12 @@ class PackedLayers(LayersBase):
         return self._write_packed("plain", out[None])
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None,
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor | None,
+        post: torch.Tensor | None = None,
         scale: float = 1.0,
-    ) -> PackedActivations:  # fmt: skip
+    ) -> PackedActivations:
         if gain is None:
             self.normed(y, self.residual, None, post, scale=scale)
             return self._write_packed("plain", self.residual[None])
@@ -133,9 +140,15 @@ class PackedLayers(LayersBase):
             rows = self._rows(reader, activated=True)
             if isinstance(weight, w4_pack.W4):
                 int4.gemm_silu_mul(
-                    read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu,
-                    order=reader.order, kernels=self.kernels,
-                )  # fmt: skip
+                    read,
+                    weight,
+                    rows,
+                    squares=x.squares,
+                    eps=self.config.eps,
+                    gelu=gelu,
+                    order=reader.order,
+                    kernels=self.kernels,
+                )
                 return rows
             sums = self._multiply(read, weight, x.squares)
             call = w4_activations.prepare if self.kernels else w4_activations.reference
@@ -175,10 +188,17 @@ class PackedLayers(LayersBase):
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
             call(
-                mode, source, rows, ids=self.inputs.ids if embeds else None,
-                residual=None if gain is None else self.residual, weight=gain, squares=squares,
-                factor=factor(rows), eps=self.config.eps, order=reader.order,
-            )  # fmt: skip
+                mode,
+                source,
+                rows,
+                ids=self.inputs.ids if embeds else None,
+                residual=None if gain is None else self.residual,
+                weight=gain,
+                squares=squares,
+                factor=factor(rows),
+                eps=self.config.eps,
+                order=reader.order,
+            )
             return rows
 
         return PackedActivations(write, squares)

@@ -36,8 +36,13 @@ class Streams:
         out = self._empty()
         call = altup.predict if self._ops.kernels else altup.predict_reference
         call(
-            self._streams, layer.altup, layer.norms["attention"], out, self._ops.config.eps, self._before
-        )  # fmt: skip
+            self._streams,
+            layer.altup,
+            layer.norms["attention"],
+            out,
+            self._ops.config.eps,
+            self._before,
+        )
         return out
 
     def add_laurel(self, x: torch.Tensor, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
@@ -53,10 +58,14 @@ class Streams:
         inner = dense_gemm(x, left, kernels=ops.kernels, out=inner).to(ops.dtype)
         out = self._empty()
         (altup.add_laurel if ops.kernels else altup.add_laurel_reference)(
-            self._streams, Added(y, norms["post_attention"]),
+            self._streams,
+            Added(y, norms["post_attention"]),
             Added(ops.gemm(inner, right), norms["post_laurel"]),
-            (norms["attention"], norms["mlp"]), ops.residual, out, ops.config.eps,
-        )  # fmt: skip
+            (norms["attention"], norms["mlp"]),
+            ops.residual,
+            out,
+            ops.config.eps,
+        )
         return out
 
     def correct(self, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
@@ -65,9 +74,13 @@ class Streams:
         ops = self._ops
         out = self._empty()
         (altup.correct if ops.kernels else altup.correct_reference)(
-            self._streams, ops.residual, Added(y, layer.norms["post_mlp"]), layer.altup, out,
+            self._streams,
+            ops.residual,
+            Added(y, layer.norms["post_mlp"]),
+            layer.altup,
+            out,
             ops.config.eps,
-        )  # fmt: skip
+        )
         return out
 
     def end(self, y: torch.Tensor, layer: LayerWeights) -> None:

@@ -139,9 +139,15 @@ def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     net = config.delta_net
     if net is None:
         return attention * config.layers
-    return attention * config.attention_layers + (
-        (net.columns, width), (width, net.values), *feed,
-    ) * net.count  # fmt: skip
+    return (
+        attention * config.attention_layers
+        + (
+            (net.columns, width),
+            (width, net.values),
+            *feed,
+        )
+        * net.count
+    )
 
 
 def _latent_linear_shapes(
@@ -156,9 +162,14 @@ def _latent_linear_shapes(
             yield latent.queries(config.heads), inner
         yield width, config.heads * latent.value
         dense = config.intermediate_of(n)
-        yield from _expert_shapes(config) if config.has_experts(n) else (
-            (2 * dense, width), (width, dense),
-        )  # fmt: skip
+        yield from (
+            _expert_shapes(config)
+            if config.has_experts(n)
+            else (
+                (2 * dense, width),
+                (width, dense),
+            )
+        )
 
 
 def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tuple[int, int]]:

@@ -585,9 +585,13 @@ class MinimalBackend:
         raise LocalchatError("this backend plans a load only once the model is open")
 
     def expected_rate(
-        self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = (),
+        self,
+        model: ModelSummary,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[PastRun] = (),
         measures: MeasurementCache = NO_MEASUREMENTS,
-    ) -> Estimate | None:  # fmt: skip
+    ) -> Estimate | None:
         return None
 
     def build_info(self) -> BuildInfo:

@@ -191,9 +191,10 @@ def _rate(
 ) -> float:
     """Expected tokens a second with all layers on the GPU; 0: unknown, or a guess that no run supports."""
     past = (
-        () if history is None
+        ()
+        if history is None
         else history.past(backend=backend.name, threads=threads, whole_gpu=True)
-    )  # fmt: skip
+    )
     found = backend.expected_rate(model, plan, threads, past)
     if found is None or found.untried:
         return 0.0

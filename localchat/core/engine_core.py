@@ -113,9 +113,15 @@ class EngineCore:
         )
         self._counters = counters if counters is not None else EngineCounters()
         self.output_processor = OutputProcessor(
-            can, tokenizer, kv_cache, token_budget, self._scheduler, self._event_sender, self._counters,
+            can,
+            tokenizer,
+            kv_cache,
+            token_budget,
+            self._scheduler,
+            self._event_sender,
+            self._counters,
             self._step_costs,
-        )  # fmt: skip
+        )
         self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False

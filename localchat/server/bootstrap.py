@@ -86,9 +86,13 @@ class ServerContext:
 def open_server_context(spec: ServerSpec) -> Iterator[ServerContext]:
     """A server context whose engines are unloaded at the end of the block."""
     resolver = ModelResolver(
-        spec.own, spec.settings_for, spec.paths, spec.environ, max_slots=spec.max_slots,
+        spec.own,
+        spec.settings_for,
+        spec.paths,
+        spec.environ,
+        max_slots=spec.max_slots,
         more_slots=spec.more_slots,
-    )  # fmt: skip
+    )
     pool = EnginePool(
         resolver.resolve,
         spec.open_engine,

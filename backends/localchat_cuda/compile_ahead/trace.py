@@ -227,9 +227,11 @@ def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNet
     else:
         linears["ba"] = _empty(2 * heads, config.hidden, dtype=half)
     return DeltaNetWeights(
-        _empty(net.channels, TAPS, dtype=half), _empty(heads), _empty(heads),
+        _empty(net.channels, TAPS, dtype=half),
+        _empty(heads),
+        _empty(heads),
         _empty(net.value_dim, dtype=half),
-    )  # fmt: skip
+    )
 
 
 def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
@@ -247,9 +249,14 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     chosen = mixture.chosen
     shared = mixture.shared
     held = Router(
-        _empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0],
-        sigmoid=mixture.sigmoid, scale=mixture.scale,
-    )  # fmt: skip
+        _empty(*router, dtype=half),
+        chosen,
+        mixture.normalized,
+        shared,
+        biases[0],
+        sigmoid=mixture.sigmoid,
+        scale=mixture.scale,
+    )
     return Experts(
         held.counting(), gate_up, down, biases[1], biases[2], mixture.limit, mixture.gelu
     )
@@ -308,11 +315,16 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     config = one_layer_per_kind(job.config, job.formats)
     capabilities = job.capabilities
     pages = Pages(
-        config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
-        getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
+        config,
+        capabilities.kv_tokens // capabilities.block_tokens + 1,
+        capabilities.context_tokens,
+        META,
+        getattr(torch, config.dtype),
+        capabilities.block_tokens,
+        fp8=capabilities.kv_type == FP8,
         slots=capabilities.max_slots,
         window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
-    )  # fmt: skip
+    )
     weights = meta_weights(
         config, head_int8=job.head_int8, head_bounds=job.head_bounds, formats=job.formats
     )

@@ -39,10 +39,17 @@ class CompileAhead:
     """Compiling processes; none if all kernels were compiled before, or for a CPU."""
 
     def __init__(
-        self, config: ModelConfig, capabilities: Capabilities, device: torch.device,
-        notify: Callable[[str], None], *, head_int8: bool = False, unpacked: bool = False,
-        head_bounds: bool = False, formats: LayerFormats = (),
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        capabilities: Capabilities,
+        device: torch.device,
+        notify: Callable[[str], None],
+        *,
+        head_int8: bool = False,
+        unpacked: bool = False,
+        head_bounds: bool = False,
+        formats: LayerFormats = (),
+    ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():

@@ -150,9 +150,24 @@ def _row(tile, a, number):
 
 @triton.jit(do_not_specialize=["T"])
 def _predict_kernel(
-    streams, y, post, router, norm, prediction, gain, out, eps, T, A: tl.constexpr, A_POW2: tl.constexpr,
-    H: tl.constexpr, H_POW2: tl.constexpr, S: tl.constexpr, ROOMY: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    streams,
+    y,
+    post,
+    router,
+    norm,
+    prediction,
+    gain,
+    out,
+    eps,
+    T,
+    A: tl.constexpr,
+    A_POW2: tl.constexpr,
+    H: tl.constexpr,
+    H_POW2: tl.constexpr,
+    S: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
@@ -203,20 +218,48 @@ def predict(
         return
     pdl = pdl and traits(streams.device).pdl
     kernel = _predict_kernel[(t,)](
-        streams, streams if before is None else before.y, gain if before is None else before.gain,
-        weights.router, weights.norm, weights.prediction, gain, out, eps, t,
-        A=a, A_POW2=power_of_two(a), H=h, H_POW2=power_of_two(h),
-        S=0 if before is None else before.y.shape[0], ROOMY=own_carveout(t), PDL=pdl,
+        streams,
+        streams if before is None else before.y,
+        gain if before is None else before.gain,
+        weights.router,
+        weights.norm,
+        weights.prediction,
+        gain,
+        out,
+        eps,
+        t,
+        A=a,
+        A_POW2=power_of_two(a),
+        H=h,
+        H_POW2=power_of_two(h),
+        S=0 if before is None else before.y.shape[0],
+        ROOMY=own_carveout(t),
+        PDL=pdl,
         **options(pdl, _warps(h)),
-    )  # fmt: skip
+    )
     set_carveout(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
 def _add_laurel_kernel(
-    streams, y, post, laurel, laurel_post, first, second, residual, out, eps, T, H: tl.constexpr,
-    H_POW2: tl.constexpr, S: tl.constexpr, SL: tl.constexpr, ROOMY: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    streams,
+    y,
+    post,
+    laurel,
+    laurel_post,
+    first,
+    second,
+    residual,
+    out,
+    eps,
+    T,
+    H: tl.constexpr,
+    H_POW2: tl.constexpr,
+    S: tl.constexpr,
+    SL: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
@@ -258,19 +301,48 @@ def add_laurel(
         return
     pdl = pdl and traits(device).pdl
     kernel = _add_laurel_kernel[(t,)](
-        streams, attention.y, attention.gain, laurel.y, laurel.gain, *gains, residual, out, eps, t,
-        H=h, H_POW2=power_of_two(h), S=attention.y.shape[0], SL=laurel.y.shape[0],
-        ROOMY=own_carveout(t), PDL=pdl, **options(pdl, _warps(h)),
-    )  # fmt: skip
+        streams,
+        attention.y,
+        attention.gain,
+        laurel.y,
+        laurel.gain,
+        *gains,
+        residual,
+        out,
+        eps,
+        t,
+        H=h,
+        H_POW2=power_of_two(h),
+        S=attention.y.shape[0],
+        SL=laurel.y.shape[0],
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, _warps(h)),
+    )
     set_carveout(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
 def _correct_kernel(
-    streams, residual, y, post, router, norm, correction, scale, out, eps, T, A: tl.constexpr,
-    A_POW2: tl.constexpr, H: tl.constexpr, H_POW2: tl.constexpr, S: tl.constexpr, ROOMY: tl.constexpr,
+    streams,
+    residual,
+    y,
+    post,
+    router,
+    norm,
+    correction,
+    scale,
+    out,
+    eps,
+    T,
+    A: tl.constexpr,
+    A_POW2: tl.constexpr,
+    H: tl.constexpr,
+    H_POW2: tl.constexpr,
+    S: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
@@ -317,10 +389,26 @@ def correct(
         return
     pdl = pdl and traits(streams.device).pdl
     kernel = _correct_kernel[(t,)](
-        streams, residual, part.y, part.gain, weights.router, weights.norm, weights.correction,
-        weights.scale, out, eps, t, A=a, A_POW2=power_of_two(a), H=h, H_POW2=power_of_two(h),
-        S=part.y.shape[0], ROOMY=own_carveout(t), PDL=pdl, **options(pdl, _warps(h)),
-    )  # fmt: skip
+        streams,
+        residual,
+        part.y,
+        part.gain,
+        weights.router,
+        weights.norm,
+        weights.correction,
+        weights.scale,
+        out,
+        eps,
+        t,
+        A=a,
+        A_POW2=power_of_two(a),
+        H=h,
+        H_POW2=power_of_two(h),
+        S=part.y.shape[0],
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, _warps(h)),
+    )
     set_carveout(kernel, t)
 
 

@@ -40,10 +40,20 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def store_reference(
-    q: torch.Tensor, latents: torch.Tensor, gain: torch.Tensor, table: torch.Tensor,
-    positions: torch.Tensor, slots: torch.Tensor, tables: torch.Tensor, plain: torch.Tensor,
-    queries: torch.Tensor, pages: torch.Tensor, eps: float, *, neighbours: bool,
-) -> None:  # fmt: skip
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    gain: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    tables: torch.Tensor,
+    plain: torch.Tensor,
+    queries: torch.Tensor,
+    pages: torch.Tensor,
+    eps: float,
+    *,
+    neighbours: bool,
+) -> None:
     """`store` in plain torch, same arguments."""
     (t, h, n), (d, tail) = plain.shape, _widths(gain, table)
     cos, sin = table[positions.long()].view(t, 1, 2, tail // 2).unbind(2)
@@ -72,12 +82,37 @@ def _normed(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["T", "width"])
 def _store_kernel(
-    q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, T, width,
-    page_stride, H: tl.constexpr, N: tl.constexpr, N_POW2: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, Q_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr,
-    S: tl.constexpr, S_POW2: tl.constexpr, SL: tl.constexpr, SL_POW2: tl.constexpr,
-    HEADS: tl.constexpr, NEIGHBOURS: tl.constexpr, ROOMY: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    q,
+    latents,
+    gain,
+    table,
+    positions,
+    slots,
+    tables,
+    plain,
+    queries,
+    pages,
+    eps,
+    T,
+    width,
+    page_stride,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    N_POW2: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    Q_COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    S_POW2: tl.constexpr,
+    SL: tl.constexpr,
+    SL_POW2: tl.constexpr,
+    HEADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0)
@@ -121,9 +156,19 @@ def _store_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _norm_kernel(
-    y, gain, out, eps, T, Q: tl.constexpr, Q_POW2: tl.constexpr, COLUMNS: tl.constexpr,
-    S: tl.constexpr, S_POW2: tl.constexpr, ROOMY: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    y,
+    gain,
+    out,
+    eps,
+    T,
+    Q: tl.constexpr,
+    Q_POW2: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    S: tl.constexpr,
+    S_POW2: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0)
@@ -137,10 +182,21 @@ def _norm_kernel(
 
 
 def store(
-    q: torch.Tensor, latents: torch.Tensor, gain: torch.Tensor, table: torch.Tensor,
-    positions: torch.Tensor, slots: torch.Tensor, tables: torch.Tensor, plain: torch.Tensor,
-    queries: torch.Tensor, pages: torch.Tensor, eps: float, *, neighbours: bool, pdl: bool = True,
-) -> None:  # fmt: skip
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    gain: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    tables: torch.Tensor,
+    plain: torch.Tensor,
+    queries: torch.Tensor,
+    pages: torch.Tensor,
+    eps: float,
+    *,
+    neighbours: bool,
+    pdl: bool = True,
+) -> None:
     """Norm and rotate; shapes in the module docstring. `gain` [D]; `neighbours`: how columns are paired.
 
     With `pdl` all but q and latents is read before the kernel waits for its predecessor, as in rope_store.
@@ -163,13 +219,38 @@ def store(
     pdl = pdl and traits(device).pdl
     together = heads_of(t, h)
     kernel = _store_kernel[(t, h // together + 1)](
-        q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, t,
-        tables.shape[1], pages.stride(0), H=h, N=n, N_POW2=power_of_two(n), D=d, E=tail,
-        Q_COLUMNS=q.shape[2], COLUMNS=latents.shape[2], P=pages.shape[2], S=q.shape[0],
+        q,
+        latents,
+        gain,
+        table,
+        positions,
+        slots,
+        tables,
+        plain,
+        queries,
+        pages,
+        eps,
+        t,
+        tables.shape[1],
+        pages.stride(0),
+        H=h,
+        N=n,
+        N_POW2=power_of_two(n),
+        D=d,
+        E=tail,
+        Q_COLUMNS=q.shape[2],
+        COLUMNS=latents.shape[2],
+        P=pages.shape[2],
+        S=q.shape[0],
         S_POW2=power_of_two(q.shape[0]),
-        SL=latents.shape[0], SL_POW2=power_of_two(latents.shape[0]), HEADS=together,
-        NEIGHBOURS=neighbours, ROOMY=own_carveout(t), PDL=pdl, **options(pdl, 1 if t <= 16 else 4),
-    )  # fmt: skip
+        SL=latents.shape[0],
+        SL_POW2=power_of_two(latents.shape[0]),
+        HEADS=together,
+        NEIGHBOURS=neighbours,
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, 1 if t <= 16 else 4),
+    )
     set_carveout(kernel, t)
 
 
@@ -183,9 +264,20 @@ def norm(
     require("out", out, (t, q), _FLOATS, device)
     pdl = pdl and traits(device).pdl
     kernel = _norm_kernel[(t,)](
-        y, gain, out, eps, t, Q=q, Q_POW2=power_of_two(q), COLUMNS=columns, S=s,
-        S_POW2=power_of_two(s), ROOMY=own_carveout(t), PDL=pdl, **options(pdl, 4),
-    )  # fmt: skip
+        y,
+        gain,
+        out,
+        eps,
+        t,
+        Q=q,
+        Q_POW2=power_of_two(q),
+        COLUMNS=columns,
+        S=s,
+        S_POW2=power_of_two(s),
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, 4),
+    )
     set_carveout(kernel, t)
 
 

@@ -103,8 +103,18 @@ def normalize(
     pdl = pdl and gpu.pdl
     block = power_of_two(max(queries, keys))
     kernel = _normalize_kernel[(t, 3)](
-        qkv, q_norm, k_norm, out, eps, t,
-        Q=queries, K=keys, BLOCK=block, S=splits, ROOMY=own_carveout(t), PDL=pdl,
+        qkv,
+        q_norm,
+        k_norm,
+        out,
+        eps,
+        t,
+        Q=queries,
+        K=keys,
+        BLOCK=block,
+        S=splits,
+        ROOMY=own_carveout(t),
+        PDL=pdl,
         **options(pdl, 8 if block > 1024 else 4),
-    )  # fmt: skip
+    )
     set_carveout(kernel, t)

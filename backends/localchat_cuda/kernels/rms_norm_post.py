@@ -320,15 +320,42 @@ def prepare(
     sums = torch.empty(t, groups, 4, device=device)
     grid = groups, triton.cdiv(t, several)
     kernel = _sums_kernel[grid](
-        y, residual, post, total, sums, t,
-        H=h, S=splits, ROWS=several, ROOMY=own_carveout(t), PDL=pdl, **options(pdl, 1),
-    )  # fmt: skip
+        y,
+        residual,
+        post,
+        total,
+        sums,
+        t,
+        H=h,
+        S=splits,
+        ROWS=several,
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, 1),
+    )
     set_carveout(kernel, t)
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
     kernel = _prepare_kernel[grid](
-        total, sums, residual, post, weight, squares, rows.x, rows.factors,
-        total if order is None else order, eps, scale, t,
-        H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
-        ORDER=order is not None, PDL=pdl, GROUP=rows.group, **options(pdl, 1),
-    )  # fmt: skip
+        total,
+        sums,
+        residual,
+        post,
+        weight,
+        squares,
+        rows.x,
+        rows.factors,
+        total if order is None else order,
+        eps,
+        scale,
+        t,
+        H=h,
+        G_POW2=power_of_two(groups),
+        MQ=room,
+        FORMAT=format_of(rows),
+        ROWS=several,
+        ORDER=order is not None,
+        PDL=pdl,
+        GROUP=rows.group,
+        **options(pdl, 1),
+    )
     set_carveout(kernel, t)

@@ -50,9 +50,14 @@ class StateTable:
     """Token table and block tables of all slots; windowed layers may have block tables of their own."""
 
     def __init__(
-        self, slots: int, columns: int, page_tokens: int, scratch_page: int, device: torch.device,
+        self,
+        slots: int,
+        columns: int,
+        page_tokens: int,
+        scratch_page: int,
+        device: torch.device,
         scratch_window_page: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to;
         `scratch_window_page`: the same of windowed layers with pages of their own, None: there are none."""
         self.slots = slots
@@ -164,9 +169,11 @@ class StateTable:
                 token_indices.append(np.arange(begin, end))
         indices = np.concatenate(token_indices) if token_indices else np.empty(0, np.int64)
         return TableWrites(
-            buffer.write(indices, int64=True), buffer.write(tokens),
-            buffer.write(page_indices, int64=True), buffer.write(pages),
-        )  # fmt: skip
+            buffer.write(indices, int64=True),
+            buffer.write(tokens),
+            buffer.write(page_indices, int64=True),
+            buffer.write(pages),
+        )
 
     def apply(self, writes: TableWrites) -> None:
         """Update the tables on the device, after the buffer was sent."""

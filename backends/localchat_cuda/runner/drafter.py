@@ -66,9 +66,13 @@ class CudaDrafter:
     together = True
 
     def __init__(
-        self, runner: CudaRunner, table: StateTable, name: str, shared_vocab: int,
+        self,
+        runner: CudaRunner,
+        table: StateTable,
+        name: str,
+        shared_vocab: int,
         states: LastStates | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`table`: of the runner that verifies. `shared_vocab`: tokens that both know. `states`: what
         prediction heads go on from; None: it is a model of its own."""
         self.runner = runner
@@ -201,10 +205,15 @@ class CudaDrafter:
             self._read_all_but_a_few(one, chain)
         rows = [
             StepRow(
-                one.ask.seq, one.text.slot, one.same, tuple(one.ask.tokens[one.same :]), (), one.new_blocks
+                one.ask.seq,
+                one.text.slot,
+                one.same,
+                tuple(one.ask.tokens[one.same :]),
+                (),
+                one.new_blocks,
             )
             for one in drafts
-        ]  # fmt: skip
+        ]
         drafting = drafts
         guessed = 1
         while rows:

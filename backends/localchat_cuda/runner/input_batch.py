@@ -185,9 +185,15 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
     if config.states:
         chunks = _chunks(prefill, tokens - decode_tokens if captured else 0)
     return InputBatch(
-        (*decode, *prefill), tuple(first), shape, tuple(tiles), tile_config, tuple(dequantized),
-        captured, chunks,
-    )  # fmt: skip
+        (*decode, *prefill),
+        tuple(first),
+        shape,
+        tuple(tiles),
+        tile_config,
+        tuple(dequantized),
+        captured,
+        chunks,
+    )
 
 
 def _padded(decode: int, prefill: int) -> tuple[int, int, bool]:
@@ -274,9 +280,14 @@ def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, co
         most = decode_attention.MOST_LONG_SPLITS
     blocks = -(-config.heads // config.key_heads * widest // rows)
     splits = decode_attention.splits_for(
-        len(decode), config.key_heads, blocks, longest, config.page_tokens,
-        config.sms * resident, most,
-    )  # fmt: skip
+        len(decode),
+        config.key_heads,
+        blocks,
+        longest,
+        config.page_tokens,
+        config.sms * resident,
+        most,
+    )
     if coarse:
         return 1 << (splits.bit_length() - 1) // 2 * 2
     if splits < -(-longest // config.page_tokens):
@@ -349,9 +360,13 @@ def write_batch(
 
 
 def model_inputs(
-    batch: InputBatch, slices: BatchSlices, token_table: torch.Tensor, block_tables: torch.Tensor,
-    logits_indices: torch.Tensor | None, window_tables: torch.Tensor | None = None,
-) -> ModelInputs:  # fmt: skip
+    batch: InputBatch,
+    slices: BatchSlices,
+    token_table: torch.Tensor,
+    block_tables: torch.Tensor,
+    logits_indices: torch.Tensor | None,
+    window_tables: torch.Tensor | None = None,
+) -> ModelInputs:
     """The step on the device. Reads its token ids from the flat `token_table`. `window_tables`: of windowed
     layers with pages of their own, if there are any."""
     starts = slices.starts.view()

@@ -51,10 +51,19 @@ class Pages:
     """
 
     def __init__(
-        self, config: ModelConfig, pages: int, context_tokens: int, device: torch.device,
-        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, fp8: bool = False, slots: int = 0,
-        saved_states: int = 0, window_pages: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        pages: int,
+        context_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        page_tokens: int = PAGE_TOKENS,
+        *,
+        fp8: bool = False,
+        slots: int = 0,
+        saved_states: int = 0,
+        window_pages: int = 0,
+    ) -> None:
         """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
         `fp8`: store them in 8 bits. `slots`, `saved_states`: see States. `window_pages`: those of layers with a
         window; 0: they have the pages of all."""
@@ -76,11 +85,17 @@ class Pages:
         """By pool."""
         self.pools = tuple(
             torch.zeros(
-                len(layers), window_pages if windowed else pages, 1 if config.latent else 2, heads,
-                page_tokens, d // 2 if fp8 else d, device=device, dtype=torch.int16 if fp8 else dtype,
+                len(layers),
+                window_pages if windowed else pages,
+                1 if config.latent else 2,
+                heads,
+                page_tokens,
+                d // 2 if fp8 else d,
+                device=device,
+                dtype=torch.int16 if fp8 else dtype,
             )
             for (heads, d, windowed), layers in shapes.items()
-        )  # fmt: skip
+        )
         self.exponents: tuple[torch.Tensor, ...] = ()
         if fp8:
             self.exponents = tuple(

@@ -99,9 +99,15 @@ class HeadModel(DeviceModel):
     """A head of another model as a model of its own, which guesses from that one's states."""
 
     def __init__(
-        self, config: ModelConfig, weights: HeadWeights | EagleWeights, pages: Pages, states: LastStates, *,
-        kernels: bool, eagle: EagleConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        weights: HeadWeights | EagleWeights,
+        pages: Pages,
+        states: LastStates,
+        *,
+        kernels: bool,
+        eagle: EagleConfig | None = None,
+    ) -> None:
         """`states`: of the model's tokens, and where those of guesses go. `eagle`: of EagleWeights."""
         super().__init__(config, weights.model, pages, kernels=kernels)
         self._head = weights

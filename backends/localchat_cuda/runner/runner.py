@@ -76,9 +76,14 @@ class CudaRunner:
     """See backend_api.interface.Runner. A step has `capabilities.max_step_tokens` tokens at most."""
 
     def __init__(
-        self, model: DeviceModel, capabilities: Capabilities, *, graphs: bool = True,
-        graph_bytes: int = 1 << 62, host_blocks: HostPages | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: DeviceModel,
+        capabilities: Capabilities,
+        *,
+        graphs: bool = True,
+        graph_bytes: int = 1 << 62,
+        host_blocks: HostPages | None = None,
+    ) -> None:
         """Takes ownership of `model`, which has one page more than the capabilities have blocks, of both kinds:
         the last one is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may
         take. `host_blocks`: those of the capabilities, None only where no plan names any."""
@@ -97,9 +102,13 @@ class CudaRunner:
         blocks = capabilities.kv_tokens // capabilities.block_tokens
         with self.on_stream():
             self.table = StateTable(
-                capabilities.max_slots, capabilities.context_tokens, pages.page_tokens, blocks,
-                self.device, capabilities.window_blocks or None,
-            )  # fmt: skip
+                capabilities.max_slots,
+                capabilities.context_tokens,
+                pages.page_tokens,
+                blocks,
+                self.device,
+                capabilities.window_blocks or None,
+            )
             self._buffer = StepBuffer(self._buffer_words(), DEPTH + 1, self.device)
             max_rows = logit_rows(capabilities.max_slots)
             self._sampler: DeviceSampler = (
@@ -111,9 +120,15 @@ class CudaRunner:
             )
         self.graphs = CudaGraphs(enabled=graphs and self._gpu, limit_bytes=graph_bytes)
         self._executor = StepExecutor(
-            model, self.table, self._buffer, self._sampler, _batch_config(model, capabilities),
-            self.graphs, max_rows, DEPTH + 1,
-        )  # fmt: skip
+            model,
+            self.table,
+            self._buffer,
+            self._sampler,
+            _batch_config(model, capabilities),
+            self.graphs,
+            max_rows,
+            DEPTH + 1,
+        )
         self._pending: deque[PendingStep] = deque()
         self._drafter: AttachedDrafter | None = None
         self.sleeps = True
@@ -464,9 +479,14 @@ def _batch_config(model: DeviceModel, capabilities: Capabilities) -> BatchConfig
     d = max(map(config.head_dim_of, range(config.layers)))
     key_heads = min(map(config.key_heads_of, range(config.layers)))
     return BatchConfig(
-        config.heads, key_heads, d, pages.page_tokens,
-        traits(pages.device).sms, fp8_kv=bool(pages.exponents),
-        context_tokens=capabilities.context_tokens, latents=config.latent is not None,
+        config.heads,
+        key_heads,
+        d,
+        pages.page_tokens,
+        traits(pages.device).sms,
+        fp8_kv=bool(pages.exponents),
+        context_tokens=capabilities.context_tokens,
+        latents=config.latent is not None,
         states=pages.states is not None,
         prefill_tile=None
         if config.gemma and config.gemma.head_dim != config.head_dim
@@ -474,7 +494,7 @@ def _batch_config(model: DeviceModel, capabilities: Capabilities) -> BatchConfig
         else best_tile_config(
             d, pages.page_tokens, pages.dtype, pages.device, config.attention_cap
         ),
-    )  # fmt: skip
+    )
 
 
 def _execute(operation: MemoryOp, pages: Pages) -> None:

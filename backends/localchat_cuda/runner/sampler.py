@@ -85,9 +85,12 @@ class DeviceSampler(Protocol):
         ...
 
     def sample(
-        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        self,
+        logits: torch.Tensor,
+        batch: SampleBatch,
+        out: SampledTokens,
         rescoring: Rescoring | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Sample from logits [R, V], which are only read; with `rescoring` they are approximate, and those of
         tokens that can be drawn become exact."""
         ...
@@ -112,9 +115,12 @@ class ReferenceSampler:
         """Nothing."""
 
     def sample(
-        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        self,
+        logits: torch.Tensor,
+        batch: SampleBatch,
+        out: SampledTokens,
         rescoring: Rescoring | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert rescoring is None, "there are approximate logits with kernels only"
         table = self._table.tokens_by_slot
         each = zip(batch.rows, batch.sequences, batch.positions, batch.masks, strict=True)
@@ -252,9 +258,12 @@ class TritonSampler:
         self._new.clear()
 
     def sample(
-        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        self,
+        logits: torch.Tensor,
+        batch: SampleBatch,
+        out: SampledTokens,
         rescoring: Rescoring | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         p = len(batch.rows)
         whole = self._scratch
         known = None

@@ -66,9 +66,16 @@ class StepExecutor:
     """Prepares and queues steps."""
 
     def __init__(
-        self, model: DeviceModel, table: StateTable, buffer: StepBuffer, sampler: DeviceSampler,
-        config: BatchConfig, graphs: CudaGraphs, max_rows: int, results: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: DeviceModel,
+        table: StateTable,
+        buffer: StepBuffer,
+        sampler: DeviceSampler,
+        config: BatchConfig,
+        graphs: CudaGraphs,
+        max_rows: int,
+        results: int,
+    ) -> None:
         """`max_rows`: rows of logits at once, and positions of one sample batch. `results`: of so many steps
         lie on the host at once."""
         self._model = model
@@ -180,9 +187,13 @@ class StepExecutor:
         )
 
     def _write_for_graph(
-        self, plan: StepPlan, batch: InputBatch, slices: BatchSlices, numbers: dict[int, int],
+        self,
+        plan: StepPlan,
+        batch: InputBatch,
+        slices: BatchSlices,
+        numbers: dict[int, int],
         kind: str = "",
-    ) -> PreparedStep:  # fmt: skip
+    ) -> PreparedStep:
         """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan
         by token) among them. The others are padding, and discarded. `kind`: of the graph, for padding alone."""
         table = self._table
@@ -210,9 +221,15 @@ class StepExecutor:
         results = {number: token for token, number in numbers.items()}
         penalised = any(one.sampling.penalised for one in sequences)
         samples = self._write_sample_batch(
-            (0, count), results, range(count), sequences, positions, [None] * count, targets,
+            (0, count),
+            results,
+            range(count),
+            sequences,
+            positions,
+            [None] * count,
+            targets,
             slots if penalised else (),
-        )  # fmt: skip
+        )
         unused = BufferSlice(slices.ids.device, 0, 0, int64=True)
         approximate = kind.endswith(_APPROXIMATE) if kind else self._decided(sequences, count)
         kind = _whole_step_kind(sequences, approximate=approximate)
@@ -221,9 +238,14 @@ class StepExecutor:
         )
 
     def _write_samples(
-        self, plan: StepPlan, sampled: Sequence[int], rows: dict[int, int], total: int, *,
+        self,
+        plan: StepPlan,
+        sampled: Sequence[int],
+        rows: dict[int, int],
+        total: int,
+        *,
         all_logits: bool,
-    ) -> list[SampleBatch]:  # fmt: skip
+    ) -> list[SampleBatch]:
         """Sample batches of at most `max_rows` positions, from at most as many rows of logits; `sampled` is
         sorted by rows."""
         masks = {mask.index: mask for mask in plan.masks}
@@ -246,18 +268,32 @@ class StepExecutor:
             if any(one.sampling.penalised for one in sequences):
                 slots = [plan.rows[one.row].slot for one in chosen]
             results = {n: at + i for i, n in enumerate(numbers)}
-            batches.append(self._write_sample_batch(
-                (low, high), results, [rows[n] - low for n in numbers], sequences, drawn_at,
-                [masks.get(n) for n in numbers], targets, slots,
-            ))  # fmt: skip
+            batches.append(
+                self._write_sample_batch(
+                    (low, high),
+                    results,
+                    [rows[n] - low for n in numbers],
+                    sequences,
+                    drawn_at,
+                    [masks.get(n) for n in numbers],
+                    targets,
+                    slots,
+                )
+            )
             at = end
         return batches
 
     def _write_sample_batch(
-        self, logits: tuple[int, int], results: dict[int, int], rows: Sequence[int],
-        sequences: Sequence[SequenceSlot], positions: Sequence[int], masks: Sequence[Mask | None],
-        targets: Sequence[int], slots: Sequence[int],
-    ) -> SampleBatch:  # fmt: skip
+        self,
+        logits: tuple[int, int],
+        results: dict[int, int],
+        rows: Sequence[int],
+        sequences: Sequence[SequenceSlot],
+        positions: Sequence[int],
+        masks: Sequence[Mask | None],
+        targets: Sequence[int],
+        slots: Sequence[int],
+    ) -> SampleBatch:
         write = self._buffer.write
         return SampleBatch(
             logits_range=logits,
@@ -305,9 +341,13 @@ class StepExecutor:
 
         def inputs(logits_indices: torch.Tensor | None) -> ModelInputs:
             return model_inputs(
-                batch, prepared.slices, table.token_table, table.block_tables, logits_indices,
+                batch,
+                prepared.slices,
+                table.token_table,
+                table.block_tables,
+                logits_indices,
                 table.window_tables,
-            )  # fmt: skip
+            )
 
         def logits_of_all() -> tuple[torch.Tensor, Rescoring | None]:
             states = model.hidden_states(inputs(None))
@@ -364,9 +404,12 @@ class StepExecutor:
         return torch.index_select(states, 0, indices)
 
     def _sample_all(
-        self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor],
+        self,
+        step: PendingStep,
+        prepared: PreparedStep,
+        source: partial[torch.Tensor],
         rescoring: Rescoring | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         results = []
         # Batches of the same range share its logits.
         held: tuple[tuple[int, int], torch.Tensor] | None = None
@@ -451,9 +494,13 @@ class StepExecutor:
             step.prompt_logprobs.append(found)
 
     def _top_logprobs(
-        self, numbers: tuple[int, ...], logits: torch.Tensor, normalizers: torch.Tensor, most: int,
+        self,
+        numbers: tuple[int, ...],
+        logits: torch.Tensor,
+        normalizers: torch.Tensor,
+        most: int,
         tokens: torch.Tensor | None,
-    ) -> TopLogprobs:  # fmt: skip
+    ) -> TopLogprobs:
         """`tokens`: compute their own log probabilities, too; None: the sampler did."""
         own = normalizers
         if tokens is not None:

@@ -32,9 +32,15 @@ class EagleWeights:
 
 
 def load_eagle(
-    own: ModelConfig, head: EagleConfig, names: Names, source: WeightSource, model: ModelWeights,
-    dtype: torch.dtype, device: torch.device, notify: Callable[[str], None] = lambda text: None,
-) -> EagleWeights:  # fmt: skip
+    own: ModelConfig,
+    head: EagleConfig,
+    names: Names,
+    source: WeightSource,
+    model: ModelWeights,
+    dtype: torch.dtype,
+    device: torch.device,
+    notify: Callable[[str], None] = lambda text: None,
+) -> EagleWeights:
     """Load a head for the model with these weights. `names`: of a Llama. Raises ModelInvalid."""
     loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
     hidden = own.hidden

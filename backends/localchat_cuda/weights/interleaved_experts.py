@@ -45,9 +45,13 @@ def load(
             hint="The file may be damaged: download it again, or take a GGUF of it for llama.cpp.",
         ) from error
     return Experts(
-        router, gate_up_stack, down_stack, gate_up_bias.flatten(), biases[1].flatten(),
+        router,
+        gate_up_stack,
+        down_stack,
+        gate_up_bias.flatten(),
+        biases[1].flatten(),
         mixture.limit,
-    )  # fmt: skip
+    )
 
 
 def _shape(name: str, config: ModelConfig) -> tuple[int, int]:

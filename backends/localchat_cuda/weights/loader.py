@@ -313,9 +313,16 @@ class Loader:
         if "down" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(
-            norms, linears, biases, experts, self.sinks(begin), delta_net, self.kv(begin),
-            self.scale(begin), self.altup(begin),
-        )  # fmt: skip
+            norms,
+            linears,
+            biases,
+            experts,
+            self.sinks(begin),
+            delta_net,
+            self.kv(begin),
+            self.scale(begin),
+            self.altup(begin),
+        )
 
     def kv(self, begin: str) -> torch.Tensor | None:
         """As LayerWeights has it."""
@@ -397,10 +404,12 @@ class Loader:
             return None
         assert names is not None
         others = range(own.streams - 1)
-        return StreamWeights(*(
-            tuple(self.router(name.format(number), self.config.hidden) for number in others)
-            for name in (names.begin, names.end)
-        ))  # fmt: skip
+        return StreamWeights(
+            *(
+                tuple(self.router(name.format(number), self.config.hidden) for number in others)
+                for name in (names.begin, names.end)
+            )
+        )
 
     def sinks(self, begin: str) -> torch.Tensor | None:
         if not self.names.sinks:
@@ -419,8 +428,10 @@ class Loader:
             return interleaved_experts.load(
                 begin + names.interleaved,
                 Router(router, mixture.chosen, mixture.normalized, bias=bias).counting(),
-                self.config, mixture, self.target,
-            )  # fmt: skip
+                self.config,
+                mixture,
+                self.target,
+            )
         router, shared_bias = self.router_of_experts(begin, mixture, gain)
         weight_scales: torch.Tensor | None = None
         if names.scales is not None:
@@ -465,9 +476,14 @@ class Loader:
                 ) from error
         gate_up, down = stacks
         held = Router(
-            router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias,
-            sigmoid=mixture.sigmoid, scale=mixture.scale,
-        )  # fmt: skip
+            router,
+            mixture.chosen,
+            mixture.normalized,
+            mixture.shared,
+            shared_bias,
+            sigmoid=mixture.sigmoid,
+            scale=mixture.scale,
+        )
         return Experts(held.counting(), gate_up, down, gelu=mixture.gelu)
 
     def router_of_experts(

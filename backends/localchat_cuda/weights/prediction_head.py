@@ -34,9 +34,14 @@ class HeadWeights:
 
 
 def load_head(
-    config: ModelConfig, names: Names, source: WeightSource, model: ModelWeights, dtype: torch.dtype,
-    device: torch.device, notify: Callable[[str], None] = lambda text: None,
-) -> HeadWeights:  # fmt: skip
+    config: ModelConfig,
+    names: Names,
+    source: WeightSource,
+    model: ModelWeights,
+    dtype: torch.dtype,
+    device: torch.device,
+    notify: Callable[[str], None] = lambda text: None,
+) -> HeadWeights:
     """Load the head of the model with this config, and these names and weights. Raises ModelInvalid."""
     own = head_config(config)
     names = replace(names, layer=f"{PREFIX}layers.{{}}.", last_norm=f"{PREFIX}norm.weight")

@@ -139,9 +139,15 @@ class WindowedKVCacheManager:
         return shared == len(partial.tokens) and self._blocks.holders(block) == 1
 
     def _start(
-        self, seq: int, update: CacheUpdate, memory: list[MemoryOp], held: list[int], first: int,
-        committed: int, ends: range,
-    ) -> CacheUpdate:  # fmt: skip
+        self,
+        seq: int,
+        update: CacheUpdate,
+        memory: list[MemoryOp],
+        held: list[int],
+        first: int,
+        committed: int,
+        ends: range,
+    ) -> CacheUpdate:
         """Begin a sequence with these blocks from its table's entry `first` on."""
         table = [0] * first + held
         window = _SequenceWindow(table, first, committed, ends, (len(table) - 1) * self._size)

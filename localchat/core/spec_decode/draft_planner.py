@@ -187,7 +187,7 @@ class DraftPlanner:
 
     def _by_ngrams(
         self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, again: int
-    ) -> tuple[list[int], float]:  # fmt: skip
+    ) -> tuple[list[int], float]:
         """The lengths with which all are expected to go on fastest, and their tokens a second; 0: none are."""
         cost = self._cost
         if not could_pay(rows, cost, most, again=again, wait_s=cost.wait_s):
@@ -195,9 +195,14 @@ class DraftPlanner:
         return self._lengths(sequences, places, rows, most, again=again)
 
     def _by_model(
-        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, again: int,
+        self,
+        sequences: list[Sequence],
+        places: list[_DraftPlace],
+        rows: int,
+        most: int,
+        again: int,
         rate: float,
-    ) -> tuple[dict[int, DraftProposer], int]:  # fmt: skip
+    ) -> tuple[dict[int, DraftProposer], int]:
         """The sequences that the draft model is asked for, by their numbers, and how many tokens of each.
 
         None where plain steps, or n-grams at `rate` tokens a second, are expected to bring as much, or where
@@ -252,9 +257,15 @@ class DraftPlanner:
         }
 
     def _lengths(
-        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, *,
-        again: int = 0, in_flight: int = 0,
-    ) -> tuple[list[int], float]:  # fmt: skip
+        self,
+        sequences: list[Sequence],
+        places: list[_DraftPlace],
+        rows: int,
+        most: int,
+        *,
+        again: int = 0,
+        in_flight: int = 0,
+    ) -> tuple[list[int], float]:
         """Length of each place's draft in a step of `sequences`, and their tokens a second; 0: none have one.
 
         `in_flight`: tokens that come before it."""
@@ -271,9 +282,15 @@ class DraftPlanner:
             self._looks_left_out = len(places) - 1 if spares else 0
             return none
         lengths, rate = best_lengths(
-            chances, rows, cost, most, again=again, rewinds=self._rewinds,
-            wait_s=cost.wait_s, fair=spares,
-        )  # fmt: skip
+            chances,
+            rows,
+            cost,
+            most,
+            again=again,
+            rewinds=self._rewinds,
+            wait_s=cost.wait_s,
+            fair=spares,
+        )
         if not any(lengths):
             self._looks_left_out = len(places) - 1 if spares else 0
             return none
@@ -290,9 +307,15 @@ class DraftPlanner:
         return none
 
     def _chances(
-        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, in_flight: int,
-        *, spares: bool,
-    ) -> list[list[float]]:  # fmt: skip
+        self,
+        sequences: list[Sequence],
+        places: list[_DraftPlace],
+        rows: int,
+        most: int,
+        in_flight: int,
+        *,
+        spares: bool,
+    ) -> list[list[float]]:
         """Chances of each place's tokens; none where a sequence that is out of patience has none.
 
         So most steps of several texts look for the drafts of one.
@@ -310,9 +333,13 @@ class DraftPlanner:
         return found
 
     def _most_borne(
-        self, sequences: list[Sequence], places: list[_DraftPlace], chances: list[list[float]],
-        rows: int, most: int,
-    ) -> int:  # fmt: skip
+        self,
+        sequences: list[Sequence],
+        places: list[_DraftPlace],
+        chances: list[list[float]],
+        rows: int,
+        most: int,
+    ) -> int:
         """Most drafted tokens that those without a draft can wait for."""
         drafting = {
             place.sequence.number for place, found in zip(places, chances, strict=True) if found

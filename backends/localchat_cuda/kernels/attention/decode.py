@@ -86,9 +86,13 @@ class DecodeTileConfig(NamedTuple):
 
 
 def tile_config_for(
-    d: int, rows: int, coded: bool = False, crowded: bool = False, roomy: bool = False,
+    d: int,
+    rows: int,
+    coded: bool = False,
+    crowded: bool = False,
+    roomy: bool = False,
     many: bool = False,
-) -> DecodeTileConfig:  # fmt: skip
+) -> DecodeTileConfig:
     """Choose the tile config by head dimension and rows per tile.
 
     With `many` sequences of one new token twice the warps take 5 to 10 % less (16 and 32 sequences of 300 and
@@ -138,9 +142,14 @@ class Partials:
 
 
 def splits_for(
-    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, target: int,
+    sequences: int,
+    key_heads: int,
+    row_blocks: int,
+    longest: int,
+    page: int,
+    target: int,
     most: int = MOST_SPLITS,
-) -> int:  # fmt: skip
+) -> int:
     """Compute the ranges per sequence, at most `most`, for `target` programs in all, each at least a page
     long."""
     programs = max(1, sequences * key_heads * row_blocks)
@@ -419,14 +428,40 @@ def attend(
     pdl = pdl and decoder.pdl
     marks = k if exponents is None else exponents.view(torch.int16)
     kernel = _decode_kernel[(programs, splits)](
-        q, k, v, marks, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables,
-        partials.sums, partials.peaks, partials.masses, scale, batch.tables.shape[1], k.stride(0),
-        marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=config.tile, ROWS=rows,
-        ROW_BLOCKS=blocks, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
-        CODED=kv_fp8.decoder_of(q.device) if coded else 0, E=tail, STAGES=config.stages,
-        ROOMY=own_carveout(t), PDL=pdl,
+        q,
+        k,
+        v,
+        marks,
+        batch.starts,
+        batch.counts,
+        batch.lengths,
+        batch.slots,
+        batch.tables,
+        partials.sums,
+        partials.peaks,
+        partials.masses,
+        scale,
+        batch.tables.shape[1],
+        k.stride(0),
+        marks.stride(0),
+        t,
+        H=h,
+        J=j,
+        D=d,
+        D_POW2=power_of_two(d),
+        P=page,
+        TILE=config.tile,
+        ROWS=rows,
+        ROW_BLOCKS=blocks,
+        WINDOW=rules.window,
+        SOFT_CAP=rules.soft_cap,
+        CODED=kv_fp8.decoder_of(q.device) if coded else 0,
+        E=tail,
+        STAGES=config.stages,
+        ROOMY=own_carveout(t),
+        PDL=pdl,
         **options(pdl, config.warps),
-    )  # fmt: skip
+    )
     if config.small:
         set_carveout(kernel, t)
 

@@ -40,9 +40,21 @@ _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32:
 
 @triton.jit
 def _head_halves(
-    qkv, at, inside, low, high, stride, bias, bias_at, norm, eps, S: tl.constexpr,
-    D: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    at,
+    inside,
+    low,
+    high,
+    stride,
+    bias,
+    bias_at,
+    norm,
+    eps,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+):
     """Sum the partial products of heads at `at` [N]: their columns `low` and `high` [N, D/2 and more], with
     bias and norm."""
     a = tl.zeros((at.shape[0], low.shape[0]), tl.float32)
@@ -66,7 +78,7 @@ def _head_halves(
 @triton.jit
 def _page(
     k, v, cell, key, old, low, high, d, D: tl.constexpr, HALF: tl.constexpr, D_POW2: tl.constexpr
-):  # fmt: skip
+):
     """Load keys [D/2, P] of both halves and values [P, D] of a page; values past the old tokens are 0."""
     n = tl.arange(0, key.shape[0])
     there = (key < old)[:, None]
@@ -84,12 +96,43 @@ def _page(
 
 @triton.jit(do_not_specialize=["width", "T"])
 def _fused_kernel(
-    qkv, bias, angles, q_norm, k_norm, eps, k, v, starts, lengths, slots, tables, sums, peaks,
-    masses, scale, width, page_stride, row_stride, part_stride, T, H: tl.constexpr,
-    J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, D_POW2: tl.constexpr, R: tl.constexpr,
-    P: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, QUERIES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    bias,
+    angles,
+    q_norm,
+    k_norm,
+    eps,
+    k,
+    v,
+    starts,
+    lengths,
+    slots,
+    tables,
+    sums,
+    peaks,
+    masses,
+    scale,
+    width,
+    page_stride,
+    row_stride,
+    part_stride,
+    T,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    D_POW2: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    ROWS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """R: rotated columns of a head."""
     if PDL:
         gdc_launch_dependents()
@@ -126,9 +169,21 @@ def _fused_kernel(
     head = group * (H // J) + r
     inside = valid[:, None] & half[None, :]
     qa, qb = _head_halves(
-        qkv, start * row_stride + head * D, inside, low, high, part_stride, bias, head * D, q_norm, eps,
-        S, D, BIAS, NORM,
-    )  # fmt: skip
+        qkv,
+        start * row_stride + head * D,
+        inside,
+        low,
+        high,
+        part_stride,
+        bias,
+        head * D,
+        q_norm,
+        eps,
+        S,
+        D,
+        BIAS,
+        NORM,
+    )
     rotated = (qa * cos - qb * sin).to(QUERIES)
     qb = (qb * cos + qa * sin).to(QUERIES)
     qa = rotated
@@ -149,9 +204,21 @@ def _fused_kernel(
         one = tl.arange(0, 1)
         at = start * row_stride + (H + group) * D + one
         ka, kb = _head_halves(
-            qkv, at, half[None, :], low, high, part_stride, bias, (H + group) * D + one, k_norm, eps,
-            S, D, BIAS, NORM,
-        )  # fmt: skip
+            qkv,
+            at,
+            half[None, :],
+            low,
+            high,
+            part_stride,
+            bias,
+            (H + group) * D + one,
+            k_norm,
+            eps,
+            S,
+            D,
+            BIAS,
+            NORM,
+        )
         key_a = (ka * cos - kb * sin).to(k.dtype.element_ty)
         key_b = (kb * cos + ka * sin).to(k.dtype.element_ty)
         at_v = start * row_stride + (H + J + group) * D + d
@@ -234,13 +301,42 @@ def store_and_attend(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     kernel = _fused_kernel[(t * j, splits)](
-        qkv, qkv if bias is None else bias, angles, qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm, eps, k, v, batch.starts, batch.lengths, batch.slots,
-        batch.tables, partials.sums, partials.peaks, partials.masses,
-        rules.scale_for(d) * LOG2E.value, batch.tables.shape[1], k.stride(0), qkv.stride(1),
-        qkv.stride(0), t, H=h, J=j, D=d, HALF=power_of_two(d // 2), D_POW2=power_of_two(d),
-        R=columns or d, P=page, S=qkv.shape[0], ROWS=_ROWS, BIAS=bias is not None,
-        NORM=q_norm is not None, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
-        QUERIES=_TYPES[dtype], PDL=pdl, **options(pdl, 4),
-    )  # fmt: skip
+        qkv,
+        qkv if bias is None else bias,
+        angles,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        eps,
+        k,
+        v,
+        batch.starts,
+        batch.lengths,
+        batch.slots,
+        batch.tables,
+        partials.sums,
+        partials.peaks,
+        partials.masses,
+        rules.scale_for(d) * LOG2E.value,
+        batch.tables.shape[1],
+        k.stride(0),
+        qkv.stride(1),
+        qkv.stride(0),
+        t,
+        H=h,
+        J=j,
+        D=d,
+        HALF=power_of_two(d // 2),
+        D_POW2=power_of_two(d),
+        R=columns or d,
+        P=page,
+        S=qkv.shape[0],
+        ROWS=_ROWS,
+        BIAS=bias is not None,
+        NORM=q_norm is not None,
+        WINDOW=rules.window,
+        SOFT_CAP=rules.soft_cap,
+        QUERIES=_TYPES[dtype],
+        PDL=pdl,
+        **options(pdl, 4),
+    )
     set_carveout(kernel, t)

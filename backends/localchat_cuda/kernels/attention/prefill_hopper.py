@@ -67,9 +67,15 @@ def _rounds(items):
 
 @gluon.jit
 def _item(
-    round_index, tiles, counts, lengths, H: gl.constexpr, M: gl.constexpr, STEP: gl.constexpr,
+    round_index,
+    tiles,
+    counts,
+    lengths,
+    H: gl.constexpr,
+    M: gl.constexpr,
+    STEP: gl.constexpr,
     WINDOW: gl.constexpr,
-):  # fmt: skip
+):
     """Find the work of a round: tile, head and steps `low` to `end`.
 
     No steps for a sequence without new tokens. Rounds alternate direction over the programs, so that none
@@ -107,10 +113,28 @@ def _fetch(boxes, row, one, other, buffers, stage, full):
 
 @gluon.jit
 def _load(
-    k_boxes, v_boxes, ks, vs, full, empty, tiles, counts, lengths, slots, tables, width, items,
-    rows_a_page, H: gl.constexpr, J: gl.constexpr, M: gl.constexpr, P: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
+    k_boxes,
+    v_boxes,
+    ks,
+    vs,
+    full,
+    empty,
+    tiles,
+    counts,
+    lengths,
+    slots,
+    tables,
+    width,
+    items,
+    rows_a_page,
+    H: gl.constexpr,
+    J: gl.constexpr,
+    M: gl.constexpr,
+    P: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
     """Loading warp: for each item its keys, newest first, and each step's values one step later."""
     BYTES: gl.constexpr = 2 * P * D * 2
     base = 0
@@ -178,10 +202,31 @@ def _without_rest(values, key, length, P: gl.constexpr, B_L: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    q, out, ks, vs, full, empty, sinks, start, count, length, first, low, end, base, head, factor,
-    WG: gl.constexpr, H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, SUNK: gl.constexpr,
-):  # fmt: skip
+    q,
+    out,
+    ks,
+    vs,
+    full,
+    empty,
+    sinks,
+    start,
+    count,
+    length,
+    first,
+    low,
+    end,
+    base,
+    head,
+    factor,
+    WG: gl.constexpr,
+    H: gl.constexpr,
+    P: gl.constexpr,
+    D: gl.constexpr,
+    M: gl.constexpr,
+    STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
+    SUNK: gl.constexpr,
+):
     """Compute rows WG * M and on of an item, in one warpgroup. `base` continues step numbers across items."""
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, P, 16])
     A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -289,10 +334,28 @@ def _attend(
 
 @gluon.jit
 def _consume(
-    q, out, ks, vs, full, empty, sinks, tiles, starts, counts, lengths, items, factor,
-    WG: gl.constexpr, H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, SUNK: gl.constexpr,
-):  # fmt: skip
+    q,
+    out,
+    ks,
+    vs,
+    full,
+    empty,
+    sinks,
+    tiles,
+    starts,
+    counts,
+    lengths,
+    items,
+    factor,
+    WG: gl.constexpr,
+    H: gl.constexpr,
+    P: gl.constexpr,
+    D: gl.constexpr,
+    M: gl.constexpr,
+    STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
+    SUNK: gl.constexpr,
+):
     base = 0
     for round_index in range(_rounds(items)):
         head, sequence, first, count, length, low, end = _item(
@@ -301,18 +364,60 @@ def _consume(
         if low < end:
             start = gl.load(starts + sequence)
             _attend(
-                q, out, ks, vs, full, empty, sinks, start, count, length, first, low, end, base,
-                head, factor, WG, H, P, D, M, STAGES, WINDOW, SUNK,
-            )  # fmt: skip
+                q,
+                out,
+                ks,
+                vs,
+                full,
+                empty,
+                sinks,
+                start,
+                count,
+                length,
+                first,
+                low,
+                end,
+                base,
+                head,
+                factor,
+                WG,
+                H,
+                P,
+                D,
+                M,
+                STAGES,
+                WINDOW,
+                SUNK,
+            )
             base += end - low + 1
 
 
 @gluon.jit(do_not_specialize=["width", "items"])
 def _hopper_kernel(
-    q, k_boxes, v_boxes, out, sinks, tiles, starts, counts, lengths, slots, tables, factor, width,
-    rows_a_page, items, H: gl.constexpr, J: gl.constexpr, D: gl.constexpr, P: gl.constexpr,
-    M: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SUNK: gl.constexpr,
-):  # fmt: skip
+    q,
+    k_boxes,
+    v_boxes,
+    out,
+    sinks,
+    tiles,
+    starts,
+    counts,
+    lengths,
+    slots,
+    tables,
+    factor,
+    width,
+    rows_a_page,
+    items,
+    H: gl.constexpr,
+    J: gl.constexpr,
+    D: gl.constexpr,
+    P: gl.constexpr,
+    M: gl.constexpr,
+    STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
+    SUNK: gl.constexpr,
+):
     T_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ks = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
     vs = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
@@ -325,16 +430,88 @@ def _hopper_kernel(
     barrier()
     gl.warp_specialize(
         [
-            (_consume, (q, out, ks, vs, full, empty, sinks, tiles, starts, counts, lengths, items,
-                        factor, gl.constexpr(0), H, P, D, M, STAGES, WINDOW, SUNK)),
-            (_consume, (q, out, ks, vs, full, empty, sinks, tiles, starts, counts, lengths, items,
-                        factor, gl.constexpr(1), H, P, D, M, STAGES, WINDOW, SUNK)),
-            (_load, (k_boxes, v_boxes, ks, vs, full, empty, tiles, counts, lengths, slots, tables,
-                     width, items, rows_a_page, H, J, M, P, D, STAGES, WINDOW)),
+            (
+                _consume,
+                (
+                    q,
+                    out,
+                    ks,
+                    vs,
+                    full,
+                    empty,
+                    sinks,
+                    tiles,
+                    starts,
+                    counts,
+                    lengths,
+                    items,
+                    factor,
+                    gl.constexpr(0),
+                    H,
+                    P,
+                    D,
+                    M,
+                    STAGES,
+                    WINDOW,
+                    SUNK,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    q,
+                    out,
+                    ks,
+                    vs,
+                    full,
+                    empty,
+                    sinks,
+                    tiles,
+                    starts,
+                    counts,
+                    lengths,
+                    items,
+                    factor,
+                    gl.constexpr(1),
+                    H,
+                    P,
+                    D,
+                    M,
+                    STAGES,
+                    WINDOW,
+                    SUNK,
+                ),
+            ),
+            (
+                _load,
+                (
+                    k_boxes,
+                    v_boxes,
+                    ks,
+                    vs,
+                    full,
+                    empty,
+                    tiles,
+                    counts,
+                    lengths,
+                    slots,
+                    tables,
+                    width,
+                    items,
+                    rows_a_page,
+                    H,
+                    J,
+                    M,
+                    P,
+                    D,
+                    STAGES,
+                    WINDOW,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )
 
 
 def serves(device: torch.device, dtype: torch.dtype, d: int, page: int, soft_cap: float) -> bool:

@@ -65,9 +65,12 @@ def tail_of(k: torch.Tensor, v: torch.Tensor) -> int:
 
 
 def check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: AttentionBatch,
     exponents: torch.Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ValueError with the name of an argument that the kernels cannot read."""
     t, h, d = q.shape
     device = q.device
@@ -110,9 +113,13 @@ def check_sinks(sinks: torch.Tensor | None, h: int, device: torch.device) -> Non
 
 
 def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, rules: Rules,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: AttentionBatch,
+    rules: Rules,
     exponents: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Compute attention [T, H, D] in fp32 with plain torch; rows of no sequence are zero.
 
     With `exponents` k and v are FP8 bytes (kv_fp8.py).

@@ -34,9 +34,13 @@ __all__ = [
 
 
 def reference(
-    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
-    batch: AttentionBatch, out: torch.Tensor,
-) -> None:  # fmt: skip
+    projection: Projection,
+    weights: DeltaNetWeights,
+    states: LayerStates,
+    tokens: Tokens,
+    batch: AttentionBatch,
+    out: torch.Tensor,
+) -> None:
     """Run a layer up to its norm over all sequences of a step, with plain torch: out [T, H, V]."""
     prepared = _prepared(states, out)
     prepare.reference(projection, weights, states, tokens, prepared)
@@ -44,9 +48,14 @@ def reference(
 
 
 def apply(
-    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
-    few: AttentionBatch | None, many: ChunkedPart | None, out: torch.Tensor,
-) -> None:  # fmt: skip
+    projection: Projection,
+    weights: DeltaNetWeights,
+    states: LayerStates,
+    tokens: Tokens,
+    few: AttentionBatch | None,
+    many: ChunkedPart | None,
+    out: torch.Tensor,
+) -> None:
     """As `reference`: sequences `few` of a few tokens each, and `many`, which may be None."""
     prepared = _prepared(states, out)
     prepare.prepare(projection, weights, states, tokens, prepared)

@@ -122,9 +122,10 @@ def _chunk_kernel(
         w = tl.dot(inverse, owed, input_precision="ieee")
         out = t * H + h
         tl.store(
-            values + out[:, None] * V + v[None, :], u.to(values.dtype.element_ty),
+            values + out[:, None] * V + v[None, :],
+            u.to(values.dtype.element_ty),
             mask=there[:, None],
-        )  # fmt: skip
+        )
         tl.store(
             keys + out[:, None] * K + k[None, :], w.to(keys.dtype.element_ty), mask=there[:, None]
         )
@@ -200,9 +201,24 @@ def _scan_kernel(
             state = state * tl.exp(last) + tl.dot(tl.trans(key), change, input_precision="ieee")
         tl.store(place, state)
         store_own_inputs(
-            qkvz, inputs, entry, row + count, count, length, first, h, part_stride, row_stride, G, H, K, V,
-            BV, TAPS, P,
-        )  # fmt: skip
+            qkvz,
+            inputs,
+            entry,
+            row + count,
+            count,
+            length,
+            first,
+            h,
+            part_stride,
+            row_stride,
+            G,
+            H,
+            K,
+            V,
+            BV,
+            TAPS,
+            P,
+        )
 
 
 def takes(states: LayerStates) -> bool:
@@ -211,9 +227,12 @@ def takes(states: LayerStates) -> bool:
 
 
 def apply(
-    prepared: Prepared, projection: Projection, states: LayerStates, part: ChunkedPart,
+    prepared: Prepared,
+    projection: Projection,
+    states: LayerStates,
+    part: ChunkedPart,
     out: torch.Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
     s, h, k, v = _check(prepared, projection, states, part, out)
     device = out.device
@@ -272,9 +291,12 @@ def apply(
 
 
 def _check(
-    prepared: Prepared, projection: Projection, states: LayerStates, part: ChunkedPart,
+    prepared: Prepared,
+    projection: Projection,
+    states: LayerStates,
+    part: ChunkedPart,
     out: torch.Tensor,
-) -> tuple[int, int, int, int]:  # fmt: skip
+) -> tuple[int, int, int, int]:
     """The sequences, heads, and columns of a key and of a value. Raises ValueError for other shapes."""
     device = out.device
     x = prepared.x

@@ -90,9 +90,14 @@ def _gate_kernel(
 
 
 def gate(
-    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, eps: float,
-    *, pdl: bool = True,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    z: torch.Tensor,
+    weight: torch.Tensor | None,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    pdl: bool = True,
+) -> None:
     """Fill `out`; shapes in the module docstring."""
     t, h, v = x.shape
     device = x.device

@@ -43,9 +43,12 @@ _TOGETHER = 16
 
 
 def reference(
-    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
+    projection: Projection,
+    weights: DeltaNetWeights,
+    states: LayerStates,
+    tokens: Tokens,
     out: Prepared,
-) -> None:  # fmt: skip
+) -> None:
     """`prepare` in plain torch, same arguments."""
     t, c = out.x.shape
     g = states.key_heads
@@ -177,9 +180,14 @@ def _prepare_kernel(
 
 
 def prepare(
-    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
-    out: Prepared, *, pdl: bool = True,
-) -> None:  # fmt: skip
+    projection: Projection,
+    weights: DeltaNetWeights,
+    states: LayerStates,
+    tokens: Tokens,
+    out: Prepared,
+    *,
+    pdl: bool = True,
+) -> None:
     """Fill `out`; shapes in the module docstring."""
     t, c = out.x.shape
     device = out.x.device

@@ -33,9 +33,12 @@ _COLUMNS = 32
 
 
 def reference(
-    prepared: Prepared, projection: Projection, states: LayerStates, batch: AttentionBatch,
+    prepared: Prepared,
+    projection: Projection,
+    states: LayerStates,
+    batch: AttentionBatch,
     out: torch.Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """`apply` in plain torch, same arguments."""
     g, (_, h, k, v) = states.key_heads, states.matrices.shape
     t, c = prepared.x.shape
@@ -67,9 +70,21 @@ def reference(
 
 @triton.jit
 def _input(
-    qkvz, inputs, entry, end, at, count, length, first, width: tl.constexpr, part_stride, row_stride,
-    C: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
+    qkvz,
+    inputs,
+    entry,
+    end,
+    at,
+    count,
+    length,
+    first,
+    width: tl.constexpr,
+    part_stride,
+    row_stride,
+    C: tl.constexpr,
+    TAPS: tl.constexpr,
+    P: tl.constexpr,
+):
     """Load input `at` (0 the oldest) of the TAPS - 1 that follow the step: of the step, or of the state."""
     back = TAPS - 1 - at  # tokens from the end, at row `end`
     i = tl.arange(0, width)
@@ -86,9 +101,20 @@ def _input(
 
 @triton.jit
 def store_inputs(
-    qkvz, inputs, entry, end, count, length, first, width: tl.constexpr, part_stride, row_stride,
-    C: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
+    qkvz,
+    inputs,
+    entry,
+    end,
+    count,
+    length,
+    first,
+    width: tl.constexpr,
+    part_stride,
+    row_stride,
+    C: tl.constexpr,
+    TAPS: tl.constexpr,
+    P: tl.constexpr,
+):
     """Store the last inputs of `width` channels from `first` on, after `count` tokens before row `end`."""
     a = _input(
         qkvz,
@@ -147,24 +173,61 @@ def store_inputs(
 
 @triton.jit
 def store_own_inputs(
-    qkvz, inputs, entry, end, count, length, first, h, part_stride, row_stride, G: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, TAPS: tl.constexpr,
+    qkvz,
+    inputs,
+    entry,
+    end,
+    count,
+    length,
+    first,
+    h,
+    part_stride,
+    row_stride,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    TAPS: tl.constexpr,
     P: tl.constexpr,
-):  # fmt: skip
+):
     """Store the last inputs of a program's values; the first of a key head stores its queries and keys."""
     C: tl.constexpr = 2 * G * K + H * V
     g = h // (H // G)
     store_inputs(
-        qkvz, inputs, entry, end, count, length, 2 * G * K + h * V + first, BV, part_stride, row_stride, C,
-        TAPS, P,
-    )  # fmt: skip
+        qkvz,
+        inputs,
+        entry,
+        end,
+        count,
+        length,
+        2 * G * K + h * V + first,
+        BV,
+        part_stride,
+        row_stride,
+        C,
+        TAPS,
+        P,
+    )
     if (first == 0) & (h % (H // G) == 0):
         store_inputs(
             qkvz, inputs, entry, end, count, length, g * K, K, part_stride, row_stride, C, TAPS, P
         )
         store_inputs(
-            qkvz, inputs, entry, end, count, length, (G + g) * K, K, part_stride, row_stride, C, TAPS, P
-        )  # fmt: skip
+            qkvz,
+            inputs,
+            entry,
+            end,
+            count,
+            length,
+            (G + g) * K,
+            K,
+            part_stride,
+            row_stride,
+            C,
+            TAPS,
+            P,
+        )
 
 
 @triton.jit
@@ -225,17 +288,37 @@ def _recurrent_kernel(
             tl.store(out + (t * H + h) * V + v, found.to(out.dtype.element_ty))
         tl.store(place, state)
         store_own_inputs(
-            qkvz, inputs, entry, row + count, count, length, first, h, part_stride, row_stride, G, H, K, V,
-            BV, TAPS, P,
-        )  # fmt: skip
+            qkvz,
+            inputs,
+            entry,
+            row + count,
+            count,
+            length,
+            first,
+            h,
+            part_stride,
+            row_stride,
+            G,
+            H,
+            K,
+            V,
+            BV,
+            TAPS,
+            P,
+        )
     elif PDL:
         gdc_wait()
 
 
 def apply(
-    prepared: Prepared, projection: Projection, states: LayerStates, batch: AttentionBatch,
-    out: torch.Tensor, *, pdl: bool = True,
-) -> None:  # fmt: skip
+    prepared: Prepared,
+    projection: Projection,
+    states: LayerStates,
+    batch: AttentionBatch,
+    out: torch.Tensor,
+    *,
+    pdl: bool = True,
+) -> None:
     """Change the states and fill the rows of `out`; shapes in the module docstring."""
     device = out.device
     h, k, v = require_states(states, prepared.x)

@@ -109,9 +109,13 @@ def block_rows(pairs: int, experts: int) -> int:
 
 
 def apply_few(
-    y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, experts: Experts, eps: float,
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+    experts: Experts,
+    eps: float,
     y_bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Add partial sums y [S, T, H] and their bias to the residual fp32 [T, H], and compute the experts of the
     sum's norm.
 
@@ -132,16 +136,27 @@ def apply_few(
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
         gemm_int4_few.gate_up(
-            rows, gate_up, choices, inner, down.group, bias=experts.gate_up_bias,
+            rows,
+            gate_up,
+            choices,
+            inner,
+            down.group,
+            bias=experts.gate_up_bias,
             limit=experts.limit,
-        )  # fmt: skip
+        )
         gemm_int4_few.down(inner, down, choices, out, bias=experts.down_bias)
     else:
         assert isinstance(down, torch.Tensor)
         gemm_float.gate_up(
-            rows, gate_up, choices, None, inner, bias=experts.gate_up_bias, limit=experts.limit,
+            rows,
+            gate_up,
+            choices,
+            None,
+            inner,
+            bias=experts.gate_up_bias,
+            limit=experts.limit,
             gelu=experts.gelu,
-        )  # fmt: skip
+        )
         gemm_float.down(inner, down, choices, None, out, bias=experts.down_bias)
     return out, rows.added
 
@@ -168,25 +183,39 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
     dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
     out = torch.empty(router.choices, rows, x.shape[1], dtype=dtype, device=x.device)
     inner = torch.empty(
-        choices.ids.numel(), experts.inner, dtype=torch.float16 if packed else x.dtype,
+        choices.ids.numel(),
+        experts.inner,
+        dtype=torch.float16 if packed else x.dtype,
         device=x.device,
-    )  # fmt: skip
+    )
     gate_up = experts.gate_up
     down = experts.down
     if packed is not None:
         assert isinstance(gate_up, W4)
         assert isinstance(down, W4)
         gemm_int4_many.gate_up(
-            packed.x, gate_up, choices, sorted_pairs, inner, down.group,
-            bias=experts.gate_up_bias, limit=experts.limit,
-        )  # fmt: skip
+            packed.x,
+            gate_up,
+            choices,
+            sorted_pairs,
+            inner,
+            down.group,
+            bias=experts.gate_up_bias,
+            limit=experts.limit,
+        )
         gemm_int4_many.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
     else:
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
         gemm_float.gate_up(
-            x, gate_up, choices, sorted_pairs, inner, bias=experts.gate_up_bias,
-            limit=experts.limit, gelu=experts.gelu,
-        )  # fmt: skip
+            x,
+            gate_up,
+            choices,
+            sorted_pairs,
+            inner,
+            bias=experts.gate_up_bias,
+            limit=experts.limit,
+            gelu=experts.gelu,
+        )
         gemm_float.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
     return out

@@ -36,9 +36,17 @@ class Blocks(NamedTuple):
 
 @triton.jit(do_not_specialize=["P", "B"])
 def _sort_kernel(
-    ids, slots, owners, P, B, X: tl.constexpr, X_POW2: tl.constexpr, M: tl.constexpr,
-    CHUNK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    ids,
+    slots,
+    owners,
+    P,
+    B,
+    X: tl.constexpr,
+    X_POW2: tl.constexpr,
+    M: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     expert = tl.program_id(0)
@@ -84,16 +92,23 @@ def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blo
     owners = torch.empty(count, dtype=torch.int32, device=device)
     pdl = pdl and traits(device).pdl
     _sort_kernel[(experts,)](
-        ids, slots, owners, pairs, count, X=experts, X_POW2=power_of_two(experts), M=rows,
-        CHUNK=_CHUNKS[pairs > _CHUNKS[1]], PDL=pdl, **options(pdl, 8 if pairs > _CHUNKS[1] else 4),
-    )  # fmt: skip
+        ids,
+        slots,
+        owners,
+        pairs,
+        count,
+        X=experts,
+        X_POW2=power_of_two(experts),
+        M=rows,
+        CHUNK=_CHUNKS[pairs > _CHUNKS[1]],
+        PDL=pdl,
+        **options(pdl, 8 if pairs > _CHUNKS[1] else 4),
+    )
     return Blocks(slots, owners, rows)
 
 
 @triton.jit
-def expert_rows(
-    ids, slots, owners, block, P, m, M: tl.constexpr, P_POW2: tl.constexpr
-):  # fmt: skip
+def expert_rows(ids, slots, owners, block, P, m, M: tl.constexpr, P_POW2: tl.constexpr):
     """Find the expert of a block and its pairs, as (expert or -1, pairs like `m`, whether there are such).
 
     P_POW2 0: blocks of M sorted pairs. Else blocks are pairs themselves (1: of one row), and the first of an

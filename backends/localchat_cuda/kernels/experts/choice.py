@@ -135,9 +135,17 @@ def reference(x: torch.Tensor, router: Router) -> Choices:
 
 @triton.jit(do_not_specialize=["T"])
 def _logits_kernel(
-    x, weight, out, T, R: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr,
-    SPLITS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    out,
+    T,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    BK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     r = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -160,13 +168,42 @@ def _logits_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _few_logits_kernel(
-    y, y_bias, residual, gain, weight, x, added, logits, squares, bias, ids, weights, arrivals, eps,
-    T, R: tl.constexpr, E: tl.constexpr, K: tl.constexpr, KX: tl.constexpr, R_POW2: tl.constexpr,
-    PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    GROUP: tl.constexpr, CHOSEN: tl.constexpr, C: tl.constexpr, C_POW2: tl.constexpr,
-    NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr, SCALE: tl.constexpr, Y_BIASED: tl.constexpr,
-    BIASED: tl.constexpr, CHOOSE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    y,
+    y_bias,
+    residual,
+    gain,
+    weight,
+    x,
+    added,
+    logits,
+    squares,
+    bias,
+    ids,
+    weights,
+    arrivals,
+    eps,
+    T,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    KX: tl.constexpr,
+    R_POW2: tl.constexpr,
+    PARTS: tl.constexpr,
+    M: tl.constexpr,
+    BK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    C: tl.constexpr,
+    C_POW2: tl.constexpr,
+    NORMALIZED: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr,
+    Y_BIASED: tl.constexpr,
+    BIASED: tl.constexpr,
+    CHOOSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     block = tl.program_id(0)
@@ -234,9 +271,29 @@ def _few_logits_kernel(
         if tl.atomic_add(arrivals, 1) == programs - 1:
             tl.store(arrivals, 0)
             _choose_row(
-                logits, squares, bias, ids, weights, 0, T, eps, R, E, K, R_POW2, SPLITS, CHOSEN, C,
-                C_POW2, NORMALIZED, SIGMOID, SCALE, True, BIASED, True,
-            )  # fmt: skip
+                logits,
+                squares,
+                bias,
+                ids,
+                weights,
+                0,
+                T,
+                eps,
+                R,
+                E,
+                K,
+                R_POW2,
+                SPLITS,
+                CHOSEN,
+                C,
+                C_POW2,
+                NORMALIZED,
+                SIGMOID,
+                SCALE,
+                True,
+                BIASED,
+                True,
+            )
 
 
 @triton.jit
@@ -248,9 +305,17 @@ def inverse_rms(squares, t, eps, K: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def _row_logits(
-    logits, squares, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
-    SPLITS: tl.constexpr, FEW: tl.constexpr,
-):  # fmt: skip
+    logits,
+    squares,
+    t,
+    T,
+    eps,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    R_POW2: tl.constexpr,
+    SPLITS: tl.constexpr,
+    FEW: tl.constexpr,
+):
     """Load the logits [R_POW2] of row t without their bias, of rows before their norm where FEW."""
     i = tl.arange(0, R_POW2)
     v = tl.zeros((R_POW2,), tl.float32)
@@ -263,9 +328,14 @@ def _row_logits(
 
 @triton.jit
 def _ranked(
-    v, correction, E: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr,
-    SIGMOID: tl.constexpr, COUNTED: tl.constexpr,
-):  # fmt: skip
+    v,
+    correction,
+    E: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    NORMALIZED: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
     """Return rank and weight of each expert by logits v: int32 and fp32 like v. `correction`: of sigmoids."""
     i = tl.arange(0, v.shape[0])
     routed = i < E
@@ -306,27 +376,82 @@ def _ranked(
 
 @triton.jit(do_not_specialize=["T"])
 def _choose_kernel(
-    logits, squares, bias, ids, weights, eps, T, R: tl.constexpr, E: tl.constexpr,
-    K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr,
-    SCALE: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    logits,
+    squares,
+    bias,
+    ids,
+    weights,
+    eps,
+    T,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    R_POW2: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    C: tl.constexpr,
+    C_POW2: tl.constexpr,
+    NORMALIZED: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr,
+    FEW: tl.constexpr,
+    BIASED: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     _choose_row(
-        logits, squares, bias, ids, weights, tl.program_id(0), T, eps, R, E, K, R_POW2, SPLITS,
-        CHOSEN, C, C_POW2, NORMALIZED, SIGMOID, SCALE, FEW, BIASED, False,
-    )  # fmt: skip
+        logits,
+        squares,
+        bias,
+        ids,
+        weights,
+        tl.program_id(0),
+        T,
+        eps,
+        R,
+        E,
+        K,
+        R_POW2,
+        SPLITS,
+        CHOSEN,
+        C,
+        C_POW2,
+        NORMALIZED,
+        SIGMOID,
+        SCALE,
+        FEW,
+        BIASED,
+        False,
+    )
 
 
 @triton.jit
 def _choose_row(
-    logits, squares, bias, ids, weights, t, T, eps, R: tl.constexpr, E: tl.constexpr,
-    K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr,
-    SCALE: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr, COUNTED: tl.constexpr,
-):  # fmt: skip
+    logits,
+    squares,
+    bias,
+    ids,
+    weights,
+    t,
+    T,
+    eps,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    R_POW2: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    C: tl.constexpr,
+    C_POW2: tl.constexpr,
+    NORMALIZED: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr,
+    FEW: tl.constexpr,
+    BIASED: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
     """Write the choices of row t."""
     i = tl.arange(0, R_POW2)
     c = tl.arange(0, C_POW2)
@@ -360,9 +485,18 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
     pdl = pdl and traits(device).pdl
     logits = torch.empty(_SPLITS, t, r, device=device)
     _logits_kernel[(triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)](
-        x, router.weight, logits, t, R=r, K=k, TILE=tile, BK=_RUN, SPLITS=_SPLITS, PDL=pdl,
+        x,
+        router.weight,
+        logits,
+        t,
+        R=r,
+        K=k,
+        TILE=tile,
+        BK=_RUN,
+        SPLITS=_SPLITS,
+        PDL=pdl,
         **options(pdl, 4),
-    )  # fmt: skip
+    )
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     choices = Choices(ids, torch.empty(t, router.choices, device=device))
     _choose(logits, None, 0.0, router, choices, pdl)
@@ -370,9 +504,16 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
 
 
 def add_few(
-    y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, router: Router, eps: float,
-    reader: W4 | None = None, y_bias: torch.Tensor | None = None, *, pdl: bool = True,
-) -> FewRows:  # fmt: skip
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+    router: Router,
+    eps: float,
+    reader: W4 | None = None,
+    y_bias: torch.Tensor | None = None,
+    *,
+    pdl: bool = True,
+) -> FewRows:
     """Add `y` to the residual, and choose the experts of the sum; shapes in the module docstring.
 
     `reader`: the int4 weight that reads x; None: a floating one does.
@@ -401,12 +542,33 @@ def add_few(
     chooses = t == 1 and r <= MOST_FUSED
     arrivals = router.arrivals if chooses else None
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
-        y, gain if y_bias is None else y_bias, residual, gain, weight, x, added, logits, squares,
-        logits if router.bias is None else router.bias, ids, weights,
-        ids if arrivals is None else arrivals, eps, t, K=k, KX=columns, PARTS=y.shape[0],
-        M=power_of_two(t), BK=_RUN, GROUP=0 if reader is None else reader.group, Y_BIASED=y_bias is not None,
-        CHOOSE=arrivals is not None, PDL=pdl, **_constants(router, splits), **options(pdl, 4),
-    )  # fmt: skip
+        y,
+        gain if y_bias is None else y_bias,
+        residual,
+        gain,
+        weight,
+        x,
+        added,
+        logits,
+        squares,
+        logits if router.bias is None else router.bias,
+        ids,
+        weights,
+        ids if arrivals is None else arrivals,
+        eps,
+        t,
+        K=k,
+        KX=columns,
+        PARTS=y.shape[0],
+        M=power_of_two(t),
+        BK=_RUN,
+        GROUP=0 if reader is None else reader.group,
+        Y_BIASED=y_bias is not None,
+        CHOOSE=arrivals is not None,
+        PDL=pdl,
+        **_constants(router, splits),
+        **options(pdl, 4),
+    )
     set_carveout(kernel, t)
     choices = Choices(ids, weights)
     if arrivals is None:
@@ -458,15 +620,27 @@ def _constants(router: Router, splits: int) -> dict[str, int | float]:
 
 
 def _choose(
-    logits: torch.Tensor, squares: torch.Tensor | None, eps: float, router: Router,
-    choices: Choices, pdl: bool,
-) -> None:  # fmt: skip
+    logits: torch.Tensor,
+    squares: torch.Tensor | None,
+    eps: float,
+    router: Router,
+    choices: Choices,
+    pdl: bool,
+) -> None:
     splits, t, _ = logits.shape
     kernel = _choose_kernel[(t,)](
-        logits, logits if squares is None else squares,
-        logits if router.bias is None else router.bias, choices.ids, choices.weights, eps, t,
-        K=router.weight.shape[1], FEW=squares is not None, PDL=pdl,
-        **_constants(router, splits), **options(pdl, 1),
-    )  # fmt: skip
+        logits,
+        logits if squares is None else squares,
+        logits if router.bias is None else router.bias,
+        choices.ids,
+        choices.weights,
+        eps,
+        t,
+        K=router.weight.shape[1],
+        FEW=squares is not None,
+        PDL=pdl,
+        **_constants(router, splits),
+        **options(pdl, 1),
+    )
     if squares is not None:
         set_carveout(kernel, t)

@@ -51,11 +51,34 @@ class FloatTile(NamedTuple):
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _float_kernel(
-    x, weight, bias, ids, slots, owners, scales, out, squares, eps, P, T, C: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-    LIMIT: tl.constexpr, GELU: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    ids,
+    slots,
+    owners,
+    scales,
+    out,
+    squares,
+    eps,
+    P,
+    T,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    P_POW2: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -115,10 +138,18 @@ def tile_for(*, gated: bool) -> FloatTile:
 
 
 def gate_up(
-    x: torch.Tensor | FewRows, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
-    out: torch.Tensor, tile: FloatTile | None = None, *, bias: torch.Tensor | None = None,
-    limit: float = 0.0, gelu: bool = False, pdl: bool = True,
-) -> None:  # fmt: skip
+    x: torch.Tensor | FewRows,
+    weight: torch.Tensor,
+    choices: Choices,
+    blocks: Blocks | None,
+    out: torch.Tensor,
+    tile: FloatTile | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    limit: float = 0.0,
+    gelu: bool = False,
+    pdl: bool = True,
+) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
     held = x.x if isinstance(x, FewRows) else x
@@ -126,16 +157,33 @@ def gate_up(
     few = few_arguments(rows, out)
     n = 2 * out.shape[1]
     _launch(
-        held, weight, bias, choices, blocks, out, n, tile, pdl, few, gated=True, limit=limit,
+        held,
+        weight,
+        bias,
+        choices,
+        blocks,
+        out,
+        n,
+        tile,
+        pdl,
+        few,
+        gated=True,
+        limit=limit,
         gelu=gelu,
-    )  # fmt: skip
+    )
 
 
 def down(
-    x: torch.Tensor, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
-    out: torch.Tensor, tile: FloatTile | None = None, *, bias: torch.Tensor | None = None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    choices: Choices,
+    blocks: Blocks | None,
+    out: torch.Tensor,
+    tile: FloatTile | None = None,
+    *,
+    bias: torch.Tensor | None = None,
     pdl: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
@@ -145,11 +193,21 @@ def down(
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, choices: Choices,
-    blocks: Blocks | None, out: torch.Tensor, n: int, tile: FloatTile | None, pdl: bool,
-    few: tuple[tuple[torch.Tensor, float], dict[str, int]], *, gated: bool, limit: float = 0.0,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    choices: Choices,
+    blocks: Blocks | None,
+    out: torch.Tensor,
+    n: int,
+    tile: FloatTile | None,
+    pdl: bool,
+    few: tuple[tuple[torch.Tensor, float], dict[str, int]],
+    *,
+    gated: bool,
+    limit: float = 0.0,
     gelu: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
     require("x", x, (None, k), _HALVES, device)
     require("weight", weight, (None, k), (x.dtype,), device)
@@ -161,10 +219,30 @@ def _launch(
     ids = choices.ids
     grid = (triton.cdiv(n // (1 + gated), tile.features), grid_blocks(choices, blocks))
     _float_kernel[grid](
-        x, weight, choices.weights if bias is None else bias, ids,
-        ids if blocks is None else blocks.slots, ids if blocks is None else blocks.owners,
-        choices.weights, out, *few[0], t * c, t, C=c, N=n, K=k, M=m,
-        P_POW2=pairs_class(choices, blocks), BN=tile.features, BK=min(tile.run, power_of_two(k)),
-        STAGES=tile.stages, GATED=gated, BIASED=bias is not None, LIMIT=limit, GELU=gelu,
-        **few[1], PDL=pdl, **options(pdl, tile.warps),
-    )  # fmt: skip
+        x,
+        weight,
+        choices.weights if bias is None else bias,
+        ids,
+        ids if blocks is None else blocks.slots,
+        ids if blocks is None else blocks.owners,
+        choices.weights,
+        out,
+        *few[0],
+        t * c,
+        t,
+        C=c,
+        N=n,
+        K=k,
+        M=m,
+        P_POW2=pairs_class(choices, blocks),
+        BN=tile.features,
+        BK=min(tile.run, power_of_two(k)),
+        STAGES=tile.stages,
+        GATED=gated,
+        BIASED=bias is not None,
+        LIMIT=limit,
+        GELU=gelu,
+        **few[1],
+        PDL=pdl,
+        **options(pdl, tile.warps),
+    )

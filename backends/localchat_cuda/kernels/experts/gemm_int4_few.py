@@ -100,9 +100,16 @@ def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _load(
-    codes, scale_zeros, block, group, G: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr, E2M1: tl.constexpr,
-):  # fmt: skip
+    codes,
+    scale_zeros,
+    block,
+    group,
+    G: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+):
     """Load codes and words of scales and zeros of DEPTH chunks of one row block, from column block `group`."""
     ws = ()
     ss = ()
@@ -124,9 +131,15 @@ def _load(
 
 @triton.jit
 def _load_x(
-    x, rows, group, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr, E2M1: tl.constexpr,
-):  # fmt: skip
+    x,
+    rows,
+    group,
+    PARTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+):
     """Load x of DEPTH chunks: of each chunk, group of codes and eight rows two operands, and x's sums (none
     of E2M1, whose codes have no offset)."""
     S: tl.constexpr = 4 if GROUP == 32 else 2
@@ -151,9 +164,17 @@ def _load_x(
 
 @triton.jit
 def _add_group(
-    sums, a, b, xs, at: tl.constexpr, scale, zero, PARTS: tl.constexpr, WARPS: tl.constexpr,
+    sums,
+    a,
+    b,
+    xs,
+    at: tl.constexpr,
+    scale,
+    zero,
+    PARTS: tl.constexpr,
+    WARPS: tl.constexpr,
     E2M1: tl.constexpr,
-):  # fmt: skip
+):
     """Add the products of one group of codes to the sums of all rows; `zero` includes the codes' offset."""
     added = ()
     for p in tl.static_range(PARTS):
@@ -175,9 +196,18 @@ def _without(scale, SKIP: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _multiply(
-    sums, ws, ss, xs, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
-):  # fmt: skip
+    sums,
+    ws,
+    ss,
+    xs,
+    PARTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    SKIP: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+):
     """Add the products of DEPTH chunks of one row block, of all warps but the first SKIP."""
     S: tl.constexpr = 4 if GROUP == 32 else 2
     H: tl.constexpr = S // 2
@@ -225,9 +255,13 @@ def _own(x, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, ASM: tl.const
     there = there[None, :] if WARPS == 1 else there[None, None, :]
     if ASM:
         return tl.inline_asm_elementwise(
-            "and.b32 $0, $1, $2;", "=r,r,r",
-            [x, tl.broadcast_to(there, x.shape)], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
+            "and.b32 $0, $1, $2;",
+            "=r,r,r",
+            [x, tl.broadcast_to(there, x.shape)],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
     else:
         kept = x.to(tl.int16, bitcast=True) & there.to(tl.int16, bitcast=True)
         return kept.to(tl.float16, bitcast=True)
@@ -249,9 +283,16 @@ def _load_x_apart(x, rows, group, DEPTH: tl.constexpr, WARPS: tl.constexpr, R: t
 
 @triton.jit
 def _add_word(
-    acc, word, xa, xb, low: tl.constexpr, high: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr,
+    acc,
+    word,
+    xa,
+    xb,
+    low: tl.constexpr,
+    high: tl.constexpr,
+    R: tl.constexpr,
+    WARPS: tl.constexpr,
     ASM: tl.constexpr,
-):  # fmt: skip
+):
     """Add the products of the two groups in a word of codes, which have columns number low and high."""
     e, f, g, i = float_halves(word, ASM)
     acc = tl.dot(e, _own(xa, low, R, WARPS, ASM), acc)
@@ -262,9 +303,16 @@ def _add_word(
 
 @triton.jit
 def _multiply_apart(
-    sums, ws, ss, xs, DEPTH: tl.constexpr, WARPS: tl.constexpr, SKIP: tl.constexpr,
-    ASM: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+    sums,
+    ws,
+    ss,
+    xs,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    SKIP: tl.constexpr,
+    ASM: tl.constexpr,
+    R: tl.constexpr,
+):
     """`_multiply` of e2m1 for R rows, 2 or 4, with columns of their own for 8 / R groups."""
     found = sums[0]
     for c in tl.static_range(DEPTH):
@@ -275,9 +323,16 @@ def _multiply_apart(
         for h in tl.static_range(2):
             # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
             acc = _add_word(
-                acc, ws[2 * c + h], xs[c * R + (R - 2) * h], xs[c * R + (R - 2) * h + 1],
-                h if R == 2 else 0, h + 2 if R == 2 else 1, R, WARPS, ASM,
-            )  # fmt: skip
+                acc,
+                ws[2 * c + h],
+                xs[c * R + (R - 2) * h],
+                xs[c * R + (R - 2) * h + 1],
+                h if R == 2 else 0,
+                h + 2 if R == 2 else 1,
+                R,
+                WARPS,
+                ASM,
+            )
             if R == 4 or h == 1:
                 scale = group_scale(word, s + (h if R == 4 else 0), ASM)
                 if SKIP > 0:
@@ -289,11 +344,26 @@ def _multiply_apart(
 
 @triton.jit
 def _step(
-    sums, x, codes, scale_zeros, rows, block, group, G: tl.constexpr, F: tl.constexpr,
-    TILES: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
-    WARPS: tl.constexpr, SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+    sums,
+    x,
+    codes,
+    scale_zeros,
+    rows,
+    block,
+    group,
+    G: tl.constexpr,
+    F: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    SKIP: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+    R: tl.constexpr,
+):
     """Add the products of DEPTH chunks of all row blocks, whose weights are loaded together."""
     ws, ss = _load_tiles(
         codes, scale_zeros, block, group, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
@@ -305,17 +375,33 @@ def _step(
 
 @triton.jit
 def _load_tiles(
-    codes, scale_zeros, block, group, G: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
-    BLOCKS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    codes,
+    scale_zeros,
+    block,
+    group,
+    G: tl.constexpr,
+    F: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
     E2M1: tl.constexpr,
-):  # fmt: skip
+):
     ws = ()
     ss = ()
     for r in tl.static_range(TILES):
         w, s = _load(
-            codes, scale_zeros, block + r % BLOCKS + r // BLOCKS * (F // 16), group, G, DEPTH,
-            WARPS, GROUP, E2M1,
-        )  # fmt: skip
+            codes,
+            scale_zeros,
+            block + r % BLOCKS + r // BLOCKS * (F // 16),
+            group,
+            G,
+            DEPTH,
+            WARPS,
+            GROUP,
+            E2M1,
+        )
         ws = ws + (w,)
         ss = ss + (s,)
     return ws, ss
@@ -323,10 +409,22 @@ def _load_tiles(
 
 @triton.jit
 def _multiply_tiles(
-    sums, ws, ss, x, rows, group, TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
-    WARPS: tl.constexpr, SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+    sums,
+    ws,
+    ss,
+    x,
+    rows,
+    group,
+    TILES: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    SKIP: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+    R: tl.constexpr,
+):
     if R < 8:
         xs = _load_x_apart(x, rows[0], group, DEPTH, WARPS, R)
     else:
@@ -358,13 +456,37 @@ def _total(v, WARPS: tl.constexpr, R: tl.constexpr, E2M1: tl.constexpr):
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _few_kernel(
-    x, codes, scale_zeros, bias, ids, scales, out, squares, eps, P, T, C: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
-    WARPS: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, GATED: tl.constexpr,
-    BIASED: tl.constexpr, LIMIT: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr, R: tl.constexpr, INTO: tl.constexpr, SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scale_zeros,
+    bias,
+    ids,
+    scales,
+    out,
+    squares,
+    eps,
+    P,
+    T,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    P_POW2: tl.constexpr,
+    WARPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+    R: tl.constexpr,
+    INTO: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
     G: tl.constexpr = K // 128
     CHUNKS: tl.constexpr = G // WARPS
     PARTS: tl.constexpr = M // 8
@@ -413,21 +535,72 @@ def _few_kernel(
     )
     for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
         sums = _step(
-            sums, x, codes, scale_zeros, rows, block, chunk * WARPS, G, F, TILES, BLOCKS, PARTS,
-            DEPTH, WARPS, 0, ASM, GROUP, E2M1, R,
-        )  # fmt: skip
+            sums,
+            x,
+            codes,
+            scale_zeros,
+            rows,
+            block,
+            chunk * WARPS,
+            G,
+            F,
+            TILES,
+            BLOCKS,
+            PARTS,
+            DEPTH,
+            WARPS,
+            0,
+            ASM,
+            GROUP,
+            E2M1,
+            R,
+        )
     if CHUNKS % DEPTH > 0:
         sums = _step(
-            sums, x, codes, scale_zeros, rows, block, CHUNKS // DEPTH * DEPTH * WARPS, G, F, TILES,
-            BLOCKS, PARTS, CHUNKS % DEPTH, WARPS, 0, ASM, GROUP, E2M1, R,
-        )  # fmt: skip
+            sums,
+            x,
+            codes,
+            scale_zeros,
+            rows,
+            block,
+            CHUNKS // DEPTH * DEPTH * WARPS,
+            G,
+            F,
+            TILES,
+            BLOCKS,
+            PARTS,
+            CHUNKS % DEPTH,
+            WARPS,
+            0,
+            ASM,
+            GROUP,
+            E2M1,
+            R,
+        )
     if G % WARPS > 0:
         # The last column blocks are fewer than warps: the first warps take some again, which are in the
         # cache, and leave them out of the sum.
         sums = _step(
-            sums, x, codes, scale_zeros, rows, block, G - WARPS, G, F, TILES, BLOCKS, PARTS, 1,
-            WARPS, WARPS - G % WARPS, ASM, GROUP, E2M1, R,
-        )  # fmt: skip
+            sums,
+            x,
+            codes,
+            scale_zeros,
+            rows,
+            block,
+            G - WARPS,
+            G,
+            F,
+            TILES,
+            BLOCKS,
+            PARTS,
+            1,
+            WARPS,
+            WARPS - G % WARPS,
+            ASM,
+            GROUP,
+            E2M1,
+            R,
+        )
     if R < 8:
         _, pairs, inside = expert_rows(ids, ids, ids, pair, P, tl.arange(0, R), M, P_POW2)
         own = (pairs,)
@@ -480,10 +653,17 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
 
 
 def gate_up(
-    rows: FewRows, weight: W4, choices: Choices, out: torch.Tensor, into: int = BLOCK_K,
-    tile: FewTile | None = None, *, bias: torch.Tensor | None = None, limit: float = 0.0,
+    rows: FewRows,
+    weight: W4,
+    choices: Choices,
+    out: torch.Tensor,
+    into: int = BLOCK_K,
+    tile: FewTile | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    limit: float = 0.0,
     pdl: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
     _launch(
@@ -492,9 +672,15 @@ def gate_up(
 
 
 def down(
-    x: torch.Tensor, weight: W4, choices: Choices, out: torch.Tensor, tile: FewTile | None = None,
-    *, bias: torch.Tensor | None = None, pdl: bool = True,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    weight: W4,
+    choices: Choices,
+    out: torch.Tensor,
+    tile: FewTile | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32,), x.device)
@@ -503,10 +689,19 @@ def down(
 
 
 def _launch(
-    x: torch.Tensor, weight: W4, bias: torch.Tensor | None, choices: Choices, out: torch.Tensor,
-    n: int, into: int, tile: FewTile | None, pdl: bool, rows: FewRows | None, *,
+    x: torch.Tensor,
+    weight: W4,
+    bias: torch.Tensor | None,
+    choices: Choices,
+    out: torch.Tensor,
+    n: int,
+    into: int,
+    tile: FewTile | None,
+    pdl: bool,
+    rows: FewRows | None,
+    *,
     limit: float = 0.0,
-) -> None:  # fmt: skip
+) -> None:
     (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, None, device)
@@ -524,13 +719,34 @@ def _launch(
     few = few_arguments(rows, out)
     own = 8 if not weight.e2m1 or t > 4 else 4 if t > 2 else 2
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
-        x, weight.codes.view(torch.int16), weight.scale_zeros,
-        choices.weights if bias is None else bias, choices.ids, choices.weights, out,
-        *few[0], t * c, t, C=c, N=n, K=k, M=8,
+        x,
+        weight.codes.view(torch.int16),
+        weight.scale_zeros,
+        choices.weights if bias is None else bias,
+        choices.ids,
+        choices.weights,
+        out,
+        *few[0],
+        t * c,
+        t,
+        C=c,
+        N=n,
+        K=k,
+        M=8,
         P_POW2=pairs_class(choices, None),
-        WARPS=tile.warps, DEPTH=tile.depth, BLOCKS=tile.blocks, GATED=gated,
-        BIASED=bias is not None, LIMIT=limit, ASM=gpu.asm, GROUP=weight.group, E2M1=weight.e2m1,
-        R=own, INTO=into, **few[1], PDL=pdl,
+        WARPS=tile.warps,
+        DEPTH=tile.depth,
+        BLOCKS=tile.blocks,
+        GATED=gated,
+        BIASED=bias is not None,
+        LIMIT=limit,
+        ASM=gpu.asm,
+        GROUP=weight.group,
+        E2M1=weight.e2m1,
+        R=own,
+        INTO=into,
+        **few[1],
+        PDL=pdl,
         **options(pdl, tile.warps, registers=tile.registers),
-    )  # fmt: skip
+    )
     set_carveout(kernel, t)

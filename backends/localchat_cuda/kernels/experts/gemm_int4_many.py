@@ -39,12 +39,32 @@ class ManyTile(NamedTuple):
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _many_kernel(
-    x, codes, scale_zeros, bias, slots, owners, scales, out, P, T, C: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-    LIMIT: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
-    INTO: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scale_zeros,
+    bias,
+    slots,
+    owners,
+    scales,
+    out,
+    P,
+    T,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+    INTO: tl.constexpr,
+    PDL: tl.constexpr,
+):
     G: tl.constexpr = K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
     F: tl.constexpr = N // 2 if GATED else N
@@ -127,10 +147,18 @@ def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
 
 
 def gate_up(
-    x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor,
-    into: int = BLOCK_K, tile: ManyTile | None = None, *, bias: torch.Tensor | None = None,
-    limit: float = 0.0, pdl: bool = True,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    weight: W4,
+    choices: Choices,
+    blocks: Blocks,
+    out: torch.Tensor,
+    into: int = BLOCK_K,
+    tile: ManyTile | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    limit: float = 0.0,
+    pdl: bool = True,
+) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
     n = 2 * out.shape[1]
@@ -138,9 +166,16 @@ def gate_up(
 
 
 def down(
-    x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor,
-    tile: ManyTile | None = None, *, bias: torch.Tensor | None = None, pdl: bool = True,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    weight: W4,
+    choices: Choices,
+    blocks: Blocks,
+    out: torch.Tensor,
+    tile: ManyTile | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
@@ -150,10 +185,20 @@ def down(
 
 
 def _launch(
-    x: torch.Tensor, weight: W4, bias: torch.Tensor | None, choices: Choices, blocks: Blocks,
-    out: torch.Tensor, n: int, into: int, tile: ManyTile | None, pdl: bool, *, gated: bool,
+    x: torch.Tensor,
+    weight: W4,
+    bias: torch.Tensor | None,
+    choices: Choices,
+    blocks: Blocks,
+    out: torch.Tensor,
+    n: int,
+    into: int,
+    tile: ManyTile | None,
+    pdl: bool,
+    *,
+    gated: bool,
     limit: float = 0.0,
-) -> None:  # fmt: skip
+) -> None:
     (t, c), k, device = choices.ids.shape, weight.features_in, x.device
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, blocks, device)
@@ -166,9 +211,30 @@ def _launch(
         raise ValueError(f"tile: {tile} does not divide experts of {features} features")
     pdl = pdl and gpu.pdl
     _many_kernel[(features // own, blocks.owners.shape[0])](
-        x, weight.codes.view(torch.int16), weight.scale_zeros,
-        choices.weights if bias is None else bias, blocks.slots, blocks.owners, choices.weights,
-        out, t * c, t, C=c, N=n, K=k, TILE=blocks.rows, BLOCKS=tile.blocks, WARPS=tile.warps,
-        STAGES=tile.stages, GATED=gated, BIASED=bias is not None, LIMIT=limit, ASM=gpu.asm,
-        GROUP=weight.group, E2M1=weight.e2m1, INTO=into, PDL=pdl, **options(pdl, tile.warps),
-    )  # fmt: skip
+        x,
+        weight.codes.view(torch.int16),
+        weight.scale_zeros,
+        choices.weights if bias is None else bias,
+        blocks.slots,
+        blocks.owners,
+        choices.weights,
+        out,
+        t * c,
+        t,
+        C=c,
+        N=n,
+        K=k,
+        TILE=blocks.rows,
+        BLOCKS=tile.blocks,
+        WARPS=tile.warps,
+        STAGES=tile.stages,
+        GATED=gated,
+        BIASED=bias is not None,
+        LIMIT=limit,
+        ASM=gpu.asm,
+        GROUP=weight.group,
+        E2M1=weight.e2m1,
+        INTO=into,
+        PDL=pdl,
+        **options(pdl, tile.warps),
+    )

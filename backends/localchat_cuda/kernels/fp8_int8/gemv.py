@@ -47,9 +47,16 @@ def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr)
 
 @triton.jit
 def _multiplied(
-    w, x, shares, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
-    WHOLE: tl.constexpr, DECODER: tl.constexpr,
-):  # fmt: skip
+    w,
+    x,
+    shares,
+    c,
+    K: tl.constexpr,
+    RUN: tl.constexpr,
+    SHARED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    DECODER: tl.constexpr,
+):
     """Compute sums of 16 columns each, times `shares` if SHARED."""
     k = c * RUN + tl.arange(0, RUN)
     if K % RUN == 0:

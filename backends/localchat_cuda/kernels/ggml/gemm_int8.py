@@ -79,9 +79,17 @@ def _tiles(plane, tile, chunk, B: tl.constexpr, WARPS: tl.constexpr, BITS: tl.co
 
 @triton.jit
 def _load_codes(
-    low, high, tile, tiles, chunk, B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
+    low,
+    high,
+    tile,
+    tiles,
+    chunk,
+    B: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+):
     """Return LOW and HIGH tiles [WARPS, 16, 32] of a column block for each warp, for each row tile."""
     found = ()
     for r in tl.static_range(BLOCKS):
@@ -93,9 +101,17 @@ def _load_codes(
 
 @triton.jit
 def _load_sides(
-    sides, scales, tile, tiles, chunk, B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    WORDS: tl.constexpr, FACTORS: tl.constexpr,
-):  # fmt: skip
+    sides,
+    scales,
+    tile,
+    tiles,
+    chunk,
+    B: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    WORDS: tl.constexpr,
+    FACTORS: tl.constexpr,
+):
     """Return for each row tile words [WARPS, 16] of sides, those of the first half first, and a word of scales
     with factors."""
     found = ()
@@ -148,10 +164,20 @@ def _halves_apart(codes, s: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def _add_group(
-    sums, codes, loaded, side, g: tl.constexpr, s: tl.constexpr, FIRST: tl.constexpr,
-    PARTS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    sums,
+    codes,
+    loaded,
+    side,
+    g: tl.constexpr,
+    s: tl.constexpr,
+    FIRST: tl.constexpr,
+    PARTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """Add the products of group s of the 32 columns g to the sums of all parts."""
     group: tl.constexpr = g * (32 // GROUP) + s
     SIDE: tl.constexpr = 5 + (128 // GROUP if MINIMUM else 0)
@@ -189,9 +215,14 @@ def _add_group(
 
 @triton.jit
 def _codes(
-    loaded, at: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SHIFT: tl.constexpr,
-    TABLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    loaded,
+    at: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    SHIFT: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """Codes of the 32 columns `at` of a column block."""
     top = loaded[LOW + at * HIGH // 8] if HIGH else loaded[0]
     return field(loaded[at * LOW // 8], top, at, None, LOW, HIGH, SHIFT, TABLE, ASM)
@@ -199,11 +230,24 @@ def _codes(
 
 @triton.jit
 def _add_half(
-    outs, tiles, loaded, side, there, h: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr,
-    SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr,
+    outs,
+    tiles,
+    loaded,
+    side,
+    there,
+    h: tl.constexpr,
+    PARTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
     ASM: tl.constexpr,
-):  # fmt: skip
+):
     """Add the products of half a column block to outs [WARPS, 16, 4] of all parts."""
     SIDE: tl.constexpr = 5 + (128 // GROUP if MINIMUM else 0)
     sums = ()
@@ -216,9 +260,20 @@ def _add_half(
         codes = _codes(tiles, 4 * h + g, LOW, HIGH, SHIFT, TABLE, ASM)
         for s in tl.static_range(32 // GROUP):
             sums = _add_group(
-                sums, codes, loaded, side, g, s, h * WORDS, PARTS, WARPS, GROUP, FACTORS,
-                MINIMUM, ASM,
-            )  # fmt: skip
+                sums,
+                codes,
+                loaded,
+                side,
+                g,
+                s,
+                h * WORDS,
+                PARTS,
+                WARPS,
+                GROUP,
+                FACTORS,
+                MINIMUM,
+                ASM,
+            )
     grown = ()
     for p in tl.static_range(PARTS):
         x_scale = tl.where(there, side[p * SIDE], 0.0)[:, None, :]
@@ -238,11 +293,27 @@ def _add_half(
 
 @triton.jit
 def _multiply(
-    outs, codes, sides, x, factors, rows2, chunk, K: tl.constexpr, MQ: tl.constexpr,
-    BLOCKS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr,
-    HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    outs,
+    codes,
+    sides,
+    x,
+    factors,
+    rows2,
+    chunk,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """Add the products of a column block for each warp, of what `_load_codes` and `_load_sides` return."""
     PARTS: tl.constexpr = MQ // 4
     EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
@@ -264,19 +335,38 @@ def _multiply(
         grown = ()
         for r in tl.static_range(BLOCKS):
             grown = grown + _add_half(
-                outs[r * PARTS : (r + 1) * PARTS], codes[r * TILES : (r + 1) * TILES],
-                sides[r * EACH : (r + 1) * EACH], side, there, h, PARTS, WARPS, GROUP, LOW, HIGH,
-                WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
-            )  # fmt: skip
+                outs[r * PARTS : (r + 1) * PARTS],
+                codes[r * TILES : (r + 1) * TILES],
+                sides[r * EACH : (r + 1) * EACH],
+                side,
+                there,
+                h,
+                PARTS,
+                WARPS,
+                GROUP,
+                LOW,
+                HIGH,
+                WORDS,
+                SHIFT,
+                FACTORS,
+                MINIMUM,
+                TABLE,
+                ASM,
+            )
         outs = grown
     return outs
 
 
 @triton.jit
 def _columns_apart(
-    x, at, g: tl.constexpr, R: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr,
+    x,
+    at,
+    g: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    WARPS: tl.constexpr,
     GROUP: tl.constexpr,
-):  # fmt: skip
+):
     """Load x of 4 / R groups from g on, a pair of columns for each group and row, of blocks `at` [WARPS].
 
     Returns [8, WARPS, 4, GROUP / 16, 4]: of groups of 16 one half of an operand, which serves as both."""
@@ -295,9 +385,13 @@ def _columns_apart(
 
 @triton.jit
 def _own_columns(
-    tile, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    tile,
+    d: tl.constexpr,
+    R: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
     ASM: tl.constexpr,
-):  # fmt: skip
+):
     """The right operand [WARPS, 32, 8] of the 32 inputs whose first group is number d of `tile`: others 0."""
     sixteen = tl.arange(0, 2)[None, None, None, :, None]
     own = d + sixteen // (GROUP // 16)
@@ -317,11 +411,24 @@ def _own_columns(
 
 @triton.jit
 def _add_apart(
-    out, tiles, loaded, columns, side, h: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr,
-    SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr,
+    out,
+    tiles,
+    loaded,
+    columns,
+    side,
+    h: tl.constexpr,
+    R: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
     ASM: tl.constexpr,
-):  # fmt: skip
+):
     """Add the products of half a column block to out [WARPS, 16, 4], to each pair those of its groups."""
     D: tl.constexpr = 4 // R
     PER: tl.constexpr = 32 // GROUP
@@ -364,11 +471,27 @@ def _add_apart(
 
 @triton.jit
 def _multiply_apart(
-    outs, codes, sides, x, factors, chunk, K: tl.constexpr, MQ: tl.constexpr, R: tl.constexpr,
-    BLOCKS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr,
-    HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    outs,
+    codes,
+    sides,
+    x,
+    factors,
+    chunk,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    R: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """`_multiply` for R rows, 1 or 2, whose 4 / R groups have columns of their own."""
     EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
     TILES: tl.constexpr = LOW + HIGH
@@ -394,43 +517,137 @@ def _multiply_apart(
     for h in tl.static_range(2):
         grown = ()
         for r in tl.static_range(BLOCKS):
-            grown = grown + (_add_apart(
-                outs[r], codes[r * TILES : (r + 1) * TILES], sides[r * EACH : (r + 1) * EACH],
-                columns[h * CHAINS : (h + 1) * CHAINS], side[h * SIDE : (h + 1) * SIDE], h, R,
-                WARPS, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
-            ),)  # fmt: skip
+            grown = grown + (
+                _add_apart(
+                    outs[r],
+                    codes[r * TILES : (r + 1) * TILES],
+                    sides[r * EACH : (r + 1) * EACH],
+                    columns[h * CHAINS : (h + 1) * CHAINS],
+                    side[h * SIDE : (h + 1) * SIDE],
+                    h,
+                    R,
+                    WARPS,
+                    GROUP,
+                    LOW,
+                    HIGH,
+                    WORDS,
+                    SHIFT,
+                    FACTORS,
+                    MINIMUM,
+                    TABLE,
+                    ASM,
+                ),
+            )
         outs = grown
     return outs
 
 
 @triton.jit
 def _multiply_rows(
-    outs, codes, sides, x, factors, M, chunk, K: tl.constexpr, MQ: tl.constexpr, R: tl.constexpr,
-    BLOCKS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr,
-    HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    outs,
+    codes,
+    sides,
+    x,
+    factors,
+    M,
+    chunk,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    R: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     if R == 4:
         return _multiply(
-            outs, codes, sides, x, factors, 2 * M, chunk, K, MQ, BLOCKS, WARPS, GROUP, LOW, HIGH,
-            WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
-        )  # fmt: skip
+            outs,
+            codes,
+            sides,
+            x,
+            factors,
+            2 * M,
+            chunk,
+            K,
+            MQ,
+            BLOCKS,
+            WARPS,
+            GROUP,
+            LOW,
+            HIGH,
+            WORDS,
+            SHIFT,
+            FACTORS,
+            MINIMUM,
+            TABLE,
+            ASM,
+        )
     else:
         return _multiply_apart(
-            outs, codes, sides, x, factors, chunk, K, MQ, R, BLOCKS, WARPS, GROUP, LOW, HIGH, WORDS,
-            SHIFT, FACTORS, MINIMUM, TABLE, ASM,
-        )  # fmt: skip
+            outs,
+            codes,
+            sides,
+            x,
+            factors,
+            chunk,
+            K,
+            MQ,
+            R,
+            BLOCKS,
+            WARPS,
+            GROUP,
+            LOW,
+            HIGH,
+            WORDS,
+            SHIFT,
+            FACTORS,
+            MINIMUM,
+            TABLE,
+            ASM,
+        )
 
 
 @triton.jit(do_not_specialize=["M", "N", "C", "column"])
 def _few_kernel(
-    x, factors, low, high, sides, scales, out, squares, eps, M, N, C, column, K: tl.constexpr,
-    MQ: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr, NORM: tl.constexpr, G_POW2: tl.constexpr, ASM: tl.constexpr,
+    x,
+    factors,
+    low,
+    high,
+    sides,
+    scales,
+    out,
+    squares,
+    eps,
+    M,
+    N,
+    C,
+    column,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    R: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    NORM: tl.constexpr,
+    G_POW2: tl.constexpr,
+    ASM: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     B: tl.constexpr = (K + 255) // 256
     CHUNKS: tl.constexpr = (B + WARPS - 1) // WARPS
     PARTS: tl.constexpr = MQ // 4
@@ -450,16 +667,54 @@ def _few_kernel(
     if PDL:
         gdc_wait()
     outs = _multiply_rows(
-        outs, codes, own, x, factors, M, first, K, MQ, R, BLOCKS, WARPS, GROUP, LOW, HIGH, WORDS,
-        SHIFT, FACTORS, MINIMUM, TABLE, ASM,
-    )  # fmt: skip
+        outs,
+        codes,
+        own,
+        x,
+        factors,
+        M,
+        first,
+        K,
+        MQ,
+        R,
+        BLOCKS,
+        WARPS,
+        GROUP,
+        LOW,
+        HIGH,
+        WORDS,
+        SHIFT,
+        FACTORS,
+        MINIMUM,
+        TABLE,
+        ASM,
+    )
     for chunk in tl.range(first + 1, last, 1, num_stages=1):
         more = _load_codes(low, high, tile, tiles, chunk, B, BLOCKS, WARPS, LOW, HIGH)
         beside = _load_sides(sides, scales, tile, tiles, chunk, B, BLOCKS, WARPS, WORDS, FACTORS)
         outs = _multiply_rows(
-            outs, more, beside, x, factors, M, chunk, K, MQ, R, BLOCKS, WARPS, GROUP, LOW, HIGH,
-            WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
-        )  # fmt: skip
+            outs,
+            more,
+            beside,
+            x,
+            factors,
+            M,
+            chunk,
+            K,
+            MQ,
+            R,
+            BLOCKS,
+            WARPS,
+            GROUP,
+            LOW,
+            HIGH,
+            WORDS,
+            SHIFT,
+            FACTORS,
+            MINIMUM,
+            TABLE,
+            ASM,
+        )
     m = tl.arange(0, R)
     for r in tl.static_range(BLOCKS):
         for p in tl.static_range(PARTS):

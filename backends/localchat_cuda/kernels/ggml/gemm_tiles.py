@@ -42,7 +42,7 @@ def reference(x: torch.Tensor, weight: GgmlTensor | GgmlWeight) -> torch.Tensor:
 @triton.jit
 def _tile(
     plane, first, h, j: tl.constexpr, T, B: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr
-):  # fmt: skip
+):
     """Load bytes of 32 columns j of half block h as a left operand [16 * TILES, 32], and where in each byte the
     half begins."""
     i = tl.arange(0, TILES * 512)
@@ -55,10 +55,20 @@ def _tile(
 
 @triton.jit
 def _sides(
-    sides, scales, first, h, g: tl.constexpr, T, B: tl.constexpr, GROUP: tl.constexpr,
-    WORDS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TILES: tl.constexpr,
+    sides,
+    scales,
+    first,
+    h,
+    g: tl.constexpr,
+    T,
+    B: tl.constexpr,
+    GROUP: tl.constexpr,
+    WORDS: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TILES: tl.constexpr,
     ASM: tl.constexpr,
-):  # fmt: skip
+):
     """Load scales and minimums of group g of half block h, fp32 [16 * TILES]; minimums 0 without."""
     row = tl.arange(0, 16 * TILES)
     tile = tl.minimum(first + row // 16, T - 1)
@@ -83,9 +93,17 @@ def _sides(
 
 @triton.jit
 def _half_sides(
-    sides, scales, first, h, g: tl.constexpr, T, B: tl.constexpr, MINIMUM: tl.constexpr,
-    TILES: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    sides,
+    scales,
+    first,
+    h,
+    g: tl.constexpr,
+    T,
+    B: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TILES: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """`_sides` of a form whose factors are bytes, rounded to fp16: both numbers of a row in one operation."""
     row = tl.arange(0, 16 * TILES)
     tile = tl.minimum(first + row // 16, T - 1)
@@ -104,9 +122,12 @@ def _half_sides(
             add.rn.f16x2 t, t, $4;
             mul.rn.f16x2 $0, t, $3;
             }""",
-            "=r,r,r,r,r,n", [factor, least, pair, offset, (g % 4) * 0x101 + 0x400],
-            dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "=r,r,r,r,r,n",
+            [factor, least, pair, offset, (g % 4) * 0x101 + 0x400],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     else:
         scale = (byte(factor, g % 4, ASM).to(tl.float32) * half(pair, 0)).to(tl.float16)
         minimum = (byte(least, g % 4, ASM).to(tl.float32) * half(pair, 1)).to(tl.float16)
@@ -129,11 +150,28 @@ def _spread(first, second, GROUP: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def _weights(
-    low, high, sides, scales, first, h, j: tl.constexpr, T, B: tl.constexpr, GROUP: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr, TILES: tl.constexpr,
-    HALF: tl.constexpr, ASM: tl.constexpr, STORED: tl.constexpr,
-):  # fmt: skip
+    low,
+    high,
+    sides,
+    scales,
+    first,
+    h,
+    j: tl.constexpr,
+    T,
+    B: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    TILES: tl.constexpr,
+    HALF: tl.constexpr,
+    ASM: tl.constexpr,
+    STORED: tl.constexpr,
+):
     """Dequantize 32 columns j of half block h: [16 * TILES, 32] in fp16 (`HALF`), or exactly in fp32.
 
     STORED: columns in the order in which they are stored, see `_tiles_kernel`."""
@@ -198,12 +236,33 @@ def _added(acc, w, x_row, at, k, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "N", "C", "column"])
 def _tiles_kernel(
-    x, low, high, sides, scales, out, M, N, C, column, K: tl.constexpr, TILE: tl.constexpr,
-    SPLITS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    x,
+    low,
+    high,
+    sides,
+    scales,
+    out,
+    M,
+    N,
+    C,
+    column,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """WHOLE: one product for each half, since one on warpgroups waits for its end and for the loads of x.
 
     Else four, of columns as stored: a lane's four neighbours are what `mma` takes from a type of one byte."""
@@ -228,9 +287,28 @@ def _tiles_kernel(
         ws = ()
         for j in tl.static_range(4):
             w = _weights(
-                low, high, sides, scales, first, h, j, T, B, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS,
-                MINIMUM, TABLE, TILES, x.dtype.element_ty != tl.float32, ASM, not WHOLE,
-            ).to(x.dtype.element_ty)  # fmt: skip
+                low,
+                high,
+                sides,
+                scales,
+                first,
+                h,
+                j,
+                T,
+                B,
+                GROUP,
+                LOW,
+                HIGH,
+                WORDS,
+                SHIFT,
+                FACTORS,
+                MINIMUM,
+                TABLE,
+                TILES,
+                x.dtype.element_ty != tl.float32,
+                ASM,
+                not WHOLE,
+            ).to(x.dtype.element_ty)
             if WHOLE:
                 ws = ws + (w,)
             else:
@@ -246,10 +324,24 @@ def _tiles_kernel(
 
 @triton.jit(do_not_specialize=["N"])
 def _dequantize_kernel(
-    low, high, sides, scales, out, N, K: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    low,
+    high,
+    sides,
+    scales,
+    out,
+    N,
+    K: tl.constexpr,
+    TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     B: tl.constexpr = (K + 255) // 256
     T = (N + 15) // 16
     first = tl.program_id(0) * TILES
@@ -259,9 +351,28 @@ def _dequantize_kernel(
     target = out + n.to(tl.int64)[:, None] * K + k[None, :]
     for j in tl.static_range(4):
         w = _weights(
-            low, high, sides, scales, first, h, j, T, B, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS,
-            MINIMUM, TABLE, TILES, False, ASM, False,
-        )  # fmt: skip
+            low,
+            high,
+            sides,
+            scales,
+            first,
+            h,
+            j,
+            T,
+            B,
+            GROUP,
+            LOW,
+            HIGH,
+            WORDS,
+            SHIFT,
+            FACTORS,
+            MINIMUM,
+            TABLE,
+            TILES,
+            False,
+            ASM,
+            False,
+        )
         at = h * 128 + j * 32
         inside = (n < N)[:, None] & (at + k < K)[None, :]
         tl.store(target + at, w.to(out.dtype.element_ty), mask=inside)

@@ -11,9 +11,16 @@ import triton.language as tl
 
 @triton.jit
 def field(
-    low, high, group: tl.constexpr, skip, LOW: tl.constexpr, HIGH: tl.constexpr, SHIFT: tl.constexpr,
-    TABLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    low,
+    high,
+    group: tl.constexpr,
+    skip,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    SHIFT: tl.constexpr,
+    TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """Decode the codes of one group of 32 columns from bytes of both planes: int8, times 2 ** SHIFT.
 
     skip: bits of `high` before those of group 0, or None."""
@@ -29,8 +36,12 @@ def field(
         if not HIGH:
             return tl.inline_asm_elementwise(
                 "{.reg .b32 t; shf.l.wrap.b32 t, $1, $1, $2; and.b32 $0, t, $3;}",
-                "=r,r,r,r", [low, turn, mask], dtype=tl.int8, is_pure=True, pack=4,
-            )  # fmt: skip
+                "=r,r,r,r",
+                [low, turn, mask],
+                dtype=tl.int8,
+                is_pure=True,
+                pack=4,
+            )
         else:
             g: tl.constexpr = group % (8 // HIGH) * HIGH
             turn_high = tl.full(low.shape, (SHIFT + LOW - g) % 32, tl.int8)
@@ -46,9 +57,12 @@ def field(
                 shf.l.wrap.b32 u, $4, $4, $5;
                 lop3.b32 $0, u, $6, t, 0xea;
                 }""",
-                "=r,r,r,r,r,r,r", [low, turn, mask, high, turn_high, mask_high],
-                dtype=tl.int8, is_pure=True, pack=4,
-            )  # fmt: skip
+                "=r,r,r,r,r,r,r",
+                [low, turn, mask, high, turn_high, mask_high],
+                dtype=tl.int8,
+                is_pure=True,
+                pack=4,
+            )
     else:
         code = (low.to(tl.int32) >> f) & ((1 << LOW) - 1)
         if HIGH:
@@ -86,8 +100,12 @@ def _table_asm(low, f: tl.constexpr):
         or.b32 p, p, 0x3210;
         prmt.b32 $0, a, b, p;
         }""",
-        "=r,r,r", [low, shift], dtype=tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
+        "=r,r,r",
+        [low, shift],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit
@@ -95,9 +113,13 @@ def byte(word, at: tl.constexpr, ASM: tl.constexpr):
     """Byte `at` of words int32 as a signed number."""
     if ASM:  # a selector of 8 and more repeats the sign
         return tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, 0, $2;", "=r,r,n",
-            [word, 0x8880 + at * 0x1111], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "prmt.b32 $0, $1, 0, $2;",
+            "=r,r,n",
+            [word, 0x8880 + at * 0x1111],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     else:
         return (word << (24 - 8 * at)) >> 24
 
@@ -107,9 +129,13 @@ def byte_of(word, at, ASM: tl.constexpr):
     """`byte` with an `at` of each element, 0 to 3; shapes are broadcast."""
     if ASM:
         return tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, 0, $2;", "=r,r,r",
-            [word, 0x8880 + at * 0x1111], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "prmt.b32 $0, $1, 0, $2;",
+            "=r,r,r",
+            [word, 0x8880 + at * 0x1111],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     else:
         return (word << (24 - 8 * at)) >> 24
 
@@ -133,9 +159,13 @@ def half_of(word, first: tl.constexpr, at, ASM: tl.constexpr):
     high = four_numbers(word, 1)[:, :, None]
     if ASM:
         found = tl.inline_asm_elementwise(
-            "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r",
-            [low, high, (first + at) * 0x22 + 0x10], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "prmt.b32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [low, high, (first + at) * 0x22 + 0x10],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     else:
         found = tl.where(first + at < 2, low, high) >> ((first + at) % 2 * 16)
     return half(found, 0)
@@ -170,9 +200,12 @@ def scaled(codes, scale, least, SHIFT: tl.constexpr, ASM: tl.constexpr):
             neg.f16x2 t, $6;
             fma.rn.f16x2 $1, b, $4, t;
             }""",
-            "=&r,=&r,r,r,r,r,r,r,r,r,r", [codes, scale, least, shrink, offset],
-            dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
+            "=&r,=&r,r,r,r,r,r,r,r,r,r",
+            [codes, scale, least, shrink, offset],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
     else:
         exact = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
         return (exact * scale.to(tl.float32) - least.to(tl.float32)).to(tl.float16)

@@ -99,9 +99,14 @@ class HalfRows:
 
     @staticmethod
     def empty(
-        rows: int, k: int, device: torch.device, order: Order = "lanes", group: int = BLOCK_K,
-        *, factored: bool = True,
-    ) -> "HalfRows":  # fmt: skip
+        rows: int,
+        k: int,
+        device: torch.device,
+        order: Order = "lanes",
+        group: int = BLOCK_K,
+        *,
+        factored: bool = True,
+    ) -> "HalfRows":
         x = torch.empty(rows, k, dtype=torch.float16, device=device)
         sums = 2 if group == BLOCK_K else 1
         room = padded(rows) if factored else 0
@@ -298,9 +303,17 @@ def packed_cell(j, GROUP: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def write_rows(
-    v, x, factors, block, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr,
+    v,
+    x,
+    factors,
+    block,
+    m,
+    there,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
-):  # fmt: skip
+):
     """Write one block of 128 values of some rows: v [R, 128] of the rows m [R] where `there` [R].
 
     FORMAT 0: int8. 1: fp16 in lane order. 2: fp16 in slot order. 3: fp32 unchanged. 4: as 2 without factors.
@@ -372,11 +385,30 @@ def sum_partials(source, at, inside, stride, S: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _prepare_kernel(
-    source, ids, residual, weight, squares, x, factors, factor, shift, order, M, N: tl.constexpr,
-    K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
-    ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
-    GROUP: tl.constexpr, ROOMY: tl.constexpr,
-):  # fmt: skip
+    source,
+    ids,
+    residual,
+    weight,
+    squares,
+    x,
+    factors,
+    factor,
+    shift,
+    order,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    S: tl.constexpr,
+    MODE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    GELU: tl.constexpr,
+    ORDER: tl.constexpr,
+    PDL: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROOMY: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
     block = tl.program_id(0)
@@ -501,9 +533,16 @@ def prepare(
         if mode == "norm" and m >= TWICE:
             flat = FloatRows.empty(m, k, device)
             prepare(
-                mode, source, flat, residual=residual, weight=weight, squares=squares, factor=factor,
-                eps=eps, pdl=pdl,
-            )  # fmt: skip
+                mode,
+                source,
+                flat,
+                residual=residual,
+                weight=weight,
+                squares=squares,
+                factor=factor,
+                eps=eps,
+                pdl=pdl,
+            )
             prepare("plain", flat.x[None], rows, order=order, pdl=pdl)
             return
     gpu = traits(device)

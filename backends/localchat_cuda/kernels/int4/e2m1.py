@@ -133,8 +133,12 @@ def group_scale(words, s, ASM: tl.constexpr):
         # Two operations: rotated so that the exponent of group s stands where fp32 has its own.
         return tl.inline_asm_elementwise(
             "{.reg .b32 t; shf.r.wrap.b32 t, $1, $1, $2; and.b32 $0, t, 0x7f800000;}",
-            "=f,r,r", [words, 8 * s + 9], dtype=tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "=f,r,r",
+            [words, 8 * s + 9],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
     else:
         return (((words >> (8 * s)) & 255) << 23).to(tl.float32, bitcast=True)
 

@@ -38,9 +38,17 @@ def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
 
 @triton.jit
 def _plane_of_groups(
-    out, even, odd, first, second, zeros, offset: tl.constexpr, s: tl.constexpr,
-    GROUP: tl.constexpr, at,
-):  # fmt: skip
+    out,
+    even,
+    odd,
+    first,
+    second,
+    zeros,
+    offset: tl.constexpr,
+    s: tl.constexpr,
+    GROUP: tl.constexpr,
+    at,
+):
     """`_plane` with the scales and zeros of groups s and, of 32, s + 1."""
     w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
     scale = side_scale(first, second, s)[:, None]
@@ -57,9 +65,15 @@ def _plane_of_groups(
 
 @triton.jit
 def _dequantize_kernel(
-    codes, scale_zeros, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr,
+    codes,
+    scale_zeros,
+    out,
+    first,
+    G: tl.constexpr,
+    ASM: tl.constexpr,
+    BLOCKS: tl.constexpr,
     GROUP: tl.constexpr,
-):  # fmt: skip
+):
     block = tl.program_id(1)
     row = (block * 16 + tl.arange(0, 16)).to(tl.int64) * (G * 128)
     for r in tl.static_range(BLOCKS):

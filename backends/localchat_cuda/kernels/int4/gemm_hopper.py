@@ -68,9 +68,20 @@ from localchat_cuda.kernels.launch import power_of_two, require, traits
 
 @gluon.jit
 def _fetch_weights(
-    w_boxes, s_boxes, ws, ss, bar, stage, column, g, N: gl.constexpr, K: gl.constexpr,
-    BLOCKS: gl.constexpr, FUSED: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+    w_boxes,
+    s_boxes,
+    ws,
+    ss,
+    bar,
+    stage,
+    column,
+    g,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    FUSED: gl.constexpr,
+    GROUP: gl.constexpr,
+):
     """Load a column block of a tile, 64 features a box; FUSED: of gate and of up in turn."""
     SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
     for q in gl.static_range(2 * BLOCKS):
@@ -92,10 +103,27 @@ def _fetch_weights(
 
 @gluon.jit
 def _load(
-    x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N: gl.constexpr,
-    K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
-    FUSED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+    x_boxes,
+    w_boxes,
+    s_boxes,
+    xs,
+    ws,
+    ss,
+    full,
+    empty,
+    items,
+    tiles,
+    splits,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    TILE: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    FUSED: gl.constexpr,
+    PDL: gl.constexpr,
+    EVEN: gl.constexpr,
+    GROUP: gl.constexpr,
+):
     """Loading warp. x is fp16 in two boxes of 64 k, as the shared-memory operand requires."""
     SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
     BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * (4096 + 256 * SIDES)
@@ -107,9 +135,20 @@ def _load(
             if first + s < last:
                 mbarrier.expect(full.index(s), BYTES)
                 _fetch_weights(
-                    w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, N, K, BLOCKS, FUSED,
+                    w_boxes,
+                    s_boxes,
+                    ws,
+                    ss,
+                    full.index(s),
+                    s,
+                    column,
+                    first + s,
+                    N,
+                    K,
+                    BLOCKS,
+                    FUSED,
                     GROUP,
-                )  # fmt: skip
+                )
         ahead = gl.minimum(last - first, STAGES)
         gdc_wait()
     it = 0
@@ -131,12 +170,35 @@ def _load(
 
 @gluon.jit
 def _multiply(
-    out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles, splits,
-    WG: gl.constexpr, N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, NORM: gl.constexpr, FUSED: gl.constexpr, GELU: gl.constexpr,
-    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr, GROUP: gl.constexpr,
+    out,
+    work,
+    flags,
+    squares,
+    eps,
+    M,
+    xs,
+    ws,
+    ss,
+    full,
+    empty,
+    items,
+    tiles,
+    splits,
+    WG: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    TILE: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    NORM: gl.constexpr,
+    FUSED: gl.constexpr,
+    GELU: gl.constexpr,
+    G_POW2: gl.constexpr,
+    PDL: gl.constexpr,
+    EVEN: gl.constexpr,
+    GROUP: gl.constexpr,
     INTO: gl.constexpr,
-):  # fmt: skip
+):
     """Compute warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's.
 
     All products of a group have ended when the next begins: the compiler would otherwise write weights into
@@ -199,24 +261,80 @@ def _multiply(
                 if last < K // 128:
                     acc, acc2 = take_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
                 finish(
-                    out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS,
-                    NORM, FUSED, GELU, G_POW2, M_L, INTO,
-                )  # fmt: skip
+                    out,
+                    squares,
+                    eps,
+                    M,
+                    acc,
+                    acc2,
+                    row,
+                    column,
+                    split,
+                    WG,
+                    N,
+                    K,
+                    TILE,
+                    BLOCKS,
+                    NORM,
+                    FUSED,
+                    GELU,
+                    G_POW2,
+                    M_L,
+                    INTO,
+                )
         else:
             finish(
-                out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS, NORM,
-                FUSED, GELU, G_POW2, M_L, INTO,
-            )  # fmt: skip
+                out,
+                squares,
+                eps,
+                M,
+                acc,
+                acc2,
+                row,
+                column,
+                split,
+                WG,
+                N,
+                K,
+                TILE,
+                BLOCKS,
+                NORM,
+                FUSED,
+                GELU,
+                G_POW2,
+                M_L,
+                INTO,
+            )
 
 
 @gluon.jit(do_not_specialize=["M", "items", "tiles", "splits"])
 def _hopper_kernel(
-    x_boxes, w_boxes, s_boxes, out, work, flags, squares, eps, M, items, tiles, splits,
-    N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, NORM: gl.constexpr, FUSED: gl.constexpr, GELU: gl.constexpr,
-    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr, GROUP: gl.constexpr,
+    x_boxes,
+    w_boxes,
+    s_boxes,
+    out,
+    work,
+    flags,
+    squares,
+    eps,
+    M,
+    items,
+    tiles,
+    splits,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    TILE: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr,
+    NORM: gl.constexpr,
+    FUSED: gl.constexpr,
+    GELU: gl.constexpr,
+    G_POW2: gl.constexpr,
+    PDL: gl.constexpr,
+    EVEN: gl.constexpr,
+    GROUP: gl.constexpr,
     INTO: gl.constexpr,
-):  # fmt: skip
+):
     SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
     if PDL:
         gdc_launch_dependents()
@@ -236,18 +354,101 @@ def _hopper_kernel(
     barrier()
     gl.warp_specialize(
         [
-            (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
-                         splits, gl.constexpr(0), N, K, TILE, BLOCKS, STAGES, NORM, FUSED, GELU,
-                         G_POW2, PDL, EVEN, GROUP, INTO)),
-            (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
-                         splits, gl.constexpr(1), N, K, TILE, BLOCKS, STAGES, NORM, FUSED, GELU,
-                         G_POW2, PDL, EVEN, GROUP, INTO)),
-            (_load, (x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N, K,
-                     TILE, BLOCKS, STAGES, FUSED, PDL, EVEN, GROUP)),
+            (
+                _multiply,
+                (
+                    out,
+                    work,
+                    flags,
+                    squares,
+                    eps,
+                    M,
+                    xs,
+                    ws,
+                    ss,
+                    full,
+                    empty,
+                    items,
+                    tiles,
+                    splits,
+                    gl.constexpr(0),
+                    N,
+                    K,
+                    TILE,
+                    BLOCKS,
+                    STAGES,
+                    NORM,
+                    FUSED,
+                    GELU,
+                    G_POW2,
+                    PDL,
+                    EVEN,
+                    GROUP,
+                    INTO,
+                ),
+            ),
+            (
+                _multiply,
+                (
+                    out,
+                    work,
+                    flags,
+                    squares,
+                    eps,
+                    M,
+                    xs,
+                    ws,
+                    ss,
+                    full,
+                    empty,
+                    items,
+                    tiles,
+                    splits,
+                    gl.constexpr(1),
+                    N,
+                    K,
+                    TILE,
+                    BLOCKS,
+                    STAGES,
+                    NORM,
+                    FUSED,
+                    GELU,
+                    G_POW2,
+                    PDL,
+                    EVEN,
+                    GROUP,
+                    INTO,
+                ),
+            ),
+            (
+                _load,
+                (
+                    x_boxes,
+                    w_boxes,
+                    s_boxes,
+                    xs,
+                    ws,
+                    ss,
+                    full,
+                    empty,
+                    items,
+                    tiles,
+                    splits,
+                    N,
+                    K,
+                    TILE,
+                    BLOCKS,
+                    STAGES,
+                    FUSED,
+                    PDL,
+                    EVEN,
+                    GROUP,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )
 
 
 def serves(device: torch.device) -> bool:

@@ -24,9 +24,15 @@ def items_here(items, tiles, K: gl.constexpr, EVEN: gl.constexpr):
 
 @gluon.jit
 def item(
-    i, items, tiles, splits, N: gl.constexpr, K: gl.constexpr, BLOCKS: gl.constexpr,
+    i,
+    items,
+    tiles,
+    splits,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    BLOCKS: gl.constexpr,
     EVEN: gl.constexpr,
-):  # fmt: skip
+):
     """Find piece i of this program: row tile, column tile, split, first group, one past the last.
 
     Row tiles run fastest, so that neighbouring programs share weights in the L2 cache. EVEN: from the last
@@ -148,9 +154,12 @@ def dequantized(words_held, scale_zeros_held, at, g, P_L: gl.constexpr, GROUP: g
     groups below 128.
     """
     W_L: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 128]], [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[1, 0], [2, 0]],
-        [], [4, 256],
-    )  # fmt: skip
+        [[0, 1], [0, 2], [0, 128]],
+        [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
+        [[1, 0], [2, 0]],
+        [],
+        [4, 256],
+    )
     words = words_held.index(at).load(W_L)
     if GROUP == 128:
         scale_zero = _features(scale_zeros_held, at, P_L)
@@ -180,9 +189,15 @@ def _own_order(TILE: gl.constexpr, M_L: gl.constexpr):
 
 @gluon.jit
 def hand_over(
-    work, flags, acc, acc2, WG: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+    work,
+    flags,
+    acc,
+    acc2,
+    WG: gl.constexpr,
+    TILE: gl.constexpr,
+    BLOCKS: gl.constexpr,
     M_L: gl.constexpr,
-):  # fmt: skip
+):
     """Leave sums of a tile's later groups to the program that has its first ones."""
     c = gl.num_programs(0) - 1 - gl.program_id(0)
     place = c * 2 + WG
@@ -196,9 +211,15 @@ def hand_over(
 
 @gluon.jit
 def take_over(
-    work, flags, acc, acc2, WG: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+    work,
+    flags,
+    acc,
+    acc2,
+    WG: gl.constexpr,
+    TILE: gl.constexpr,
+    BLOCKS: gl.constexpr,
     M_L: gl.constexpr,
-):  # fmt: skip
+):
     """Add the sums of the previous program, which computes them first while this one needs them last.
 
     Resets the flag to zero for the next launch.
@@ -228,9 +249,18 @@ def _inverse_rms(squares, row, M, eps, TILE: gl.constexpr, G: gl.constexpr, G_PO
 
 @gluon.jit
 def _store_activated(
-    out, M, gate, up, row, column, WG: gl.constexpr, N: gl.constexpr, TILE: gl.constexpr,
-    GELU: gl.constexpr, INTO: gl.constexpr,
-):  # fmt: skip
+    out,
+    M,
+    gate,
+    up,
+    row,
+    column,
+    WG: gl.constexpr,
+    N: gl.constexpr,
+    TILE: gl.constexpr,
+    GELU: gl.constexpr,
+    INTO: gl.constexpr,
+):
     """Store act_and_mul (activation.py) of gate and up, fp16 in slot order."""
     slope = gate
     if GELU:
@@ -254,11 +284,27 @@ def _store_activated(
 
 @gluon.jit
 def finish(
-    out, squares, eps, M, acc, acc2, row, column, split, WG: gl.constexpr, N: gl.constexpr,
-    K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, NORM: gl.constexpr,
-    FUSED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr, M_L: gl.constexpr,
+    out,
+    squares,
+    eps,
+    M,
+    acc,
+    acc2,
+    row,
+    column,
+    split,
+    WG: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    TILE: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    NORM: gl.constexpr,
+    FUSED: gl.constexpr,
+    GELU: gl.constexpr,
+    G_POW2: gl.constexpr,
+    M_L: gl.constexpr,
     INTO: gl.constexpr,
-):  # fmt: skip
+):
     """Divide a tile's sums by the rms of their rows, and store them or their act_and_mul."""
     if NORM:
         shrink = _inverse_rms(squares, row, M, eps, TILE, K // 128, G_POW2)

@@ -35,9 +35,23 @@ def exp_mass(z, top):
 
 @triton.jit
 def changed(
-    x, i, p, slot, floats, bias_counts, bias_ids, bias_values, masks, mask_rows, counts, V, words, width,
-    MASKED: tl.constexpr, TALLIED: tl.constexpr,
-):  # fmt: skip
+    x,
+    i,
+    p,
+    slot,
+    floats,
+    bias_counts,
+    bias_ids,
+    bias_values,
+    masks,
+    mask_rows,
+    counts,
+    V,
+    words,
+    width,
+    MASKED: tl.constexpr,
+    TALLIED: tl.constexpr,
+):
     """Apply bias, mask and penalties to logits x of the tokens i. Each is a rising function of the logit, in
     fp32 too: bounds of a logit become bounds of the result."""
     for e in range(tl.load(bias_counts + slot)):
@@ -100,9 +114,23 @@ def process_kernel(
     tl.store(blocks + p * BLOCK_ROWS * last + b, top)
     tl.store(blocks + (p * BLOCK_ROWS + 1) * last + b, exp_mass(raw, top))
     x = changed(
-        x, i, p, slot, floats, bias_counts, bias_ids, bias_values, masks, mask_rows, counts, V, words,
-        width, MASKED, TALLIED,
-    )  # fmt: skip
+        x,
+        i,
+        p,
+        slot,
+        floats,
+        bias_counts,
+        bias_ids,
+        bias_values,
+        masks,
+        mask_rows,
+        counts,
+        V,
+        words,
+        width,
+        MASKED,
+        TALLIED,
+    )
     x = clean(x)
     x = tl.where(x == 0.0, 0.0, x)
     top = tl.max(x, 0)

@@ -37,9 +37,13 @@ def _publish_kernel(results, targets, table, address, P, W, BLOCK: tl.constexpr,
 
 
 def publish(
-    results: torch.Tensor, targets: torch.Tensor, table: torch.Tensor, address: torch.Tensor,
-    *, pdl: bool = True,
-) -> None:  # fmt: skip
+    results: torch.Tensor,
+    targets: torch.Tensor,
+    table: torch.Tensor,
+    address: torch.Tensor,
+    *,
+    pdl: bool = True,
+) -> None:
     """Write the tokens and the first two rows of the results; shapes in the module docstring."""
     count = targets.shape[0]
     device = results.device
@@ -49,6 +53,13 @@ def publish(
     require("address", address, (1,), (torch.int64,), device)
     pdl = pdl and traits(device).pdl
     _publish_kernel[(triton.cdiv(count, _BLOCK),)](
-        results, targets, table, address, count, results.shape[1], BLOCK=_BLOCK, PDL=pdl,
+        results,
+        targets,
+        table,
+        address,
+        count,
+        results.shape[1],
+        BLOCK=_BLOCK,
+        PDL=pdl,
         **options(pdl, 1),
-    )  # fmt: skip
+    )

@@ -165,13 +165,41 @@ def _bound_kernel(
     margin = bound * (tl.sqrt(tl.sum(x * x, 0)) * _LENGTH_SLACK + _LEAST_LENGTH)
     z = tl.load(logits + row * V + i, mask=inside, other=float("-inf"))
     low = changed(
-        z - margin, i, p, slot, floats, bias_counts, bias_ids, bias_values, masks, mask_rows, counts, V, words,
-        width, MASKED, TALLIED,
-    )  # fmt: skip
+        z - margin,
+        i,
+        p,
+        slot,
+        floats,
+        bias_counts,
+        bias_ids,
+        bias_values,
+        masks,
+        mask_rows,
+        counts,
+        V,
+        words,
+        width,
+        MASKED,
+        TALLIED,
+    )
     high = changed(
-        z + margin, i, p, slot, floats, bias_counts, bias_ids, bias_values, masks, mask_rows, counts, V, words,
-        width, MASKED, TALLIED,
-    )  # fmt: skip
+        z + margin,
+        i,
+        p,
+        slot,
+        floats,
+        bias_counts,
+        bias_ids,
+        bias_values,
+        masks,
+        mask_rows,
+        counts,
+        V,
+        words,
+        width,
+        MASKED,
+        TALLIED,
+    )
     # An undefined number bounds nothing: clean() makes the lowest possible of it.
     low = tl.where(inside, clean(low), float("-inf"))
     high = tl.where((high != high) | (high > LARGEST), LARGEST, high)
@@ -210,9 +238,7 @@ def _kth(x, k):
 
 
 @triton.jit(do_not_specialize=["S"])
-def _floor_kernel(
-    slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -109,9 +109,19 @@ def _total(values, ids, whole, n, best, limit, far, mean, CHUNK: tl.constexpr, F
 
 @triton.jit
 def _search(
-    values, ids, whole, n, best, limit, far, mean, needed,
-    CHUNK: tl.constexpr, MASS: tl.constexpr, TYPICAL: tl.constexpr,
-):  # fmt: skip
+    values,
+    ids,
+    whole,
+    n,
+    best,
+    limit,
+    far,
+    mean,
+    needed,
+    CHUNK: tl.constexpr,
+    MASS: tl.constexpr,
+    TYPICAL: tl.constexpr,
+):
     """Find the key of the last element of the shortest prefix whose weights sum to `needed` or more.
 
     Weights are tokens or masses of the kept tokens; the order is that of falling x, or of rising distance. All
@@ -148,9 +158,23 @@ def _search(
 
 @triton.jit
 def _sample(
-    row, listed, ids, n, V, best, mass, inverse, k, reach, typical, top_p, drop, seed,
-    C: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    row,
+    listed,
+    ids,
+    n,
+    V,
+    best,
+    mass,
+    inverse,
+    k,
+    reach,
+    typical,
+    top_p,
+    drop,
+    seed,
+    C: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """Apply the filters and draw one token."""
     needed = (top_p.to(tl.float64) * mass.to(tl.float64) * FRACTION).to(tl.int64)
     limit = tl.full((), HIGHEST, tl.int64)
@@ -258,10 +282,23 @@ def _draw_kernel(
             token = race(blocks, p, B, B_POW2)
         else:
             token = _sample(
-                z + p * V, values + p * C, ids + p * C, tl.load(found + p), V, best, mass,
-                inverse, k, tl.load(floats + slot * 8 + 1), typical, top_p, tl.load(floats + slot *
-                8 + 4), noise(tl.load(keys + slot), tl.load(positions + p)), C, CHUNK,
-            )  # fmt: skip
+                z + p * V,
+                values + p * C,
+                ids + p * C,
+                tl.load(found + p),
+                V,
+                best,
+                mass,
+                inverse,
+                k,
+                tl.load(floats + slot * 8 + 1),
+                typical,
+                top_p,
+                tl.load(floats + slot * 8 + 4),
+                noise(tl.load(keys + slot), tl.load(positions + p)),
+                C,
+                CHUNK,
+            )
     tl.store(tokens + p, token)
     row = tl.load(rows + p).to(tl.int64) * V
     own = tl.load(logits + row + tl.maximum(token, 0)).to(tl.float32)
@@ -331,9 +368,19 @@ def draw(
     if rescoring is not None:
         assert rescore_scratch is not None, "rescoring needs its scratch"
         rescore(
-            logits, rescoring, rows, slots, positions, settings, scratch.z, rescore_scratch,
-            known=known, masks=masks, mask_rows=mask_rows, pdl=pdl,
-        )  # fmt: skip
+            logits,
+            rescoring,
+            rows,
+            slots,
+            positions,
+            settings,
+            scratch.z,
+            rescore_scratch,
+            known=known,
+            masks=masks,
+            mask_rows=mask_rows,
+            pdl=pdl,
+        )
     # Behind a kernel that releases its dependents.
     chained = pdl and (known is None or rescoring is not None)
     process_kernel[(draws, blocks)](

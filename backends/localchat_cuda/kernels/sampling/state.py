@@ -76,9 +76,15 @@ class SamplingTensors:
         )
 
     def packed(
-        self, slots: Sequence[int], *, floats: NDArray[np.float32], keys: Sequence[int],
-        top_k: Sequence[int], bias_counts: Sequence[int], prompt_tokens: Sequence[int],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:  # fmt: skip
+        self,
+        slots: Sequence[int],
+        *,
+        floats: NDArray[np.float32],
+        keys: Sequence[int],
+        top_k: Sequence[int],
+        bias_counts: Sequence[int],
+        prompt_tokens: Sequence[int],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Settings of slots as entries of `words`: their places and values [13 N]. Arguments as the tensors,
         a row a slot."""
         rows = np.array(slots, np.int64)[:, None]
