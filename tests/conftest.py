@@ -47,7 +47,11 @@ TIERS = {
         ),
         *("chat_format/test_render_process.py", "chat_format/test_template.py"),
         *("chat_format/test_chat_format.py", "chat_format/test_template_messages.py"),
-        *("cli/test_bench.py", "cli/test_interrupted_conversation.py", "cli/test_process.py"),
+        *(
+            "cli/measure/test_bench.py",
+            "cli/chat/test_interrupted_conversation.py",
+            "cli/test_process.py",
+        ),
         "cli/test_signals.py",
         *(
             "fit/test_speed_history.py",

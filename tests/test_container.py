@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from localchat.cli import serve
+from localchat.cli.serving import serve
 from localchat.config.paths import find_paths
 from localchat.server.app import ROUTES
 from tests.support.paths import ROOT

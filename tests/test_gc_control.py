@@ -34,8 +34,8 @@ def test_waking_without_a_rest_changes_nothing() -> None:
 @pytest.mark.parametrize("words", [["list"], ["--no-attach", "hello there"]])
 def test_the_collector_works_once_a_command_does(words: list[str]) -> None:
     code = (
-        "import gc, sys\nimport localchat.cli as cli, localchat.cli.one_shot as one_shot\n"
-        "import localchat.cli.list as listing\n"
+        "import gc, sys\nimport localchat.cli as cli, localchat.cli.chat.one_shot as one_shot\n"
+        "import localchat.cli.models.list as listing\n"
         "def at_work(*words, **more): print(gc.isenabled(), file=sys.stderr); raise KeyboardInterrupt\n"
         "one_shot._answer_once = at_work\nlisting.command.callback = at_work\n"
         f"cli.main({words!r})"

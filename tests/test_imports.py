@@ -53,8 +53,8 @@ def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
     "package",
     [
         "localchat.engine.request",
-        "localchat.cli.ask",
-        "localchat.cli.one_shot",
+        "localchat.cli.chat.ask",
+        "localchat.cli.chat.one_shot",
         "localchat.config.settings_file",
     ],
 )
@@ -91,7 +91,7 @@ def test_looking_at_models_loads_no_native_library(verb: str) -> None:
 
 
 _FIRST_FRAME = """
-import localchat.cli.ask as ask, localchat.tui.launch as launch
+import localchat.cli.chat.ask as ask, localchat.tui.launch as launch
 from textual.app import App
 from localchat.cli.main import run
 from localchat.tui.app import ChatApp

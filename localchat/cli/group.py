@@ -24,44 +24,52 @@ class Verb(NamedTuple):
 
 
 VERBS: Final = {
-    "run": Verb("localchat.cli.run", "Chat with a model, or ask it one question."),
+    "run": Verb("localchat.cli.chat.run", "Chat with a model, or ask it one question."),
     "serve": Verb(
-        "localchat.cli.serve", "Serve models over the OpenAI, Anthropic and Ollama APIs."
+        "localchat.cli.serving.serve", "Serve models over the OpenAI, Anthropic and Ollama APIs."
     ),
-    "pull": Verb("localchat.cli.pull", "Download a model, or resume a download."),
-    "list": Verb("localchat.cli.list", "List the models on this machine."),
-    "show": Verb("localchat.cli.show", "Show a model's size, license and capabilities."),
+    "pull": Verb("localchat.cli.models.pull", "Download a model, or resume a download."),
+    "list": Verb("localchat.cli.models.list", "List the models on this machine."),
+    "show": Verb("localchat.cli.models.show", "Show a model's size, license and capabilities."),
     "fit": Verb(
-        "localchat.cli.fit",
+        "localchat.cli.models.fit",
         "Check whether a model fits in memory, and show what to change if it does not.",
     ),
-    "batch": Verb("localchat.cli.batch", "Answer a file of prompts."),
-    "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
+    "batch": Verb("localchat.cli.serving.batch", "Answer a file of prompts."),
+    "bench": Verb("localchat.cli.measure.bench", "Measure a model or a server under load."),
     "quality": Verb(
-        "localchat.cli.quality",
+        "localchat.cli.measure.quality",
         "Compare the answers of models, quantizations and KV cache types.",
     ),
-    "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
+    "tune": Verb(
+        "localchat.cli.measure.tune", "Find the fastest settings of a model on this machine."
+    ),
     "plan": Verb(
-        "localchat.cli.plan", "Estimate how many users a model can serve, and at what cost."
+        "localchat.cli.measure.plan", "Estimate how many users a model can serve, and at what cost."
     ),
-    "cp": Verb("localchat.cli.cp", "Give a model another name."),
-    "rm": Verb("localchat.cli.rm", "Remove models, aliases and imported links."),
+    "cp": Verb("localchat.cli.models.cp", "Give a model another name."),
+    "rm": Verb("localchat.cli.models.rm", "Remove models, aliases and imported links."),
     "import": Verb(
-        "localchat.cli.import_", "Add a model file under a name, or all models of a folder."
+        "localchat.cli.models.import_", "Add a model file under a name, or all models of a folder."
     ),
-    "learn": Verb("localchat.cli.learn", "Index documents, then ask about them with @NAME."),
-    "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
-    "cache": Verb("localchat.cli.cache", "Show or clear the KV cache on disk."),
-    "ps": Verb("localchat.cli.ps", "List the models that the running server has loaded."),
-    "stop": Verb("localchat.cli.stop", "Stop the running server, or unload one of its models."),
-    "doctor": Verb("localchat.cli.doctor", "Show what this machine and this build can do."),
-    "config": Verb("localchat.cli.config", "Show and change settings."),
-    "preset": Verb("localchat.cli.preset", "List and edit presets, which @NAME applies."),
-    "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),
+    "learn": Verb("localchat.cli.chat.learn", "Index documents, then ask about them with @NAME."),
+    "history": Verb("localchat.cli.chat.history", "List, search, show and export conversations."),
+    "cache": Verb("localchat.cli.chat.cache", "Show or clear the KV cache on disk."),
+    "ps": Verb("localchat.cli.serving.ps", "List the models that the running server has loaded."),
+    "stop": Verb(
+        "localchat.cli.serving.stop", "Stop the running server, or unload one of its models."
+    ),
+    "doctor": Verb(
+        "localchat.cli.settings.doctor", "Show what this machine and this build can do."
+    ),
+    "config": Verb("localchat.cli.settings.config", "Show and change settings."),
+    "preset": Verb("localchat.cli.settings.preset", "List and edit presets, which @NAME applies."),
+    "completion": Verb(
+        "localchat.cli.settings.completion", "Print the completion script of a shell."
+    ),
 }
 
-_PROMPT_MODULE = "localchat.cli.run"
+_PROMPT_MODULE = "localchat.cli.chat.run"
 _OWN_FLAGS = ("--help", "-h", "--version", "-V")
 _HELP_WORDS = ("--help", "-h", "help")
 _HELP_ALL = "localchat.cli.group.help_all"
@@ -171,7 +179,7 @@ def _prompt_command() -> click.Command:
 
 def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
     """Raise UsageError if the words of a prompt were surely meant as a verb. `ctx`: of the prompt command."""
-    from localchat.cli.prompt_words import prompt_line
+    from localchat.cli.chat.prompt_words import prompt_line
 
     first = words[0]
     as_prompt = prompt_line(ctx.meta[ARGUMENTS], ctx.command.params)
@@ -199,7 +207,7 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     """Return the command that sends `args` as a prompt, if a sentence began with a verb; else nothing.
 
     `is_missing`: the verb failed because a model or a file does not exist."""
-    from localchat.cli.prompt_words import prompt_line
+    from localchat.cli.chat.prompt_words import prompt_line
 
     if not args or args[0] not in (*VERBS, *ALIASES) or "--" in args:
         return ""

@@ -32,12 +32,12 @@ async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
 async def pictures(folder: Path) -> None:
     """Start, the first run, an answer, the panel, the models."""
     from localchat.chat.conversation import Conversation
+    from localchat.cli.chat.run import prompt_command
+    from localchat.cli.chat.session_context import session_context
     from localchat.cli.context import AppContext
     from localchat.cli.main import root
     from localchat.cli.options import given_flags
     from localchat.cli.resolve import resolve_setup
-    from localchat.cli.run import prompt_command
-    from localchat.cli.session_context import session_context
     from localchat.session.engine_holder import EngineHolder
     from localchat.tui.app import ChatApp
 

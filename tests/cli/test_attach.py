@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from localchat.cli.attach import choose_server
-from localchat.cli.serve import running_server_notices
+from localchat.cli.serving.serve import running_server_notices
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.engine import ServerClient

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from localchat.chat.conversation import Conversation
-from localchat.cli.conversation_options import HISTORY_FILE
+from localchat.cli.chat.conversation_options import HISTORY_FILE
 from localchat.config.paths import find_paths
 from localchat.history.store import History
 from tests.support.terminal_screen import Screen

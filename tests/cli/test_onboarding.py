@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.first_run import found_soon
+from localchat.cli.chat.first_run import found_soon
 from localchat.errors import UsageError
 from localchat.models.onboarding import FirstRun
 from tests.support.cli_program import SCENARIOS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.conversation_options import HISTORY_FILE
+from localchat.cli.chat.conversation_options import HISTORY_FILE
 from localchat.config.paths import find_paths
 from localchat.history.store import History
 from tests.support.cli_program import HOSTILE

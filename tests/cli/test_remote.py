@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from localchat.cli.chat.run import prompt_command as command
+from localchat.cli.chat.session_context import session_context
 from localchat.cli.main import root
 from localchat.cli.options import given_flags
 from localchat.cli.resolve import resolve_setup
-from localchat.cli.run import prompt_command as command
-from localchat.cli.session_context import session_context
 from localchat.config.paths import find_paths
 from tests.support.cli_program import ScriptedApp, answer
 from tests.support.terminal_screen import Call

@@ -178,7 +178,7 @@ def test_another_thread_hears_nothing_and_does_no_harm() -> None:
 _AT_THE_PROMPT = """
 import signal, sys, threading
 from localchat.cli.signals import interruptible
-from localchat.cli.line_input import TerminalKeyboard
+from localchat.cli.chat.line_input import TerminalKeyboard
 from localchat.cli.streams import Terminal
 late = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 try:

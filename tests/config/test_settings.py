@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localchat.cli.run import prompt_command as ask
+from localchat.cli.chat.run import prompt_command as ask
 from localchat.config.paths import find_paths
 from localchat.config.settings import (
     KEYS,

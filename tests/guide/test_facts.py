@@ -202,7 +202,7 @@ def test_keys_in_answers_are_bound_on_the_screen() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the answers name the places of Linux")
 def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    from localchat.cli.conversation_options import HISTORY_FILE
+    from localchat.cli.chat.conversation_options import HISTORY_FILE
     from localchat.config.paths import find_paths
 
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.first_run import welcome
+from localchat.cli.chat.first_run import welcome
 from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.models.catalog import read_models, shipped_file

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from localchat.chat.conversation import Conversation
+from localchat.cli.chat.session_context import LoadPlanner
 from localchat.cli.resolve import Setup
-from localchat.cli.session_context import LoadPlanner
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.engine.request import Message

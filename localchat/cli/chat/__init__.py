@@ -1,0 +1,1 @@
+"""Verbs and modules that ask a model and show its answer."""

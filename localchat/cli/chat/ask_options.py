@@ -1,0 +1,82 @@
+"""Reads the flags of one call that are no settings, the grammar of its answer among them."""
+
+from typing import Final
+
+import click
+import msgspec
+
+from localchat.cli.chat.tries_options import TriesOptions, requested_tries
+from localchat.cli.options import utf8_argument
+from localchat.config.paths import expand_home
+from localchat.engine.request import Grammar
+from localchat.errors import FileMissing, UsageError
+
+
+class AskOptions(msgspec.Struct, frozen=True):
+    """The flags of one call."""
+
+    interactive: bool
+    as_json: bool
+    extract: bool
+    raw_prompt: bool
+    require_complete: bool
+    grammar: Grammar | None
+    tries: TriesOptions
+
+
+def ask_options(ctx: click.Context) -> AskOptions:
+    """The flags of this call. Raises UsageError, FileMissing."""
+    names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete")
+    flags = {name: bool(ctx.params[name]) for name in names}
+    grammar = requested_grammar(ctx)
+    options = AskOptions(**flags, grammar=grammar, tries=requested_tries(ctx, grammar))
+    if options.interactive and (options.as_json or options.extract or options.raw_prompt):
+        raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
+    if options.interactive and options.grammar is not None:
+        raise UsageError("-i is a conversation; --schema, --grammar and --regex are for one answer")
+    if options.raw_prompt and ctx.params["system"]:
+        raise UsageError(
+            "--raw-prompt sends the prompt as it is, and -s would be lost",
+            hint="write the instructions into the prompt",
+        )
+    return options
+
+
+# ---------------------------------------------------------------------------- --schema, --grammar, --regex
+
+
+_GRAMMAR_FLAGS: Final = ("schema", "grammar", "regex")
+_MOST_GRAMMAR_BYTES: Final = 1 << 20
+
+
+def requested_grammar(ctx: click.Context) -> Grammar | None:
+    """The grammar that the flags ask for; the engine checks it. Raises UsageError, FileMissing."""
+    given = {name: ctx.params[name] for name in _GRAMMAR_FLAGS if ctx.params.get(name) is not None}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join('--' + name for name in given)}: only one of them")
+    match given:
+        case {"schema": argument}:
+            text = utf8_argument(argument)
+            inline = text.lstrip().startswith("{") or text in ("true", "false")
+            return Grammar("json_schema", text if inline else _read_grammar("--schema", text))
+        case {"grammar": name}:
+            return Grammar("lark", _read_grammar("--grammar", name))
+        case {"regex": pattern}:
+            return Grammar("regex", utf8_argument(pattern))
+    return None
+
+
+def _read_grammar(flag: str, name: str) -> str:
+    try:
+        with expand_home(name).open("rb") as file:
+            data = file.read(_MOST_GRAMMAR_BYTES + 1)
+    except FileNotFoundError as problem:
+        raise FileMissing(f"{flag}: there is no file {name}") from problem
+    except OSError as problem:
+        raise UsageError(f"{flag}: {name} cannot be read: {problem.strerror}") from problem
+    if len(data) > _MOST_GRAMMAR_BYTES:
+        raise UsageError(f"{flag}: {name} holds more than {_MOST_GRAMMAR_BYTES:,} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"{flag}: {name} is not UTF-8 (byte {problem.start:,})") from problem

@@ -1,0 +1,85 @@
+"""Asks on the terminal which model to run, and whether to download one that is not here."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.streams import Terminal, tell
+from localchat.config.paths import Paths, find_paths
+from localchat.errors import ModelMissing, UsageError
+from localchat.sanitize import sanitize_line
+from localchat.units import size
+
+if TYPE_CHECKING:
+    from localchat.cli.resolve import Inputs
+
+
+def can_ask() -> bool:
+    """Whether a question can be shown and answered on the terminal."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def chosen_model(ctx: click.Context) -> str:
+    """The model that the user picks from a list. Raises UsageError off a terminal."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    if not can_ask():
+        raise UsageError(
+            "run takes a MODEL", hint="localchat run MODEL; localchat list shows those here"
+        )
+    names = _print_choices(find_paths(app.environ), app.environ)
+    while True:
+        answer = click.prompt("Number or name", default="1", err=True).strip()
+        if not answer.isdecimal():
+            return str(answer)
+        if 1 <= int(answer) <= len(names):
+            return names[int(answer) - 1]
+        tell(f"there are {len(names)}")
+
+
+def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
+    """Print the models to pick from, the one used last first; returns their names."""
+    from localchat.models.index import read_index
+    from localchat.models.info.inspect import inspect
+    from localchat.models.onboarding import is_first_run
+    from localchat.models.recommended_models import recommended_models
+    from localchat.models.resolve import last_model
+
+    terminal = Terminal(environ)
+    last = last_model(paths)
+    models = [one for one in read_index(paths, environ).models if not inspect(one).trouble]
+    models.sort(key=lambda one: one.name != last)
+    names = [one.name for one in models]
+    for number, model in enumerate(models, 1):
+        about = ", ".join(filter(None, (size(model.size_bytes), model.origin)))
+        used = ", used last" if model.name == last else ""
+        terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {about}{used}")
+    if is_first_run(paths, environ):
+        terminal.print_line("     to download, recommended for this machine:")
+        for recommendation in recommended_models(paths):
+            names.append(recommendation.name)
+            terminal.print_line(f"{len(names):3}  {recommendation.name}   {recommendation.summary}")
+    return names
+
+
+def fetched_if_wanted(problem: ModelMissing, inputs: "Inputs") -> bool:
+    """Offer the download of a model that is not here; True if it is here now. Raises LocalchatError."""
+    from localchat.config.settings import offline_reason
+
+    name = problem.details.get("pull")
+    settings = inputs.settings()
+    if (
+        not isinstance(name, str)
+        or settings.settings.quiet
+        or offline_reason(settings, inputs.app.environ)
+        or not can_ask()
+    ):
+        return False
+    from localchat.cli.models.pull import pull
+
+    terminal = Terminal(inputs.app.environ, color=settings.settings.color)
+    terminal.notify(problem.message)
+    return pull(name, inputs, terminal, ask="always")

@@ -1,0 +1,254 @@
+"""Command `localchat history`: lists, searches, shows and exports saved conversations."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from localchat.atomic import write_text
+from localchat.cli.chat.conversation_options import ID_DIGITS, open_history
+from localchat.cli.chat.run import complete_conversation
+from localchat.cli.context import AppContext
+from localchat.cli.group import DefaultGroup
+from localchat.cli.output import confirm, print_lines, table
+from localchat.cli.streams import tell
+from localchat.config.paths import expand_home, find_paths
+from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.sanitize import sanitize_line
+from localchat.units import counted
+
+if TYPE_CHECKING:
+    from localchat.chat.conversation import Conversation, Node
+    from localchat.history.queries import ConversationSummary, SearchHit
+    from localchat.history.store import History
+
+
+_LIMIT = click.IntRange(1, 1_000_000_000)
+"""Less than SQLite's integers hold."""
+_AGAIN = "localchat -c continues the last one, --conversation ID any."
+
+
+@click.group("history", epilog=_AGAIN, cls=DefaultGroup, invoke_without_command=True)
+def command() -> None:
+    """List, search, show and export conversations.
+
+    Alone it lists them, with the flags of list. An ID may be shortened to its first digits, as long as no
+    other begins so.
+    """
+
+
+@command.command("list", epilog=_AGAIN)
+@click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
+@click.option("--all", "everything", is_flag=True, help="List all conversations.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) -> None:
+    """List the conversations, the newest first."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    with _opened(app) as history:
+        rows = history.list(-1 if everything else limit + 1)
+    left_out = not everything and len(rows) > limit
+    rows = rows[:limit] if left_out else rows
+    if as_json:
+        _print_json(app.environ, [_record(row) for row in rows])
+    else:
+        _print_rows(app, rows)
+    wants_limit = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
+    if left_out and not wants_limit:
+        tell(f"localchat: showing the newest {limit}; --all lists every one")
+
+
+def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
+    if not rows:
+        tell("localchat: there are no conversations yet")
+        return
+    cells = [(r.id[:ID_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
+    print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
+
+
+@command.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Find conversations by their text.
+
+    All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
+    it is. Exits with 1 if nothing is found.
+    """
+
+    with _opened(app) as history:
+        hits = history.search(" ".join(words), limit + 1)
+    left_out = len(hits) > limit
+    hits = hits[:limit]
+    if as_json:
+        _print_json(app.environ, [_found(hit) for hit in hits])
+    else:
+        print_lines(app.environ, _hit_lines(hits))
+    if left_out:
+        tell(f"localchat: more than {limit} were found; -n shows more")
+    if not hits:
+        raise LocalchatError(f"no conversation contains {' '.join(words)!r}")
+
+
+@command.command("show")
+@click.argument("id_", metavar="ID", shell_complete=complete_conversation)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
+@click.option("--tree", is_flag=True, help="Show all branches; as text, an outline.")
+@click.pass_obj
+def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
+    """Show a conversation as text, or with --json every message with its metrics."""
+    from localchat.chat.export import as_data, as_markdown
+
+    with _opened(app) as history:
+        conversation = history.load(id_)
+    if as_json:
+        _print_json(app.environ, as_data(conversation, tree=tree))
+    elif tree:
+        print_lines(app.environ, outline(conversation))
+    else:
+        print_lines(app.environ, as_markdown(conversation).splitlines())
+
+
+@command.command("export")
+@click.argument("id_", metavar="ID", shell_complete=complete_conversation)
+@click.option("-o", "--output", metavar="FILE", help="File to write. Default: stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON with all branches and metrics.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.pass_obj
+def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
+    """Write a conversation as Markdown or JSON.
+
+    JSON is also what a FILE that ends in .json gets.
+    """
+
+    from localchat.chat.export import as_json_text, as_markdown
+
+    with _opened(app) as history:
+        conversation = history.load(id_)
+    wants_json = as_json or (output or "").endswith(".json")
+    text = as_json_text(conversation) if wants_json else as_markdown(conversation)
+    if output is None:
+        print_lines(app.environ, text.rstrip("\n").splitlines())
+        return
+    path = expand_home(output)
+    if path.exists() and not force:
+        raise UsageError(f"{path} already exists", hint="--force replaces it")
+    try:
+        write_text(path, text)
+    except OSError as problem:
+        raise LocalchatError(f"cannot write {path}: {problem.strerror}") from problem
+
+
+@command.command("rename")
+@click.argument("id_", metavar="ID", shell_complete=complete_conversation)
+@click.argument("title", nargs=-1, required=True)
+@click.pass_obj
+def rename(app: AppContext, id_: str, title: tuple[str, ...]) -> None:
+    """Give a conversation another title."""
+    with _opened(app) as history:
+        history.rename(id_, " ".join(title))
+
+
+@command.command("rm")
+@click.argument(
+    "ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_conversation
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
+    """Remove conversations. They can be restored for thirty days."""
+
+    with _opened(app) as history:
+        gone = [history.summary(id_) for id_ in ids]
+        for summary in gone:
+            question = f"Remove {summary.title!r} ({counted(summary.messages, 'message')})?"
+            if not confirm(question, yes=yes, verb="history rm"):
+                return ExitCode.ERROR
+            history.delete(summary.id)
+            undo = f"localchat history restore {summary.id[:ID_DIGITS]}"
+            tell(f"removed {sanitize_line(summary.title)!r}; to restore it: {undo}")
+    return ExitCode.OK
+
+
+@command.command("restore")
+@click.argument("id_", metavar="ID")
+@click.pass_obj
+def restore(app: AppContext, id_: str) -> None:
+    """Restore a removed conversation. The first digits of its ID are enough."""
+    with _opened(app) as history:
+        summary = history.summary(history.restore(id_))
+        tell(f"restored {sanitize_line(summary.title)!r} ({counted(summary.messages, 'message')})")
+
+
+@contextmanager
+def _opened(app: AppContext) -> "Iterator[History]":
+    with open_history(find_paths(app.environ), to_read=True) as history:
+        if history.notice:
+            tell(f"localchat: {history.notice}")
+        yield history
+
+
+def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
+    for hit in hits:
+        summary = hit.summary
+        title = sanitize_line(summary.title)
+        yield f"{summary.id[:ID_DIGITS]}  {_moment(summary.updated_s)}  {title}"
+        if hit.node_id is not None:
+            yield f"    {sanitize_line(hit.snippet)}"
+
+
+def _record(summary: "ConversationSummary") -> dict[str, Any]:
+    return dict(summary._asdict())
+
+
+def _found(hit: "SearchHit") -> dict[str, Any]:
+    return {
+        **_record(hit.summary),
+        "message": hit.node_id,
+        "snippet": hit.snippet,
+        "marks": [list(mark) for mark in hit.marks],
+    }
+
+
+def _print_json(environ: Mapping[str, str], data: object) -> None:
+    from localchat.chat.export import json_text
+
+    print_lines(environ, (json_text(data),))
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+_OUTLINE_CHARACTERS = 60
+
+
+def outline(conversation: "Conversation") -> Iterator[str]:
+    """One line for each message. Branches are indented by two, and `*` marks the shown path."""
+    shown = {node.id for node in conversation.path()}
+    children: dict[str | None, list[Node]] = {}
+    for node in conversation.nodes.values():
+        children.setdefault(node.parent, []).append(node)
+    waiting = [(node, 0) for node in reversed(children.get(None, []))]
+    while waiting:  # no recursion: a path can be thousands of messages long
+        node, depth = waiting.pop()
+        yield f"{'*' if node.id in shown else ' '} {'  ' * depth}{_line(node)}"
+        after = children.get(node.id, [])
+        deeper = depth + (len(after) > 1)
+        waiting += [(child, deeper) for child in reversed(after)]
+
+
+def _line(node: "Node") -> str:
+    text = " ".join(node.message.content.split())
+    text = f"{text[: _OUTLINE_CHARACTERS - 1]}…" if len(text) > _OUTLINE_CHARACTERS else text
+    who = "summary" if node.replaces else node.message.role
+    ending = (
+        "" if node.state == "whole" else f" [{'stopped' if node.state == 'open' else node.state}]"
+    )
+    return sanitize_line(f"{who}: {text}{ending}")

@@ -1,0 +1,423 @@
+"""Answers one prompt and prints the answer.
+
+The history (sqlite) is not imported: answer_record.py opens it beside the load.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+import click
+import msgspec
+
+from localchat import gc_control
+from localchat.chat.answer_end import end_advice, end_sentence, ended_early
+from localchat.chat.conversation import Conversation, Inclusion
+from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
+from localchat.chat.prompt_messages import sent_messages
+from localchat.cli.chat.answer_record import AnswerRecord
+from localchat.cli.chat.ask_options import AskOptions
+from localchat.cli.chat.context_advice import steps_for, with_advice
+from localchat.cli.chat.json_report import context_line, report
+from localchat.cli.chat.memory_choice import RoomMaker
+from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
+from localchat.cli.chat.tries import CritiqueReport, Judge, add_usage, criticize
+from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
+from localchat.cli.settings.rebuild import offer_once
+from localchat.cli.signals import deferred, terminate_gracefully
+from localchat.cli.streams import Terminal
+from localchat.engine.events import Event, Finished
+from localchat.engine.interface import Engine
+from localchat.engine.request import Message, Messages, TextPrompt
+from localchat.engine.stats_line import stats_line
+from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
+from localchat.tries.collection import Tries, TriesReport
+
+DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
+"""A question behind the documents that it mentions, and their places."""
+
+
+def answer(
+    ctx: click.Context,
+    setup: Setup,
+    options: AskOptions,
+    conversation: Conversation,
+    documented: Callable[[Setup, Engine], DocumentedText],
+    model_word: str | None,
+) -> int:
+    """Answer once; where memory or context is too small, again with the step that the user picks."""
+    before = conversation.head
+    room = RoomMaker(ctx, model_word)
+    while True:
+        try:
+            with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
+                gc_control.resume_gc()
+                with deferred():
+                    asked = documented(setup, engine)
+                    return _answer_once(setup, engine, options, conversation, asked, room)
+        except (DoesNotFit, ContextExceeded) as problem:
+            step = room.picked(problem, setup)
+            if step is None:
+                raise
+        if conversation.head is not None and conversation.head != before:
+            conversation.remove_last(conversation.head)
+        setup = options.tries.applied(room.setup(step))
+
+
+def with_documents(
+    conversation: Conversation,
+    names: Sequence[str],
+    asked: str,
+    prompt: DocumentedText,
+    setup: Setup,
+    engine: Engine,
+) -> DocumentedText:
+    """The question behind what it gets of documents, which is told on stderr. Raises LocalchatError."""
+    text, included = prompt
+    if not names:
+        return prompt
+    from localchat.cli.chat.learn import embedder
+    from localchat.cli.document_options import open_library
+    from localchat.session import documents
+
+    sent = [message.content for message in sent_messages(conversation)]
+    found = documents.with_documents(
+        open_library(setup.app, embedder(setup.app)),
+        names,
+        text,
+        asked.strip() or text,
+        sent,
+        engine,
+    )
+    for label in found.labels:
+        setup.terminal.note(label)
+    moved = len(found.text) - len(text)
+    return found.text, (
+        *found.inclusions,
+        *(Inclusion(one.label, one.start + moved, one.end + moved) for one in included),
+    )
+
+
+# ---------------------------------------------------------------------------- one answer
+
+
+def _answer_once(
+    setup: Setup,
+    engine: Engine,
+    options: AskOptions,
+    conversation: Conversation,
+    documented: DocumentedText,
+    room: RoomMaker,
+) -> int:
+    terminal = setup.terminal
+    settings = setup.settings
+    text, inclusions = documented
+    question = conversation.add(
+        Message("user", text), parent=conversation.head, inclusions=inclusions
+    )
+    answer = ReceivedAnswer()
+    error: LocalchatError | None = None
+    asked = () if options.raw_prompt else sent_messages(conversation)
+    record = None if options.raw_prompt else AnswerRecord(setup, conversation, question, answer)
+    tries = options.tries.begin()
+    report_: TriesReport | CritiqueReport | None = None
+    try:
+        display = _display(setup, engine, options, tries)
+        if options.raw_prompt:
+            prompt = TextPrompt(text, special=True)
+            logprobs = options.tries.logprobs
+            request = request_for(settings, prompt, options.grammar, logprobs)
+            stream = engine.generate(owned(request, settings, conversation.id))
+            receive(stream, display, answer)
+        else:
+            _receive_fitting(setup, engine, conversation, display, answer, options)
+        remember(setup, engine.info, answer.done if settings.n == 1 else None)
+        judge = Judge(setup, engine, asked)
+        if tries is not None:
+            report_ = _choose(tries, answer, judge, options)
+        elif options.tries.critique:
+            report_ = criticize(judge, answer, options.grammar)
+        _print_rest(setup, engine, options, answer, report_)
+        _offer_rebuild(setup, engine, options, answer)
+    except ContextExceeded as problem:
+        error = problem
+        terminal.end_answer(empty=False)
+        room.steps = steps_for(problem, engine)
+        raise _advised(problem, engine, conversation) from problem
+    except LocalchatError as problem:
+        error = problem
+        terminal.end_answer(empty=False)
+        raise
+    finally:
+        if record is not None:
+            record.finish(engine, error)
+    if answer.interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+def _choose(tries: Tries, answer: ReceivedAnswer, judge: Judge, options: AskOptions) -> TriesReport:
+    """Choose the answer among the tries."""
+    if options.tries.judge and not answer.interrupted:
+        judge.pick(tries)
+        add_usage(answer, judge)
+    answer.chosen = tries.chosen
+    return tries.report(sum(usage.completion_tokens for usage in judge.spent))
+
+
+def _offer_rebuild(
+    setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer
+) -> None:
+    """Say once, after a whole answer for a person, that a build could be faster here."""
+    if answer.interrupted or options.as_json or options.extract:
+        return
+    if sentence := offer_once(setup, engine.info()):
+        setup.terminal.notify(sentence)
+
+
+def _display(
+    setup: Setup, engine: Engine, options: AskOptions, tries: Tries | None
+) -> AnswerDisplay:
+    terminal = setup.terminal
+    settings = setup.settings
+
+    def watch(event: Event) -> bool:
+        if tries is None:
+            return False
+        tries.add(event)
+        if isinstance(event, Finished):
+            terminal.progress(tries.progress())
+        return tries.method == "vote" and bool(tries.vote.open) and tries.decided
+
+    def begin() -> None:
+        info = engine.info()
+        terminal.note(context_line(info))
+        if not options.raw_prompt:
+            terminal.warn(info.warning)
+
+    # With --stats and --json the answer must end by itself: its metrics come last.
+    alone = settings.n == 1 and not options.tries.critique
+    stops_early = options.extract and not (options.as_json or settings.stats) and alone
+    return AnswerDisplay(
+        terminal,
+        print_text=not _prints_whole(setup, options),
+        reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
+        on_begin=begin,
+        is_enough=_closed_block if stops_early else lambda text: False,
+        watch=watch,
+    )
+
+
+def _prints_whole(setup: Setup, options: AskOptions) -> bool:
+    """Whether the answer is printed when it is complete."""
+    several = setup.settings.n > 1 or options.tries.critique
+    # A value with a format is data, which is not printed before it is known to be whole.
+    return several or options.as_json or options.extract or options.grammar is not None
+
+
+def _receive_fitting(
+    setup: Setup,
+    engine: Engine,
+    conversation: Conversation,
+    display: AnswerDisplay,
+    answer: ReceivedAnswer,
+    options: AskOptions,
+) -> None:
+    """Send the conversation and receive the answer. Raises LocalchatError.
+
+    If it is too long, and its policy is to leave out the oldest messages, do that with a notice."""
+    settings = setup.settings
+
+    def send() -> None:
+        prompt = Messages(
+            sent_messages(conversation),
+            thinking=settings.think,
+            think_budget=settings.think_budget,
+        )
+        request = request_for(settings, prompt, options.grammar, options.tries.logprobs)
+        receive(engine.generate(owned(request, settings, conversation.id)), display, answer)
+
+    try:
+        send()
+        return
+    except ContextExceeded as refusal:
+        cut = None
+        with suppress(LocalchatError):  # an engine that cannot count: its refusal stands
+            cut = leave_out_by_policy(
+                conversation,
+                engine,
+                refusal,
+                max_tokens=settings.max_tokens,
+                thinking=settings.think,
+            )
+        if cut is None:
+            raise
+    leave_out(conversation, cut)
+    sentence = unsent_sentence(cut.messages, cut.tokens)
+    setup.terminal.print_line(f"localchat: {sentence}", dim=True)
+    send()
+
+
+def _print_rest(
+    setup: Setup,
+    engine: Engine,
+    options: AskOptions,
+    answer: ReceivedAnswer,
+    tries: TriesReport | CritiqueReport | None,
+) -> None:
+    """Print everything that was not printed while the answer arrived."""
+    terminal = setup.terminal
+    settings = setup.settings
+    one = tries is not None or options.tries.critique
+    reported = [answer.chosen] if one else list(range(settings.n))
+    unfinished = _unfinished(answer, reported, options)
+    if unfinished and not options.as_json:
+        _print_partial(terminal, answer, reported)
+        raise _unfinished_error(unfinished, answer, engine, options)
+    texts = _texts(answer, settings.n, options)
+    if options.as_json:
+        fields = report(answer, engine.info(), settings.n, texts)
+        if tries is not None:
+            fields["tries"] = tries.as_json()
+        terminal.answer(msgspec.json.encode(fields).decode())
+        terminal.end_answer()
+    else:
+        if one:
+            texts = {answer.chosen: texts.get(answer.chosen, "")}
+        if _prints_whole(setup, options) and (texts or not answer.interrupted):
+            terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
+        terminal.end_answer(empty=not answer.interrupted)
+    if not options.extract:
+        _report_ends(setup, engine, answer, reported)
+    if tries is not None and settings.stats:
+        terminal.print_line(tries.sentence())
+    elif tries is not None and terminal.stdout_is_terminal:
+        terminal.notify(tries.sentence())  # several tries cost several times as much
+    if settings.stats and answer.done:
+        terminal.print_line(stats_line(answer.done))
+    if settings.stats and (answer.done or tries is not None):
+        terminal.print_line(engine.info().why)
+    if unfinished:
+        raise _unfinished_error(unfinished, answer, engine, options)
+    if options.require_complete and any(ended_early(answer.ends.get(n)) for n in reported):
+        raise AnswerCut(
+            "the answer is not complete", hint="without --require-complete this is no error"
+        )
+
+
+def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
+    """Texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
+    wanted = {*range(choices), answer.chosen}
+    if options.extract and (options.tries.method or options.tries.critique):
+        wanted = {answer.chosen}
+    texts = {choice: answer.texts[choice] for choice in sorted(wanted) if choice in answer.texts}
+    if not options.extract:
+        return texts
+    code = {choice: first_code_block(text) for choice, text in texts.items()}
+    found = {choice: block for choice, block in code.items() if block is not None}
+    if not found and not answer.interrupted:
+        raise LocalchatError(
+            "the answer contains no fenced code block",
+            hint=f"it was:\n{said}" if (said := answer.texts[answer.chosen]) else "it was empty",
+        )
+    return found
+
+
+def _advised(
+    problem: ContextExceeded, engine: Engine, conversation: Conversation
+) -> ContextExceeded:
+    advised = with_advice(problem, engine)
+    if len(conversation.nodes) > 1:  # a conversation can be shortened, and a long input cannot
+        there = f"localchat -i --conversation {conversation.id}"
+        advised.hint += f"\nor shorten the conversation: {there} shows how"
+    return advised
+
+
+def _unfinished(
+    answer: ReceivedAnswer, choices: Sequence[int], options: AskOptions
+) -> Finished | None:
+    """Return the end of the first answer that cannot be used as data, because it was ended early."""
+    for choice in choices:
+        end = answer.ends.get(choice)
+        if end is None or not ended_early(end):
+            continue
+        if options.grammar is not None:
+            return end
+        if options.extract and first_code_block(answer.texts[choice], finished=False) is None:
+            return end
+    return None
+
+
+def _unfinished_error(
+    end: Finished, answer: ReceivedAnswer, engine: Engine, options: AskOptions
+) -> LocalchatError:
+    kinds = {"json_schema": "JSON", "json_object": "JSON"}
+    kind = "code block" if options.grammar is None else kinds.get(options.grammar.kind, "text")
+    room, context = _limits(answer, engine)
+    advice = end_advice(end, room, context)
+    if end.reason == "repetition":
+        return LocalchatError(f"{end_sentence(end, room, context, what=kind)} {advice}")
+    where = "when the context was full" if end.limit == "context" else f"after {room:,} tokens"
+    return LocalchatError(f"The {kind} was not complete {where}. {advice}")
+
+
+def _limits(answer: ReceivedAnswer, engine: Engine) -> tuple[int, int]:
+    """Return the most tokens that the answer could have, and the context."""
+    return answer.accepted.max_tokens if answer.accepted else 0, engine.info().context_tokens
+
+
+def _print_partial(terminal: Terminal, answer: ReceivedAnswer, choices: Sequence[int]) -> None:
+    """Print to stderr what would have been data."""
+    for choice in choices:
+        if text := answer.texts[choice].rstrip():
+            terminal.print_line(text, dim=True)
+
+
+def _report_ends(
+    setup: Setup, engine: Engine, answer: ReceivedAnswer, choices: Sequence[int]
+) -> None:
+    """Say on stderr which answers did not end by themselves, and what to do."""
+    room, context = _limits(answer, engine)
+    for choice in choices:
+        end = answer.ends.get(choice)
+        if end is None or not ended_early(end):
+            continue
+        what = "answer" if len(choices) == 1 else f"answer {choice + 1}"
+        sentence = end_sentence(end, room, context, what=what)
+        setup.terminal.print_line(f"localchat: {sentence} {end_advice(end, room, context)}")
+
+
+# ---------------------------------------------------------------------------- -x
+
+
+_OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)
+
+
+def first_code_block(text: str, *, finished: bool = True) -> str | None:
+    """Code of the first fenced block of a Markdown text; None if there is none.
+
+    Fences are those of CommonMark; the indentation of the opening one is taken off the lines. A block that is
+    never closed reaches to the end of a finished text, and is none yet in an unfinished one."""
+    opening = _OPENING_FENCE.search(text)
+    if opening is None:
+        return None
+    indent = opening.group(1)
+    fence = opening.group(2)
+    code: list[str] = []
+    for line in text[opening.end() + 1 :].splitlines(keepends=True):
+        bare = line.strip()
+        closes = bare and not bare.strip(fence[0]) and len(bare) >= len(fence)
+        if closes and len(line) - len(line.lstrip(" ")) <= 3 and (finished or line.endswith("\n")):
+            return "".join(code)
+        code.append(_without(indent, line))
+    return "".join(code) if finished else None
+
+
+def _closed_block(text: str) -> bool:
+    return first_code_block(text, finished=False) is not None
+
+
+def _without(indent: str, line: str) -> str:
+    spaces = len(line) - len(line.lstrip(" "))
+    return line[min(len(indent), spaces) :]

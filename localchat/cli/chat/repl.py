@@ -1,0 +1,571 @@
+"""Line mode: a conversation on a plain terminal, for `-i`, dumb terminals and slow connections.
+
+The chat session runs on an event loop of the main thread, one call at a time; between two calls the keyboard
+is read. Ctrl+C during a call stops the answer.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from localchat.atomic import write_text
+from localchat.chat.answer_end import end_advice, end_sentence
+from localchat.chat.conversation import Conversation, Inclusion, Node
+from localchat.chat.export import as_json_text, as_markdown, file_name
+from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
+from localchat.chat.prompt_messages import left_out
+from localchat.cli.chat.context_advice import with_advice
+from localchat.cli.chat.conversation_options import ID_DIGITS, open_to_record
+from localchat.cli.chat.json_report import context_line
+from localchat.cli.chat.memory_choice import add_steps
+from localchat.cli.chat.session_context import session_context
+from localchat.cli.resolve import Setup, model_label, opened_engine, remember
+from localchat.cli.settings.rebuild import offer_once
+from localchat.cli.signals import calling, deferred, immediate
+from localchat.cli.streams import Terminal
+from localchat.config.paths import expand_home
+from localchat.config.presets import addressed
+from localchat.engine.events import Done
+from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.stats_line import stats_line
+from localchat.errors import (
+    ContextExceeded,
+    DoesNotFit,
+    EngineClosed,
+    ExitCode,
+    HistoryUnusable,
+    LocalchatError,
+    NetworkError,
+    UsageError,
+)
+from localchat.history.store import History
+from localchat.models.resolve import GUIDE, ResolvedModel
+from localchat.sanitize import sanitize_line
+from localchat.session.blocks import (
+    OVERFLOW_PREFIX,
+    AnswerBlock,
+    Block,
+    ReasoningBlock,
+    UserBlock,
+)
+from localchat.session.commands import instead, is_command, is_known
+from localchat.session.engine_holder import EngineHolder
+from localchat.session.outcome import Outcome
+from localchat.session.presets import setup_of
+from localchat.session.progress import progress_words
+from localchat.session.recorder import ConversationRecorder
+from localchat.session.session import ChatSession
+from localchat.units import counted
+
+_T = TypeVar("_T")
+_SHOWN_CHARACTERS: Final = 200
+"""Of a long unsent question that is shown again."""
+_SHOWN_CONVERSATIONS: Final = 10
+_QUIT: Final = ("/quit", "/exit", "/bye")
+_HELP: Final = """\
+/help           this list
+/clear          begin a new conversation, keep the instructions
+/system TEXT    instructions that come before the conversation; without TEXT, show them
+/send           send the question that could not be sent
+/undo           go back before the last question
+/regen          answer the last question again
+/compact        have the model summarize the older part, and send the summary instead
+/everything     send all messages again that were left out or summarized
+/export [FILE]  write the conversation to a file: Markdown, or JSON if it ends in .json
+/history        the newest conversations, and how to continue one
+/stats          the metrics of the last answer
+/quit           leave (also Ctrl+D)
+\"\"\"             begins and ends a text of several lines
+Ctrl+C          stops the answer and keeps the text so far"""
+
+_COMMANDS: Final = tuple(re.findall(r"^/(\w+)", _HELP, re.MULTILINE))
+
+
+def chat(
+    setup: Setup,
+    read: Callable[[], str | None],
+    conversation: Conversation,
+    first: tuple[str, tuple[Inclusion, ...]] = ("", ()),
+) -> int:
+    """Hold the conversation until the user leaves; returns the exit code. Raises LocalchatError.
+
+    `read`: returns the next message, None at the end; raises KeyboardInterrupt. `first`: a message to begin
+    with, and what it includes."""
+    history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
+    with history or History.open(None) as opened, opened_engine(setup) as engine:
+        if not first[0] and not conversation.nodes:
+            _greet(setup)
+        with deferred():
+            repl = Repl(setup, engine, opened, conversation)
+            try:
+                return repl.run(read, first)
+            finally:
+                repl.close()
+
+
+def _greet(setup: Setup) -> None:
+    """Show what could run here to a user who has no model but the guide. The engine loads meanwhile."""
+    if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
+        return
+    # Only now: they look at the hardware and read the catalogue.
+    from localchat.backend_api.registry import usable_machine
+    from localchat.cli.chat.first_run import found_soon, welcome
+    from localchat.models.onboarding import first_run, hardware_line, is_first_run
+
+    environ = setup.app.environ
+    try:
+        if is_first_run(setup.paths, environ):
+            found = found_soon(lambda: first_run(setup.paths, environ))
+            if found is None:
+                setup.terminal.print_line(hardware_line(usable_machine()))
+                setup.terminal.print_line("localchat run lists models to download")
+                return
+            for line in welcome(found):
+                setup.terminal.print_line(line)
+    except LocalchatError as problem:
+        setup.terminal.notify(f"cannot tell what could run here: {problem.message}")
+
+
+class TerminalView:
+    """Prints answers and the status of a session to the terminal.
+
+    Notices are not printed: their sentences name keys and screens. The line mode prints outcomes instead."""
+
+    def __init__(self, terminal: Terminal, *, reasoning: bool) -> None:
+        """`reasoning`: print the reasoning of the model."""
+        self._terminal = terminal
+        self._reasoning = reasoning
+        self._session: ChatSession | None = None
+        self._reasoning_id = ""
+        self._engine_shown = False
+        self._left_out = 0
+
+    def attach(self, session: ChatSession) -> None:
+        """Show the status and the policy of this session."""
+        self._session = session
+        self._left_out = len(session.conversation.policy.left_out)
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        """Print how much is no longer sent, if that grew. The messages are on the terminal already."""
+        assert self._session is not None
+        conversation = self._session.conversation
+        before = self._left_out
+        self._left_out = len(conversation.policy.left_out)
+        if self._left_out > before:
+            messages = len(left_out(conversation))
+            sentence = unsent_sentence(messages, conversation.policy.left_out_tokens)
+            self._terminal.print_line(f"localchat: {sentence}", dim=True)
+
+    def put(self, block: Block) -> None:
+        if isinstance(block, ReasoningBlock):
+            self._reasoning_id = block.id
+        elif isinstance(block, UserBlock):
+            for fold in block.folds:  # documents, once they are known
+                self._terminal.notify(fold.label)
+
+    def append_text(self, id_: str, text: str) -> None:
+        if id_ != self._reasoning_id:
+            self._terminal.answer(text)
+        elif self._reasoning:
+            self._terminal.reasoning(text)
+
+    def finish(self, block: Block) -> None:
+        if isinstance(block, AnswerBlock):
+            self._terminal.end_answer(empty=False)
+
+    def remove(self, id_: str) -> None:
+        """Do nothing: what a terminal has printed stays."""
+
+    def status_changed(self) -> None:
+        assert self._session is not None
+        status = self._session.status
+        if status.info is not None and not self._engine_shown:
+            self._engine_shown = True
+            self._terminal.progress("")
+            self._terminal.note(context_line(status.info))
+        waiting = status.state in ("queued", "loading", "prefill")
+        words = progress_words(status, time.monotonic()) if waiting else ""
+        self._terminal.progress(status.task or words)
+
+
+class Repl:
+    """Reads messages and commands, passes them to a chat session, and prints the outcomes.
+
+    It survives the engine process: that starts again with the next question."""
+
+    def __init__(
+        self, setup: Setup, engine: Engine, history: History, conversation: Conversation
+    ) -> None:
+        self._setup = setup
+        self._terminal = setup.terminal
+        self._engine = engine
+        self._history = history
+        self._offered: Overflow | None = None
+        """Choices that a number takes."""
+        self._unsent = ""
+        """A question that did not reach the engine, for `/send`."""
+        self._history_failed = False
+        settings = msgspec.structs.replace(setup.settings, n=1)
+        view = TerminalView(
+            setup.terminal, reasoning=not (settings.hide_reasoning or settings.quiet)
+        )
+        recorder = ConversationRecorder()
+        recorder.attach(history)
+        context, model_setup = session_context(setup)
+        self._session = ChatSession(
+            msgspec.structs.replace(context, remember=self._remember),
+            EngineHolder.holding(engine),
+            model_setup._replace(settings=settings),
+            view,
+            recorder,
+            conversation,
+            keep_unanswered=False,
+            batch_s=0.0,
+        )
+        view.attach(self._session)
+        self._loop = asyncio.new_event_loop()
+
+    def close(self) -> None:
+        """Save the rest. A failure is printed: nothing else can be done about it."""
+        try:
+            self._session.recorder.close()
+        except HistoryUnusable as problem:
+            self._report_history(problem)
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
+        remember(self._setup, lambda: info, done)
+        return offer_once(self._setup, info)
+
+    def run(self, read: Callable[[], str | None], first: tuple[str, tuple[Inclusion, ...]]) -> int:
+        """Hold the conversation until the user leaves; returns the exit code."""
+        begun, included = first
+        if not begun:
+            self._terminal.notify(
+                f"{model_label(self._setup, self._engine)}; /help lists the commands, Ctrl+D leaves"
+            )
+            self._show_past()
+        while True:
+            try:
+                if begun:
+                    question = begun
+                    begun = ""
+                    self._ask(question, included)
+                with immediate():
+                    line = read()
+                if line is None or line in _QUIT:
+                    if line is None:
+                        self._terminal.print_line("")
+                    return ExitCode.OK
+                self._enter(line)
+            except KeyboardInterrupt:
+                self._terminal.print_line("\n(Ctrl+D leaves)")
+
+    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run one call of the session. Ctrl+C stops the answer; a second one ends the call."""
+        # The task exists before the handler: a Ctrl+C that waited finds the answer begun.
+        task = self._loop.create_task(coroutine)
+        try:
+            with calling(lambda: self._loop.call_soon_threadsafe(self._session.stop)):
+                return self._loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            if not task.done():
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait([task]))
+            raise
+
+    # ------------------------------------------------------------------ questions
+
+    def _enter(self, line: str) -> None:
+        """Run a command, take an offered choice by its number, or ask a question."""
+        if is_command(line):
+            self._run_command(line)
+            return
+        choices = self._offered.choices if self._offered is not None else ()
+        number = int(line) if line.isdecimal() and len(line) < 3 else 0
+        if 1 <= number <= len(choices):
+            self._choose(choices[number - 1])
+        elif line:
+            self._ask(line)
+
+    def _ask(self, text: str, included: tuple[Inclusion, ...] = ()) -> None:
+        if text == self._unsent:
+            self._unsent = ""
+            self._session.recorder.draft("")
+        self._offered = None
+        if (problem := self._needs_another_load(text)) is not None:
+            self._print_error(problem)
+            return
+        alone = not self._session.conversation.path()
+        self._report(self._call(self._session.ask(text, included)), text, alone=alone)
+
+    def _needs_another_load(self, text: str) -> LocalchatError | None:
+        """The error for a preset that wants another load than this one, or that cannot be used."""
+        try:
+            preset, _ = addressed(
+                text, self._session.context.presets, self._session.context.library.names()
+            )
+            if preset is None or not setup_of(self._session, preset).reload:
+                return None
+        except LocalchatError as problem:
+            return problem
+        return UsageError(
+            f"@{preset.name} wants another model, or other parameters of its load",
+            hint=f"leave with Ctrl+D, then: localchat -c -i @{preset.name}",
+        )
+
+    def _regenerate(self) -> None:
+        question = self._question()
+        alone = self._session.conversation.path()[0].id == question.id
+        outcome = self._call(self._session.regenerate())
+        self._report(outcome, question.message.content, alone=alone)
+
+    def _question(self) -> Node:
+        question = self._session.last_question()
+        if question is None:
+            raise UsageError("there is no question yet")
+        return question
+
+    def _report(self, outcome: Outcome, question: str, *, alone: bool) -> None:
+        """Print how an answer ended. `alone`: the question is the first one."""
+        node = outcome.node
+        problem = outcome.error
+        text = node.message.content if node is not None else ""
+        self._terminal.end_answer(empty=outcome.end == "complete" and not text)
+        match outcome.end:
+            case "too_long":
+                assert isinstance(problem, ContextExceeded)
+                self._report_overflow(problem, outcome.overflow, question, alone=alone)
+                return
+            case "failed":
+                assert problem is not None
+                if isinstance(problem, DoesNotFit):
+                    add_steps(problem, self._setup)
+                self._print_error(problem)
+                if node is None:
+                    self._keep_unsent(question, problem)
+                    return
+            case "stopped":
+                remember(self._setup)
+                said = (
+                    "stopped; the text so far is kept" if text else "stopped before the first word"
+                )
+                self._terminal.notify(said)
+            case "complete":
+                self._print_early_end(node)
+                self._print_stats()
+        self._report_history(self._session.recorder.trouble)
+
+    def _print_early_end(self, node: Node | None) -> None:
+        """Print what ended an answer that did not end by itself."""
+        if node is None or node.end is None:
+            return
+        done = node.metrics.done if node.metrics is not None else None
+        limits = (done.usage.completion_tokens if done else 0, self._engine.info().context_tokens)
+        advice = end_advice(node.end, *limits)
+        self._terminal.print_line(f"localchat: {end_sentence(node.end, *limits)} {advice}")
+
+    def _keep_unsent(self, question: str, problem: LocalchatError) -> None:
+        """Keep a question that did not reach its engine. A refused one would be refused again."""
+        if isinstance(problem, NetworkError) and question:
+            self._unsent = question
+            self._session.recorder.draft(question)
+            self._terminal.print_line("  the question is kept: /send sends it again")
+
+    def _print_stats(self) -> None:
+        done = self._session.status.done
+        if self._setup.settings.stats and done is not None:
+            self._terminal.print_line(stats_line(done))
+            self._terminal.print_line(self._engine.info().why)
+
+    def _print_error(self, problem: LocalchatError) -> None:
+        self._terminal.print_line(f"localchat: {problem.message}")
+        for line in problem.hint.splitlines():
+            self._terminal.print_line(f"  {line}")
+
+    def _report_history(self, problem: LocalchatError | None) -> None:
+        """Print once that nothing can be saved: an answer is worth more than the history."""
+        if problem is not None and not self._history_failed:
+            self._history_failed = True
+            self._terminal.print_line(
+                f"localchat: this conversation is not saved: {problem.message}"
+            )
+
+    def _show_past(self) -> None:
+        conversation = self._session.conversation
+        if not conversation.nodes:
+            return
+        messages = counted(len(conversation.path()), "message")
+        self._terminal.notify(f"continuing {conversation.title!r}, {messages}")
+        self._unsent = self._history.draft(conversation.id)
+        if self._unsent:
+            line = " ".join(self._unsent[:_SHOWN_CHARACTERS].split())
+            more = "…" if line != self._unsent else ""
+            self._terminal.print_line(f"not sent yet: {line}{more}")
+            self._terminal.print_line("  /send sends it")
+
+    # ------------------------------------------------------------------ a question that is too long
+
+    def _report_overflow(
+        self, problem: ContextExceeded, overflow: Overflow | None, question: str, *, alone: bool
+    ) -> None:
+        """Print the choices, and keep the question for the one that is taken."""
+        if alone:
+            self._print_error(with_advice(problem, self._engine))
+            return
+        if overflow is None or not overflow.choices:
+            self._print_error(with_advice(problem, self._engine))
+            self._terminal.print_line("  or start a new conversation: /clear")
+            return
+        self._offered = overflow
+        self._unsent = question
+        self._session.recorder.draft(question)
+        for line in offer_lines(overflow):
+            self._terminal.print_line(line)
+
+    def _choose(self, choice: OverflowChoice) -> None:
+        """Take an offered choice, and ask the question that waited for it."""
+        question = self._unsent
+        match choice.action:
+            case "leave_out_oldest":
+                self._call(self._session.apply_offer(f"{OVERFLOW_PREFIX}{choice.action}"))
+            case "compact":
+                if not self._compact():
+                    return
+            case _:  # needs another load, and this process holds the engine of this one
+                self._terminal.print_line("leave with Ctrl+D and run the command of the choice")
+                return
+        self._ask(question)
+
+    def _compact(self) -> bool:
+        """Summarize the older part. False if that failed, which is printed."""
+        self._terminal.print_line("summarizing; Ctrl+C stops", dim=True)
+        try:
+            summary = self._call(self._session.compact())
+        except EngineClosed:
+            self._terminal.print_line("stopped; nothing was changed")
+            return False
+        except LocalchatError as problem:
+            self._print_error(problem)
+            return False
+        self._terminal.print_line(
+            f"this summary is sent instead of {counted(summary.messages, 'message')} "
+            "(/everything undoes it):"
+        )
+        self._terminal.print_line(summary.text, dim=True)
+        return True
+
+    # ------------------------------------------------------------------ commands
+
+    def _run_command(self, line: str) -> None:
+        try:
+            self._dispatch(line)
+        except LocalchatError as problem:
+            self._terminal.print_line(f"localchat: {problem}")
+
+    def _dispatch(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        argument = rest.strip()
+        write = self._terminal.print_line
+        session = self._session
+        match name:
+            case "/help" | "/?":
+                write(_HELP)
+            case "/clear" | "/new":
+                self._clear()
+                write("the conversation is empty")
+            case "/system" if argument:
+                session.set_instructions(argument)
+                write("the instructions are set")
+            case "/system":
+                write(session.conversation.system or "there are no instructions")
+            case "/stats":
+                done = session.status.done
+                write(stats_line(done) if done else "there are no metrics yet")
+                write(self._engine.info().why)
+            case "/undo":
+                self._question()
+                session.undo()
+                left = counted(len(session.conversation.path()), "message")
+                write(f"back before the last question; {left} left")
+            case "/send" if self._unsent:
+                self._ask(self._unsent)
+            case "/send":
+                raise UsageError("there is no unsent question")
+            case "/regen":
+                self._regenerate()
+            case "/compact":
+                self._compact()
+            case "/everything":
+                session.send_everything()
+                write("all messages are sent again")
+            case "/history":
+                self._list_history()
+            case "/export":
+                self._export(argument)
+            case _ if is_known(name):
+                write(f"{name} is a command of the screen; /help lists those that work here")
+            case _:
+                write(
+                    f"there is no command {name}; {instead(name[1:], _COMMANDS)}; /help lists them"
+                )
+
+    def _clear(self) -> None:
+        """Begin a new conversation with the same instructions; the old one stays in the history."""
+        system = self._session.conversation.system
+        self._offered = None
+        self._unsent = ""
+        try:
+            self._session.start_new(system=system)
+        except HistoryUnusable as problem:
+            self._report_history(problem)
+            self._session.start_new(system=system)  # the recorder has given the old one up
+
+    def _list_history(self) -> None:
+        rows = self._history.list(_SHOWN_CONVERSATIONS)
+        for row in rows:
+            self._terminal.print_line(f"{row.id[:ID_DIGITS]}  {sanitize_line(row.title)}")
+        self._terminal.print_line(
+            "localchat --conversation ID continues one, localchat history search WORDS finds one"
+            if rows
+            else "there are no conversations yet"
+        )
+
+    def _export(self, name: str) -> None:
+        write = self._terminal.print_line
+        conversation = self._session.conversation
+        if not conversation.nodes:
+            write("there is nothing to export: the conversation is empty")
+            return
+        path = expand_home(name or file_name(conversation))
+        text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
+        try:
+            if path.exists():
+                write(f"{path} already exists; nothing was written")
+                return
+            write_text(path, text)
+        except OSError as problem:
+            write(f"cannot write {path}: {problem.strerror}")
+            return
+        write(f"written: {path}")
+
+
+def offer_lines(overflow: Overflow) -> Iterator[str]:
+    """Numbered choices for a prompt that was too long."""
+    yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
+    for number, choice in enumerate(overflow.choices, start=1):
+        yield f"  {number}. {choice.label}{_command_for(choice)}"
+    yield "  or start a new conversation: /clear"
+
+
+def _command_for(choice: OverflowChoice) -> str:
+    """The command for a choice that needs another load; the conversation goes on there."""
+    if choice.flags:
+        return f": leave, then localchat -c {choice.flags}"
+    return ""

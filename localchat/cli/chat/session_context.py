@@ -1,0 +1,226 @@
+"""Builds the context of a chat session: how models are resolved, planned and remembered."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from localchat.cli.chat.conversation_options import HISTORY_FILE
+from localchat.cli.resolve import (
+    CHAT_SLOTS,
+    Inputs,
+    Setup,
+    engine_options,
+    open_engine,
+    record_use,
+    request_for,
+    resolve_inputs,
+)
+from localchat.config.settings import Given, check_key
+from localchat.config.settings_file import read_settings
+from localchat.fit.report import USUAL_LENGTH
+from localchat.models.resolve import ResolvedModel, planned_load
+from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
+
+# The planner and its hardware probe are imported when a screen asks for them: the first frame waits for none
+# of them.
+if TYPE_CHECKING:
+    from localchat.engine.events import Done
+    from localchat.engine.interface import Engine, EngineInfo
+    from localchat.fit.hardware import Machine
+    from localchat.fit.load_options import LoadOptions
+    from localchat.fit.memory_plan import MemoryPlan
+    from localchat.fit.memory_steps import MemoryStep
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.model_files.checkpoint import ModelSummary
+    from localchat.models.assess import ExpectedSpeed, FitReport, Subject
+    from localchat.models.catalog import Catalog
+    from localchat.models.onboarding import FirstRun
+    from localchat.models.recommended_models import Recommendation
+
+_ORIGIN = "set in this chat"
+_MACHINE_FRESH_S = 5.0
+
+
+def session_context(
+    setup: Setup, flags: Mapping[str, Given] | None = None
+) -> tuple[SessionContext, ModelSetup]:
+    """The context of a session and the model that it begins with. Raises LocalchatError.
+
+    `flags`: of the command; they hold for other models too."""
+    # The model that the session begins with names its server; every other model is on this machine.
+    kept = {key: given for key, given in (flags or {}).items() if key != "remote"}
+
+    def resolved(word: str | None, changes: Mapping[str, str]) -> ModelSetup:
+        given = {key: Given(text, _ORIGIN) for key, text in changes.items()}
+        for key in given:
+            check_key(key, _ORIGIN)
+        inputs = Inputs(setup.app, {**kept, **given}, word or setup.model.word)
+        return model_setup(resolve_inputs(inputs, setup.terminal))
+
+    def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> str:
+        from localchat.cli.settings.rebuild import offer_once
+
+        record_use(model, setup.paths, lambda: info, done)
+        return offer_once(setup, info)
+
+    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
+        from localchat.cli.chat.learn import embedder
+
+        return embedder(setup.app)(model, texts)
+
+    planner = LoadPlanner(setup)
+    file = read_settings(setup.paths.settings_file)
+    context = SessionContext(
+        paths=setup.paths,
+        environ=setup.app.environ,
+        resolve=resolved,
+        request=request_for,
+        plan=planner.plan,
+        estimate=planner.estimate,
+        speed=planner.speed,
+        catalog_speed=planner.catalog_speed,
+        recommended=lambda: _recommended(setup),
+        memory_steps=planner.memory_steps,
+        first_run=lambda: _first_run(setup),
+        remember=remember,
+        keys=file.keys,
+        presets=file.presets,
+        embed=embed,
+        history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
+    )
+    return context, model_setup(setup)
+
+
+def model_setup(setup: Setup) -> ModelSetup:
+    """The model of a command as a session uses it."""
+
+    def opened(notify: Callable[[str], None]) -> "Engine":
+        return open_engine(setup, "terminal", notify)
+
+    return ModelSetup(setup.model, setup.settings, engine_options(setup), opened)
+
+
+class LoadPlanner:
+    """Plans loads for the screens. The hardware is probed anew every few seconds, which takes a second on a
+    machine with GPUs."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._machine: Machine | None = None
+        self._probed_s = float("-inf")
+        self._catalog: Catalog = {}
+
+    def plan(self, setup: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
+        """Memory that a load takes, from the headers of the model. Raises LocalchatError."""
+        return self._report(setup, options, None).plan
+
+    def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
+        """Decode rate of past runs, else by a short benchmark. Raises LocalchatError."""
+        return self._report(setup, setup.options.load, self._history()).expected_speed
+
+    def _report(
+        self, setup: ModelSetup, options: "LoadOptions", history: "SpeedHistory | None"
+    ) -> "FitReport":
+        """The planner's report on a local model, with its speed if there is a history."""
+        from localchat.models.assess import assess
+
+        machine = self._usable_machine()
+        has_speed = history is not None
+        return assess(_subject(setup), options, machine, history, speed=has_speed)
+
+    def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
+        """What would make room for a model that does not fit. Raises LocalchatError."""
+        from localchat.models.memory_steps import memory_steps
+
+        if setup.model.is_composed:
+            return ()
+        own = self._setup
+        return memory_steps(
+            _subject(setup),
+            setup.options.load,
+            self._usable_machine(),
+            own.paths,
+            own.app.environ,
+        )
+
+    def _history(self) -> "SpeedHistory":
+        from localchat.fit.speed_history import SpeedHistory
+
+        return SpeedHistory(self._setup.paths.state_dir)
+
+    def estimate(self, name: str) -> CatalogEstimate | None:
+        """Memory that a model of the catalogue takes; None if its shape is unknown. Raises LocalchatError."""
+        model = self._published(name)
+        if model is None:
+            return None
+        report = self._catalog_report(model, None, USUAL_LENGTH)
+        return CatalogEstimate(report.plan, model.file_bytes)
+
+    def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
+        """Decode rate of a model of the catalogue, by a short benchmark. Raises LocalchatError."""
+        model = self._published(name)
+        if model is None:
+            return None
+        return self._catalog_report(model, self._history()).expected_speed
+
+    def _published(self, name: str) -> "ModelSummary | None":
+        from localchat.models.catalog import read_catalog
+        from localchat.models.names import parse
+        from localchat.models.published_models import published_model
+
+        if not self._catalog:
+            self._catalog = read_catalog(self._setup.paths)
+        return published_model(parse(name, self._catalog))
+
+    def _catalog_report(
+        self,
+        model: "ModelSummary",
+        history: "SpeedHistory | None",
+        context_tokens: int | None = None,
+    ) -> "FitReport":
+        """Plan a model of the catalog. context_tokens: unless the settings name a context."""
+        from localchat.models.assess import Subject, assess
+
+        settings = self._setup.settings_for((model.name,))
+        slots = max(CHAT_SLOTS, settings.n)
+        options = planned_load(settings, self._setup.paths, max_slots=slots)
+        if options.context_tokens is None and context_tokens is not None:
+            most = model.context_train or context_tokens
+            options = msgspec.structs.replace(options, context_tokens=min(context_tokens, most))
+        subject = Subject(model.name, model, None, settings.backend)
+        has_speed = history is not None
+        return assess(subject, options, self._usable_machine(), history, speed=has_speed)
+
+    def _usable_machine(self) -> "Machine":
+        from localchat.backend_api.registry import usable_machine
+
+        if self._machine is None or time.monotonic() - self._probed_s > _MACHINE_FRESH_S:
+            self._machine = usable_machine()
+            self._probed_s = time.monotonic()
+        return self._machine
+
+
+def _subject(setup: ModelSetup) -> "Subject":
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject
+
+    model = setup.model
+    summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
+    return Subject(model.name, summary, model.path, setup.settings.backend)
+
+
+def _first_run(setup: Setup) -> "FirstRun | None":
+    from localchat.models.onboarding import first_run, is_first_run
+
+    environ = setup.app.environ
+    if is_first_run(setup.paths, environ):
+        return first_run(setup.paths, environ)
+    return None
+
+
+def _recommended(setup: Setup) -> "tuple[Recommendation, ...]":
+    from localchat.models.recommended_models import recommended_models
+
+    return recommended_models(setup.paths)

@@ -1,0 +1,1 @@
+"""Verbs that measure speed and quality, tune settings and plan capacity."""

@@ -1,0 +1,1 @@
+"""Verbs that fetch, list, inspect and remove models."""

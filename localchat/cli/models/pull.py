@@ -1,0 +1,264 @@
+"""Command `localchat pull`: downloads a model, and resumes an earlier download."""
+
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import click
+
+from localchat.cli.streams import Terminal
+from localchat.config.paths import expand_home
+from localchat.errors import DoesNotFit, LocalchatError, ModelInvalid, ModelMissing, UsageError
+from localchat.sanitize import sanitize_line
+from localchat.units import size
+
+if TYPE_CHECKING:
+    from localchat.cli.models.pull_progress import PullView
+    from localchat.cli.resolve import Inputs
+    from localchat.config.paths import Paths
+    from localchat.models.hub.client import HubClient
+    from localchat.models.hub.events import PullEvent
+    from localchat.models.hub.pull import SelectedFiles
+    from localchat.models.hub.retry import RetryPolicy
+    from localchat.models.hub.updates import CheckResult
+    from localchat.models.names import Reference
+
+Ask: TypeAlias = Literal["never", "misfit", "always"]
+"""Whether to ask before a download; `misfit`: only if the model will not fit."""
+
+
+@click.command("pull")
+@click.argument("name", required=False)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Check for newer files of downloaded models, and download nothing.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even if the model will not fit.")
+@click.option("--json", "as_json", is_flag=True, help="Print progress as lines of JSON.")
+@click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
+@click.option("-q", "--quiet/--no-quiet", default=None, help="Print only errors. Default: off.")
+@click.option("--color/--no-color", default=None, help="Use colors on a terminal. Default: on.")
+@click.pass_context
+def command(
+    ctx: click.Context, /, name: str | None, check: bool, yes: bool, as_json: bool, **_: object
+) -> int:
+    """Download a model, or resume a download.
+
+    \b
+    localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
+    localchat pull qwen2.5:7b              the same: Q4_K_M is the default
+    localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
+    localchat pull --check                 are there newer files of the models here?
+
+    Says first whether the model will fit into memory here. If it will not: asks on a terminal, and continues
+    with a warning elsewhere.
+    """
+    from localchat.cli.resolve import Inputs
+
+    inputs = Inputs.of(ctx)
+    settings = inputs.settings().settings
+    terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
+    if check:
+        return _check(name, inputs, terminal, as_json=as_json)
+    if name is None:
+        raise UsageError("no model is named", hint="localchat pull NAME, or localchat pull --check")
+    asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
+    if not pull(name, inputs, terminal, ask="misfit" if asks else "never", as_json=as_json):
+        raise DoesNotFit(
+            f"{name} was not downloaded",
+            hint="--yes downloads it without asking; see localchat fit",
+        )
+    return 0
+
+
+def _check(name: str | None, inputs: "Inputs", terminal: Terminal, *, as_json: bool) -> int:
+    """Compare pulled models with the hub, and keep what was found for `list`. Raises LocalchatError."""
+    from localchat.cli.output import print_json, print_lines
+    from localchat.config.settings import offline_reason
+    from localchat.models.hub.client import hub_from_environment, offline_error
+    from localchat.models.hub.events import Note
+    from localchat.models.hub.manifest import installed
+    from localchat.models.hub.retry import RetryPolicy
+    from localchat.models.hub.updates import KnownUpdates, check, chosen
+
+    models = chosen(name, installed(inputs.paths.models_dir))
+    if by := offline_reason(inputs.settings(), inputs.app.environ):
+        raise offline_error(name or "the pulled models", by)
+
+    def show(event: "PullEvent") -> None:
+        if isinstance(event, Note):
+            terminal.notify(event.text)
+
+    results = check(models, hub_from_environment(inputs.app.environ), show, RetryPolicy())
+    with suppress(OSError):  # then `list` does not tell it
+        KnownUpdates(inputs.paths.state_dir).record(results)
+    if not results:
+        terminal.notify("no model was pulled, so there is nothing to check")
+    if as_json:
+        records = [
+            {
+                "name": one.model.manifest.name,
+                "repository": one.model.manifest.repository,
+                "newer": None if one.problem else one.update is not None,
+                "files": list(one.update.files) if one.update else [],
+                "problem": one.problem or None,
+            }
+            for one in results
+        ]
+        print_json(inputs.app.environ, records)
+        return 0
+    print_lines(inputs.app.environ, map(_check_line, results))
+    return 0
+
+
+def _check_line(result: "CheckResult") -> str:
+    name = sanitize_line(result.model.manifest.name)
+    if result.problem:
+        return f"{name}: {sanitize_line(result.problem)}"
+    if result.update is None:
+        return f"{name}: as on the hub"
+    return f"{name}: newer on the hub; localchat pull {name} fetches it"
+
+
+def pull(
+    name: str, inputs: "Inputs", terminal: Terminal, *, ask: Ask, as_json: bool = False
+) -> bool:
+    """Download a model. False if the user declines. Raises LocalchatError, KeyboardInterrupt."""
+    from localchat.cli.models.pull_progress import view_for
+    from localchat.config.settings import offline_reason
+
+    with view_for(terminal, as_json=as_json) as view:
+        try:
+            reference = _reference(name, inputs)
+            if by := offline_reason(inputs.settings(), inputs.app.environ):
+                _show_installed(reference, inputs.paths, by, view)
+                return True
+            return _pull(reference, inputs, view, ask)
+        except LocalchatError as problem:
+            view.failed(problem)
+            raise
+        except KeyboardInterrupt:
+            view.stopped(name)
+            raise
+
+
+def _reference(name: str, inputs: "Inputs") -> "Reference":
+    """Parse a name. Raises UsageError, ModelMissing; for a model that is here but not on the hub, with the
+    command that runs it."""
+    from localchat.model_files.gguf import has_gguf_magic
+    from localchat.models.catalog import read_catalog
+    from localchat.models.names import parse
+    from localchat.models.resolve import locate
+
+    catalog = read_catalog(inputs.paths)
+    try:
+        return parse(name, catalog)
+    except (ModelMissing, UsageError) as missing:
+        if isinstance(missing, UsageError) and not expand_home(name).exists():
+            raise
+        try:
+            here = locate(name, inputs.paths, "", inputs.app.environ)
+        except LocalchatError:
+            raise missing from None
+        if here.path.is_file() and not has_gguf_magic(here.path):
+            raise
+        raise ModelMissing(
+            f"{missing.message}; a model of this name is here already",
+            hint=f"run it: localchat run {here.word}",
+        ) from missing
+
+
+def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) -> bool:
+    """Download the files. False if the user declines."""
+    from localchat.models.hub.client import hub_from_environment
+    from localchat.models.hub.download import remember_rate
+    from localchat.models.hub.events import PullFinished
+    from localchat.models.hub.pull import bytes_present, fetch, select_files
+    from localchat.models.hub.retry import RetryPolicy
+
+    retry = RetryPolicy()
+    hub = hub_from_environment(inputs.app.environ)
+    choice = select_files(reference, hub, view.show, retry)
+    # A download that was begun showed its verdict then.
+    begun = bytes_present(choice, inputs.paths.models_dir) > 0
+    fits = begun or _show_verdict(choice, hub, inputs, view, retry)
+    if not _agreed(choice, ask, fits=fits):
+        return False
+    began_s = time.monotonic()
+    fetched = 0
+
+    def show(event: "PullEvent") -> None:
+        nonlocal fetched
+        fetched = event.fetched_bytes if isinstance(event, PullFinished) else fetched
+        view.show(event)
+        if isinstance(event, PullFinished) and event.trouble:
+            raise ModelInvalid(
+                f"{event.name} cannot be run: {event.trouble}",
+                hint=f"localchat rm {event.name} removes it; the same model is often in several "
+                "repositories",
+            )
+
+    fetch(choice, hub, inputs.paths.models_dir, show, retry)
+    with suppress(OSError):  # the next estimate of a download time uses the default rate then
+        remember_rate(inputs.paths.state_dir, fetched, time.monotonic() - began_s)
+    return True
+
+
+def _agreed(choice: "SelectedFiles", ask: Ask, *, fits: bool) -> bool:
+    if ask == "never" or (fits and ask == "misfit") or not sys.stdin.isatty():
+        return True
+    question = f"Download it ({size(choice.total_bytes)})?" if fits else "Download it anyway?"
+    return click.confirm(question, default=fits, err=True)
+
+
+def _show_verdict(
+    choice: "SelectedFiles",
+    hub: "HubClient",
+    inputs: "Inputs",
+    view: "PullView",
+    retry: "RetryPolicy",
+) -> bool:
+    """Show whether the model fits, and return that.
+
+    A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
+
+    from localchat.backend_api.registry import usable_machine
+    from localchat.cli.resolve import CHAT_SLOTS
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.models.assess import Subject, assess
+    from localchat.models.hub.events import FitAssessed, Note
+    from localchat.models.hub.remote_header import read_remote_header
+    from localchat.models.resolve import planned_load
+
+    settings = inputs.settings((choice.name,)).settings
+    try:
+        options = planned_load(settings, inputs.paths, max_slots=max(CHAT_SLOTS, settings.n))
+        subject = Subject(
+            choice.name,
+            read_remote_header(choice, hub, view.show, retry),
+            None,
+            settings.backend,
+        )
+        verdict = assess(subject, options, usable_machine(), SpeedHistory(inputs.paths.state_dir))
+    except LocalchatError as problem:
+        view.show(Note(f"cannot tell whether it will run here: {problem.message}"))
+        return True
+    view.show(FitAssessed(choice.name, **verdict.record()))
+    return verdict.plan.fits
+
+
+def _show_installed(
+    reference: "Reference", paths: "Paths", offline_by: str, view: "PullView"
+) -> None:
+    """Show the model if it is here completely, which needs no network. Raises NetworkError otherwise."""
+    from localchat.models.hub.client import offline_error
+    from localchat.models.hub.events import PullFinished
+    from localchat.models.hub.manifest import installed
+    from localchat.models.names import find_pulled
+
+    found = find_pulled(reference, installed(paths.models_dir))
+    if found is None or not found.complete:
+        raise offline_error(reference.name, offline_by)
+    view.show(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))

@@ -1,0 +1,1 @@
+"""Verbs that serve models to other programs, and batches of prompts."""

@@ -1,0 +1,398 @@
+"""Command `localchat serve`: serves models to editors and programs over HTTP."""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.document_options import open_library
+from localchat.cli.options import UserPath, complete_model, load_flags
+from localchat.cli.serving.service_unit import FORMATS, default_format
+from localchat.errors import UsageError
+from localchat.sanitize import sanitize_line
+from localchat.units import size
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Sequence
+
+    from localchat.cli.resolve import Setup
+    from localchat.config.paths import Paths
+    from localchat.engine.interface import EngineInfo
+    from localchat.pool.entry import ModelStatus
+    from localchat.server.config import ServerConfig
+
+
+_SLOTS = 16
+_PORT = 8114
+"""Not 11434: a web page that attacks another local server finds nothing there."""
+
+_EDITOR_S = 8 * 3600
+"""A model that completes code stays loaded over the pauses of a working day."""
+
+
+@click.command("serve")
+@click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    metavar="HOST",
+    help="Address to listen on. Default: 127.0.0.1, this machine only.",
+)
+@click.option(
+    "--port",
+    default=_PORT,
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help=f"Port to listen on. 0 picks a free one. Default: {_PORT}.",
+)
+@click.option(
+    "--api-key-file",
+    type=UserPath(path_type=Path),
+    metavar="FILE",
+    help="File of API keys, one per line. LOCALCHAT_API_KEY adds one. Default: no key is needed.",
+)
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Host name that clients may use for this server. Repeatable.",
+)
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Origin of web pages that may send requests. Repeatable.",
+)
+@click.option("--insecure-no-auth", is_flag=True, help="Serve a network without an API key.")
+@click.option("--strict-models", is_flag=True, help="Reject unknown model names.")
+@click.option("--no-loop-guard", is_flag=True, help="Do not stop answers that repeat themselves.")
+@click.option(
+    "--documents",
+    multiple=True,
+    metavar="NAME",
+    help="Offer indexed documents to clients as MODEL@NAME. Repeatable.",
+)
+@click.option(
+    "--longest",
+    type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
+    metavar="TOKENS",
+    help=(
+        "Longest answer in tokens. Default: 32768, and a quarter of the context (at most 8192) "
+        "for requests without a limit."
+    ),
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 255),
+    metavar="N",
+    help="Requests computed at once. Default: 16, with CUDA up to 128.",
+)
+@click.option(
+    "--keep-alive",
+    "keep_alive",
+    metavar="SECONDS",
+    help=(
+        "Unload a model after this many idle seconds; 0 at once, -1 never. Default: 300, "
+        "longer for editors."
+    ),
+)
+@load_flags
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests. Default: off."
+)
+@click.option(
+    "--private",
+    is_flag=True,
+    help=(
+        "For use by another program: hide the server from other commands, and exit when "
+        "stdin closes."
+    ),
+)
+@click.option(
+    "--print-unit",
+    is_flag=False,
+    flag_value=default_format(),
+    type=click.Choice(FORMATS),
+    help="Print a systemd or launchd service file for this server, and how to install it.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model_word: str | None,
+    host: str,
+    port: int,
+    api_key_file: Path | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    insecure_no_auth: bool,
+    strict_models: bool,
+    no_loop_guard: bool,
+    documents: tuple[str, ...],
+    longest: int | None,
+    parallel: int | None,
+    private: bool,
+    print_unit: str | None,
+    **_: object,
+) -> None:
+    """Serve models over the OpenAI, Anthropic and Ollama APIs.
+
+    They reach it as they would reach OpenAI's API, at http://127.0.0.1:8114/v1. MODEL is a name or the path of
+    a GGUF file; without one it is the model that a prompt would go to. Ctrl+C ends it.
+    """
+    from dataclasses import replace
+
+    from localchat.batch.run import clients_for
+    from localchat.cli.resolve import resolve_setup
+    from localchat.server.config import ServerConfig, ServerLimits
+    from localchat.server.middleware.security import checked_names, checked_origins, read_keys
+    from localchat.server.uvicorn_server import bind_sockets
+
+    setup = resolve_setup(ctx, model_word)
+    # A unit file is no place for the key of the environment: a service has the keys of the file.
+    keys = read_keys(api_key_file, {} if print_unit else setup.app.environ)
+    names = checked_names(allow_host)
+    origins = checked_origins(allow_origin)
+    # A server that runs may have the port of the unit.
+    sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
+    addresses = [str(each.getsockname()[0]) for each in sockets]
+    limits = replace(ServerLimits(), batch_requests=clients_for(parallel or _SLOTS))
+    if longest:
+        limits = replace(limits, answer_tokens=longest)
+    config = ServerConfig(
+        hosts=frozenset((*names, *_names(host, addresses))),
+        any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
+        origins=origins,
+        api_keys=keys,
+        alias=not strict_models,
+        loop_guard=not no_loop_guard,
+        documents=_documents(setup, documents),
+        documents_folder=open_library(setup.app).folder,
+        limits=limits,
+    )
+    try:
+        _check_open(addresses, config, insecure_no_auth, setup)
+        if print_unit:
+            _print_unit(ctx, setup, print_unit)
+        else:
+            _serve(setup, config, sockets, parallel, private=private)
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
+    """The names of learned documents. Raises UsageError for one that is not there."""
+    library = open_library(setup.app)
+    names = [word.removeprefix("@") for word in words]
+    for name in names:
+        library.open(name).close()
+    return tuple(names)
+
+
+def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
+    """Print the service file of this command to stdout, and how to install it to stderr."""
+    from localchat.cli.serving import service_unit
+
+    what = service_unit.service(ctx, setup.app.environ)
+    setup.terminal.answer(service_unit.unit_file(what, manager))
+    setup.terminal.end_answer()
+    setup.terminal.print_line(
+        "\n".join(("To install it:", *service_unit.install_lines(what, manager)))
+    )
+    for sentence in service_unit.cautions(setup.app.environ):
+        setup.terminal.print_line(f"localchat: {sentence}")
+
+
+def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
+    """Bind the sockets, after listing the running servers: one of them may have the port."""
+    from localchat.server.uvicorn_server import bind_sockets
+
+    for sentence in running_server_notices(setup.paths, setup.model.name):
+        setup.terminal.notify(sentence)
+    return bind_sockets(host, port)
+
+
+def _names(host: str, addresses: "Sequence[str]") -> list[str]:
+    """Host names from the addresses that the server listens on, without the wildcards."""
+    return [name for name in (host, *addresses) if name not in ("0.0.0.0", "::")]  # noqa: S104
+
+
+def _check_open(
+    addresses: "Sequence[str]", config: "ServerConfig", insecure: bool, setup: "Setup"
+) -> None:
+    """Refuse to serve a network without a key, unless the user insists. Raises UsageError."""
+    import ipaddress
+
+    if config.api_keys or all(ipaddress.ip_address(address).is_loopback for address in addresses):
+        return
+    if not insecure:
+        raise UsageError(
+            f"{addresses[0]} is open to a network, and no API key is required",
+            hint="--api-key-file FILE requires one (one key per line, chmod 600); --insecure-no-auth serves "
+            "everybody who reaches it",
+        )
+    setup.terminal.print_line(
+        f"localchat: WARNING: everybody who reaches {addresses[0]} can use this server, without a key"
+    )
+
+
+def _serve(
+    setup: "Setup",
+    config: "ServerConfig",
+    sockets: "Sequence[socket.socket]",
+    parallel: int | None,
+    *,
+    private: bool,
+) -> None:
+    """Start the server, print its address, and answer until a signal arrives."""
+    from contextlib import nullcontext
+
+    from localchat.server.app import create_app
+    from localchat.server.bootstrap import ServerSpec, open_server_context, startup_task
+    from localchat.server.uvicorn_server import serve
+
+    spec = ServerSpec(
+        own=setup.model,
+        settings_for=setup.settings_for,
+        paths=setup.paths,
+        environ=setup.app.environ,
+        open_engine=setup.app.open_engine,
+        notify=setup.terminal.notify,
+        keep_alive_s=setup.settings.keep_alive,
+        # A time that the user set holds for every model.
+        editor_keep_alive_s=_EDITOR_S if setup.origins["keep_alive"] == "default" else 0,
+        max_slots=parallel or _SLOTS,
+        more_slots=parallel is None,
+        queue=config.limits.waiting,
+    )
+    with open_server_context(spec) as context:
+        with context.engines.pool.lease("", "start") as lease:
+            info = lease.engine.info()
+        batches = None if private else setup.paths.data_dir / "batches"
+        app = create_app(context.engines, config, context.private, batches)
+        _log_requests(setup)
+        announce = partial(_announce, setup, config, sockets, info)
+        on_stop = _stop_at_end_of_input if private else context.on_stop
+        with nullcontext() if private else context.registered(_local_url(sockets[0])):
+            serve(
+                app,
+                sockets,
+                background=startup_task(app, announce, setup.terminal.notify, on_stop),
+            )
+
+
+def _stop_at_end_of_input(stop: "Callable[[], None]") -> None:
+    """Call `stop` on the running event loop once stdin is closed."""
+    import asyncio
+    import os
+    import threading
+
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        # Not by the buffer of sys.stdin, whose lock would be held when the interpreter ends.
+        while os.read(0, 4096):
+            pass
+        with suppress(RuntimeError):  # the loop ended before
+            loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=wait, name="end-of-input", daemon=True).start()
+
+
+def _local_url(listening: "socket.socket") -> str:
+    """The URL for programs of this machine, even if the server listens on a network."""
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    if ":" in host:
+        return f"http://[{host}]:{port}"
+    return f"http://{host}:{port}"
+
+
+def _log_requests(setup: "Setup") -> None:
+    """Log requests to stderr unless the run is quiet; errors in any case."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    for name in ("localchat.server", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+    if not setup.settings.quiet:
+        logging.getLogger("localchat.server").setLevel(logging.INFO)
+
+
+def _announce(
+    setup: "Setup",
+    config: "ServerConfig",
+    sockets: "Sequence[socket.socket]",
+    info: "EngineInfo",
+) -> None:
+    """Print the address to stdout for programs, and notices to stderr."""
+    from localchat.cli.chat.json_report import context_line, room_line
+
+    host, port = sockets[0].getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    base = f"http://{shown}:{port}/v1"
+    notify = setup.terminal.notify
+    notify(context_line(info))
+    if held := room_line(info):
+        notify(held)
+    notify(f"serving on {base}; Ctrl+C ends it. Try it:")
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    notify(
+        f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
+        '\'{"messages":[{"role":"user","content":"Hello"}]}\''
+    )
+    if not setup.terminal.stdout_is_closed:  # a daemon: nobody reads the address
+        setup.terminal.answer(base)
+        setup.terminal.end_answer(empty=False)
+
+
+def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
+    """Sentences about running servers of this user, because each loads its own models.
+
+    `own`: the model that this one will load."""
+    import msgspec
+
+    from localchat.cli.attach import running_servers
+    from localchat.pool.entry import ServerStatus
+
+    found = running_servers(paths)
+    for server, state in found:
+        models = msgspec.json.decode(state, type=ServerStatus).models
+        yield f"another server runs at {server.url} and has loaded {_loaded(models)}"
+        twice = next((model for model in models if model.name == own), None)
+        if twice is not None:
+            yield (
+                f"{own} is loaded there and will be loaded here once more{_cost(twice)}: servers share no "
+                "memory and no cache"
+            )
+    if found:
+        yield (
+            "one server is enough for all clients and several models (the names of `localchat list`); "
+            "`localchat stop` ends those that run"
+        )
+
+
+def _loaded(models: "tuple[ModelStatus, ...]") -> str:
+    if not models:
+        return "no model"
+    return ", ".join(sanitize_line(model.name) + _size(model) for model in models)
+
+
+def _size(model: "ModelStatus") -> str:
+    bytes_ = model.process_bytes or model.memory_bytes
+    return f" ({size(bytes_)})" if bytes_ else ""
+
+
+def _cost(model: "ModelStatus") -> str:
+    bytes_ = model.process_bytes or model.memory_bytes
+    if bytes_:
+        return f", for about as much memory again ({size(bytes_)})"
+    return ""

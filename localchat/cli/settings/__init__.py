@@ -1,0 +1,1 @@
+"""Verbs that change settings and inspect the machine."""

@@ -1,0 +1,247 @@
+"""`localchat learn`, and `@NAME` before prompts, in pipes and in line mode."""
+
+import json
+import socket
+from pathlib import Path
+
+import click
+import pytest
+
+from localchat.cli.document_options import completions
+from localchat.config.paths import find_paths
+from localchat.engine.request import Messages
+from tests.documents.test_pages import docx, pdf
+from tests.support.cli_program import SCENARIOS, ScriptedApp
+from tests.support.cli_questions import asked
+from tests.support.terminal_screen import Call
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "My Contracts"
+    path.mkdir()
+    (path / "lease.md").write_text("The lease ends in May.\n")
+    (path / "scan.png").write_bytes(b"\x89PNG\0")
+    return path
+
+
+def test_a_folder_is_learned_listed_and_forgotten(call: Call, folder: Path) -> None:
+    learned = call((), "learn", folder)
+    assert learned.code == 0
+    assert "@my-contracts: 1 file, about 5 tokens (1 read)" in learned.err
+    assert "skipped 1 file: 1 (is a PNG image)" in learned.err
+    assert "ask about it: localchat run lists models that can answer" in learned.err
+    (entry,) = json.loads(call((), "learn", "--list", "--json").out)
+    assert (entry["name"], entry["files"], entry["sources"]) == ("my-contracts", 1, [str(folder)])
+    assert "@my-contracts" in call((), "learn").out
+    assert call((), "learn", "--forget", "@my-contracts").code == 0
+    assert json.loads(call((), "learn", "--list", "--json").out) == []
+    assert call((), "learn", "--forget", "my-contracts").code == 2
+
+
+def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "empty.txt"
+    file.touch()
+    learned = call((), "learn", file)
+    assert (learned.code, "has no text that can be read" in learned.err) == (2, True)
+    assert json.loads(call((), "learn", "--list", "--json").out) == []
+
+
+def test_learn_fails_when_no_file_of_a_kind_can_be_read(call: Call, folder: Path) -> None:
+    for number in range(3):
+        (folder / f"{number}.pdf").write_bytes(pdf(""))
+    learned = call((), "learn", folder)
+    assert learned.code == 1
+    assert "none of 3 PDF files could be read: each holds no text" in learned.err
+    assert "@my-contracts" in call((), "learn", "--list").out
+    (folder / "3.pdf").write_bytes(pdf("Text."))
+    assert call((), "learn", folder).code == 0
+
+
+def test_one_unreadable_file_is_named_with_the_reason(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(pdf(""))
+    learned = call((), "learn", path)
+    assert learned.code == 2
+    assert f"cannot read {path}: the file holds no text" in learned.err
+
+
+def test_home_folder_of_a_quoted_file_is_found(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_bytes("Grüße".encode("utf-16-le"))
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "-f", "~/a.txt", "q").code == 0
+    assert asked(app) == "Grüße\n\nq"
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_not_taken_for_a_missing_name(
+    call: Call, folder: Path
+) -> None:
+    documents = find_paths({}).data_dir / "documents"
+    documents.parent.mkdir(parents=True)
+    documents.touch()
+    learned = call((), "learn", folder)
+    assert learned.code == 1
+    assert "my-contracts.sqlite3 cannot be written: File exists" in learned.err
+
+
+def test_an_address_where_nothing_listens_is_told_in_words(call: Call) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.html"
+        learned = call((), "learn", url)
+    assert learned.code == 5
+    assert f"cannot reach {url}: nothing listens there" in learned.err
+    assert "Errno" not in learned.err
+
+
+def test_one_token_is_told_in_the_singular(call: Call, folder: Path) -> None:
+    (folder / "lease.md").write_text("May.\n")
+    assert "1 file, about 1 token (1 read)" in call((), "learn", folder).err
+
+
+def test_passages_stand_before_the_question_and_are_told(call: Call, folder: Path) -> None:
+    for number in range(30):
+        (folder / f"note{number}.txt").write_text(f"Note {number}. " + "It rains. " * 20)
+    call((), "learn", folder, "--name", "home")
+    app = ScriptedApp(SCENARIOS["hello"])
+    outcome = call(app, "--stats", "@home When do leases end?")
+    assert "localchat: @home: 1 passage: lease.md:1\n" in outcome.err
+    assert "[lease.md:1]\nThe lease ends in May.\n" in asked(app)
+    assert asked(app).endswith("\n\nWhen do leases end?")
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "@home", "and this?", stdin=b"a piped text")
+    assert asked(app).endswith("\n\na piped text\n\nand this?")
+    assert asked(app).startswith("Passages from the documents home: ")
+    assert "[lease.md:1]" in asked(app)
+    assert "@home" not in asked(app)
+
+
+def test_what_fits_is_sent_whole_and_quiet_pipes_stay_quiet(call: Call, folder: Path) -> None:
+    call((), "learn", folder, "--name", "home")
+    first, second = ScriptedApp(SCENARIOS["hello"]), ScriptedApp(SCENARIOS["hello"])
+    assert "@home" not in call(first, "what ends? @home").err
+    call(second, "@home", "another?")
+    assert asked(first).startswith("Documents: home. ")
+    assert "[lease.md:1]\nThe lease ends in May.\n" in asked(first)
+    assert asked(first).removesuffix("what ends?") == asked(second).removesuffix("another?")
+
+
+def test_a_second_question_of_a_conversation_does_not_repeat_them(call: Call, folder: Path) -> None:
+    call((), "learn", folder, "--name", "home")
+    call(SCENARIOS["hello"], "@home when?")
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "-c", "@home and where?").code == 0
+    prompt = app.engines[0].requests[0].prompt
+    assert isinstance(prompt, Messages)
+    assert prompt.messages[-1].content == "and where?"
+    assert prompt.messages[0].content.count("The lease ends in May.") == 1
+
+
+def test_names_that_are_taken_are_refused(call: Call, folder: Path) -> None:
+    settings = find_paths({}).settings_file
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[presets.sum]\nsystem = "x"\n')
+    refused = call((), "learn", folder, "--name", "sum")
+    assert (refused.code, "there is a preset @sum" in refused.err) == (2, True)
+    call((), "learn", folder, "--name", "home")
+    refused = call((), "preset", "add", "home", "-s", "x")
+    assert (refused.code, "there are documents @home" in refused.err) == (2, True)
+    with settings.open("a") as file:
+        file.write('[presets.home]\nsystem = "x"\n')
+    refused = call(SCENARIOS["hello"], "@home when?")
+    assert (refused.code, "a preset and the name of documents" in refused.err) == (2, True)
+
+
+def test_other_documents_need_a_name_of_their_own(call: Call, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "my-contracts"
+    other.mkdir(parents=True)
+    (other / "b.md").write_text("more")
+    call((), "learn", folder)
+    assert "@my-contracts holds other documents" in call((), "learn", other).err
+    assert "2 files" in call((), "learn", other, "--name", "my-contracts").err
+    assert "(0 read, 3 unchanged)" in call((), "learn", "--name", "my-contracts").err
+
+
+@pytest.mark.parametrize("args", [("nothing",), ("--name", "new"), ("empty",)])
+def test_what_cannot_be_learned_leaves_no_name(
+    call: Call, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert call((), "learn", *args).code in (2, 3)
+    assert json.loads(call((), "learn", "--list", "--json").out) == []
+
+
+def test_a_mention_alone_and_behind_dashes(call: Call, folder: Path) -> None:
+    call((), "learn", folder, "--name", "home")
+    assert "@home needs a question" in call(SCENARIOS["hello"], "@home").err
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "--", "@home what?")
+    assert asked(app) == "@home what?"
+
+
+def test_files_of_a_prompt_may_be_docx_html_and_pdf(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word, page, book = tmp_path / "a.docx", tmp_path / "a.html", tmp_path / "a.pdf"
+    word.write_bytes(
+        docx('<w:p><w:t>One</w:t></w:p><w:p><w:br w:type="page"/><w:t>Two</w:t></w:p>')
+    )
+    page.write_text("<p>Hello <b>you</b>")
+    book.write_bytes(pdf("Text."))
+    for file, text in ((word, "[page 1]\nOne\n\n[page 2]\nTwo"), (page, "Hello you")):
+        app = ScriptedApp(SCENARIOS["hello"])
+        assert call(app, "-f", file, "q").code == 0
+        assert asked(app) == f"{text}\n\nq"
+    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
+    refused = call(SCENARIOS["hello"], "-f", book, "q")
+    assert (refused.code, "-m pip install pypdf" in refused.err) == (2, True)
+
+
+def test_names_are_completed(call: Call, folder: Path) -> None:
+    call((), "learn", folder, "--name", "home")
+    context = click.Context(click.Command("x"), obj=ScriptedApp(()).app)
+    assert [one.value for one in completions(context, "@h", sign="@")] == ["@home"]
+
+
+def test_in_the_line_mode_what_was_taken_is_told(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call((), "learn", folder, "--name", "home")
+    lines = iter(("@home when?", "and where?"))
+
+    class Keys:
+        def read(self) -> str | None:
+            return next(lines, None)
+
+    monkeypatch.setattr("localchat.cli.chat.line_input.open_keyboard", lambda terminal: Keys())
+    app = ScriptedApp(SCENARIOS["hello"])
+    outcome = call(app, "-i")
+    first, second = app.engines[0].requests
+    assert isinstance(first.prompt, Messages)
+    assert isinstance(second.prompt, Messages)
+    assert first.prompt.messages[-1].content.startswith("Documents: home. ")
+    assert second.prompt.messages[0] == first.prompt.messages[-1]
+    assert second.prompt.messages[-1].content == "and where?"
+    assert outcome.err.count("localchat: @home: 1 file") == 1
+
+
+def test_documents_that_cannot_be_read_do_not_end_the_line_mode(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call((), "learn", folder, "--name", "home")
+    (find_paths({}).data_dir / "documents" / "home.sqlite3").write_bytes(b"broken" * 1000)
+    lines = iter(("@home when?", "hello"))
+
+    class Keys:
+        def read(self) -> str | None:
+            return next(lines, None)
+
+    monkeypatch.setattr("localchat.cli.chat.line_input.open_keyboard", lambda terminal: Keys())
+    app = ScriptedApp(SCENARIOS["hello"])
+    outcome = call(app, "-i")
+    assert "the documents @home cannot be used" in outcome.err
+    assert asked(app) == "hello"

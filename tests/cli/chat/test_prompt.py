@@ -1,0 +1,160 @@
+"""The prompt is made of stdin, files and words; broken input is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from localchat.cli.chat import prompt
+from localchat.cli.chat.prompt import join_parts
+from tests.support.cli_program import SCENARIOS, ScriptedApp
+from tests.support.cli_questions import asked
+from tests.support.terminal_screen import Call
+
+HELLO = SCENARIOS["hello"]
+BINARY = (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xfea\0\0\0", b"\xff\xfe\0")
+
+
+def sent(call: Call, *args: str | Path, stdin: bytes = b"") -> str:
+    app = ScriptedApp(HELLO)
+    assert call(app, *args, stdin=stdin).code == 0
+    return asked(app)
+
+
+def test_stdin_comes_first_then_a_blank_line_then_the_prompt(call: Call) -> None:
+    assert sent(call, "question?", stdin=b"a file\n") == "a file\n\nquestion?"
+
+
+def test_stdin_alone_is_the_prompt(call: Call) -> None:
+    assert sent(call, stdin="grüße\r\n".encode()) == "grüße"
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b" \n\t"])
+def test_empty_stdin_is_no_stdin(call: Call, stdin: bytes) -> None:
+    assert sent(call, "hi", stdin=stdin) == "hi"
+    assert call(HELLO, stdin=stdin).code == 2
+
+
+def test_one_file_is_the_beginning_and_several_are_named(call: Call, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("1\n")
+    two.write_text("2\n")
+    assert sent(call, "-f", one, "q", stdin=b"in") == "1\n\nin\n\nq"
+    assert sent(call, "-f", one) == "1"
+    assert sent(call, "-f", one, "-f", two, "q") == f"{one}:\n\n1\n\n{two}:\n\n2\n\nq"
+
+
+def test_a_file_that_is_no_text_is_refused(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    for data in BINARY:
+        file.write_bytes(data)
+        code, out, err = call(HELLO, "-f", file, "explain")
+        assert (code, out) == (2, "")
+        assert f"{file} is a binary file" in err
+
+
+def test_binary_stdin_is_refused(call: Call) -> None:
+    for data in BINARY:
+        code, out, err = call(HELLO, "explain", stdin=data)
+        assert (code, out) == (2, "")
+        assert "stdin is binary" in err
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_the_text_of_windows_is_read_by_its_mark(call: Call, tmp_path: Path, encoding: str) -> None:
+    data = "".join(("\ufeff" if encoding == "utf-16-be" else "", "Grüße\r\nnotes")).encode(encoding)
+    file = tmp_path / "notes.txt"
+    file.write_bytes(data)
+    assert sent(call, "-f", file, "q") == "Grüße\nnotes\n\nq"
+    assert sent(call, "q", stdin=data) == "Grüße\nnotes\n\nq"
+
+
+def test_an_empty_file_is_named(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.touch()
+    assert f"{file} is empty" in call(HELLO, "-f", file, "q").err
+
+
+def test_ten_megabytes_arrive_whole(call: Call) -> None:
+    text = "0123456789abcdef" * (10 * 2**16)
+    assert sent(call, "q", stdin=text.encode()) == f"{text}\n\nq"
+
+
+def test_more_than_is_read_ends_with_6_and_the_limit(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt, "MAX_INPUT_BYTES", 1000)
+    code, out, err = call(HELLO, "q", stdin=b"x" * 1001)
+    assert (code, out) == (6, "")
+    assert "1,000 bytes" in err
+
+
+def test_bytes_that_are_not_utf8_are_replaced_and_said(call: Call) -> None:
+    app = ScriptedApp(HELLO)
+    code, _, err = call(app, "q", stdin=b"ok \xff\xfe end")
+    assert code == 0
+    assert asked(app) == "ok \ufffd\ufffd end\n\nq"
+    assert "stdin is not UTF-8 (first at byte 3)" in err
+    assert "not UTF-8" not in call(HELLO, "q", stdin="a real \ufffd".encode()).err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "told"),
+    [
+        (["-f", "nope.txt", "q"], 3, "nope.txt"),
+        (["-f", ".", "q"], 2, "folder"),
+        (["-m", "nope.gguf", "q"], 3, "nope.gguf"),
+        (["-m", "qwen2.5:7b", "q"], 3, "qwen2.5:7b"),
+        (["-m", ".", "q"], 2, "folder"),
+        (["run", "./nowhere", "q"], 3, "nowhere"),
+    ],
+)
+def test_what_is_not_there_is_named(call: Call, args: list[str], code: int, told: str) -> None:
+    got, out, err = call(HELLO, *args)
+    assert (got, out) == (code, "")
+    assert told in err
+
+
+def test_a_folder_tells_which_models_it_holds(call: Call, model: Path) -> None:
+    assert "tiny.gguf" in call(HELLO, "run", model.parent, "q").err
+
+
+def test_a_name_is_found_in_the_models_folder(
+    call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALCHAT_MODELS", str(model.parent))
+    app = ScriptedApp(HELLO)
+    assert call(app, "run", "tiny", "hi").code == 0
+    assert app.options[0].model == model
+
+
+def test_without_any_model_it_ends_with_3_and_says_what_to_do(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.models.resolve._guide_file", lambda: Path("/nowhere/guide.gguf"))
+    code, out, err = call(HELLO, "hi", named=False)
+    assert (code, out) == (3, "")
+    assert "LOCALCHAT_MODEL" in err
+    assert call(HELLO, "run", "guide", "hi", named=False).code == 3
+
+
+def test_conversation_needs_a_terminal_and_one_kind_of_output(call: Call) -> None:
+    assert call(HELLO, "-i", "--json", "hi").code == 2
+
+
+def test_parts_are_joined_by_blank_lines_and_empty_ones_left_out() -> None:
+    assert join_parts(["a\n\n", "", "b"]) == "a\n\nb"
+    assert join_parts(["", ""]) == ""
+    assert join_parts(["", "b\n"]) == "b\n"
+
+
+def test_words_that_are_no_unicode_are_replaced_and_said(call: Call) -> None:
+    app = ScriptedApp(HELLO)
+    code, _, err = call(app, "caf\udce9 hi")
+    assert (code, asked(app)) == (0, "caf\ufffd hi")
+    assert "the prompt is not UTF-8" in err
+
+
+def test_a_dash_is_no_file_and_stdin_needs_none(call: Call) -> None:
+    refused = call(SCENARIOS["hello"], "-f", "-", "hi", stdin=b"text")
+    assert refused.code == 3
+    assert "stdin needs no flag" in refused.err

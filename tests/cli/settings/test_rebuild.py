@@ -1,0 +1,248 @@
+"""`doctor --rebuild` and the sentence that offers it, on a rebuilder of our own making."""
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localchat.backend_api.interface import (
+    Backend,
+    MinimalBackend,
+    OpenModel,
+    RebuildOffer,
+    RebuildOutcome,
+    RebuildProgress,
+    Remedy,
+)
+from localchat.cli.context import AppContext
+from localchat.cli.resolve import Setup
+from localchat.cli.settings.rebuild import offer_once
+from localchat.cli.streams import Terminal
+from localchat.config.paths import find_paths
+from localchat.config.settings import Settings
+from localchat.errors import LocalchatError
+from localchat.models.resolve import locate
+from tests.support.cli_program import INFO, SCENARIOS
+from tests.support.terminal_screen import Call
+
+OFFER = RebuildOffer("cpu", "uses AVX-512: prompts are read 1.3 times as fast", 3.6)
+
+
+class FakeRebuilder:
+    kinds = ("cpu", "cuda")
+
+    def __init__(self) -> None:
+        self.offered: RebuildOffer | None = OFFER
+        self.outcome = RebuildOutcome(taken=True, sentence="prompts 1.40 times as fast")
+        self.fails: BaseException | None = None
+        self.built: list[str] = []
+        self.there = False
+
+    def offer(self) -> RebuildOffer | None:
+        return self.offered
+
+    def minutes(self, kind: str) -> float:
+        return 3.6
+
+    def rebuild(self, kind: str, report: Callable[[RebuildProgress], None]) -> RebuildOutcome:
+        self.built.append(kind)
+        report(RebuildProgress("compiling", 1, 2))
+        if self.fails is not None:
+            raise self.fails
+        return self.outcome
+
+    def undo(self) -> bool:
+        there, self.there = self.there, False
+        return there
+
+
+class FakeBackend(MinimalBackend):
+    name = "llamacpp"
+
+    def __init__(self, builder: FakeRebuilder) -> None:
+        self._builder = builder
+        self.found: tuple[Remedy, ...] = ()
+
+    def available(self) -> object:
+        raise AssertionError("a rebuild does not ask")
+
+    def accepts(self, path: Path) -> bool:
+        return False
+
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
+        raise AssertionError("a rebuild opens nothing")
+
+    def remedies(self) -> tuple[Remedy, ...]:
+        return self.found
+
+    def rebuilder(self) -> FakeRebuilder:
+        return self._builder
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    # First imported below, it would keep the backends of this test for all that follow.
+    importlib.import_module("localchat.cli.settings.doctor_report")
+    made = FakeBackend(FakeRebuilder())
+    found: dict[str, Backend] = {"llamacpp": made}  # type: ignore[dict-item]
+    monkeypatch.setattr("localchat.backend_api.registry.find_backends", lambda: found)
+    return made
+
+
+@pytest.fixture
+def builder(backend: FakeBackend) -> FakeRebuilder:
+    return backend.rebuilder()
+
+
+def doctor(call: Call, *args: str) -> tuple[int, str, str]:
+    return call(SCENARIOS["hello"], "doctor", *args, named=False)
+
+
+def test_a_better_build_is_used_and_can_be_taken_back(call: Call, builder: FakeRebuilder) -> None:
+    code, out, err = doctor(call, "--rebuild", "--yes")
+    assert (code, out, builder.built) == (0, "", ["cpu"])
+    assert "used from the next start on: prompts 1.40 times as fast" in err
+    assert "localchat doctor --rebuild=undo" in err
+
+
+def test_a_build_that_is_not_better_says_why(call: Call, builder: FakeRebuilder) -> None:
+    builder.outcome = RebuildOutcome(taken=False, sentence="it is no faster: 1.01 times")
+    code, out, err = doctor(call, "--rebuild", "--yes")
+    assert (code, out) == (0, "")
+    assert "not taken: it is no faster: 1.01 times" in err and "undo" not in err
+
+
+def test_a_build_that_fails_ends_with_1_and_its_reason(call: Call, builder: FakeRebuilder) -> None:
+    builder.fails = LocalchatError("llama.cpp could not be built: no cookie", hint="see the log")
+    code, _, err = doctor(call, "--rebuild", "--yes")
+    assert code == 1 and "no cookie" in err and "see the log" in err
+
+
+def test_an_interrupt_says_that_nothing_changed(call: Call, builder: FakeRebuilder) -> None:
+    builder.fails = KeyboardInterrupt()
+    code, _, err = doctor(call, "--rebuild", "--yes")
+    assert code == 130 and "everything is as it was before" in err
+
+
+def test_the_kind_that_is_named_is_built_and_an_unknown_one_is_refused(
+    call: Call, builder: FakeRebuilder
+) -> None:
+    builder.offered = None
+    assert doctor(call, "--rebuild=cuda", "--yes")[0] == 0
+    code, _, err = doctor(call, "--rebuild=cudo", "--yes")
+    assert (code, builder.built) == (2, ["cuda"]) and "cuda" in err
+
+
+def test_where_nothing_would_be_better_nothing_is_built(
+    call: Call, backend: FakeBackend, builder: FakeRebuilder
+) -> None:
+    builder.offered = None
+    code, _, err = doctor(call, "--rebuild", "--yes")
+    assert (code, builder.built) == (0, []) and "nothing to rebuild" in err
+    backend.found = (Remedy("Stay in safe mode."), Remedy("Build without AMX.", "cpu"))
+    assert doctor(call, "--rebuild", "--yes")[0] == 0
+    assert builder.built == ["cpu"]
+
+
+def test_a_missing_compiler_is_named_before_anything_begins(
+    call: Call, builder: FakeRebuilder
+) -> None:
+    builder.offered = RebuildOffer("cpu", "is faster", 4.0, "It needs a C++ compiler: get g++.")
+    code, _, err = doctor(call, "--rebuild", "--yes")
+    assert (code, builder.built) == (1, []) and "It needs a C++ compiler: get g++." in err
+
+
+def test_without_a_terminal_it_wants_yes_and_offline_it_refuses(
+    call: Call, builder: FakeRebuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = doctor(call, "--rebuild")
+    assert code == 2 and "--yes" in err
+    monkeypatch.setenv("LOCALCHAT_OFFLINE", "1")
+    code, _, err = doctor(call, "--rebuild", "--yes")
+    assert code == 2 and "offline" in err
+    assert builder.built == []
+
+
+def test_undo_takes_the_build_back(call: Call, builder: FakeRebuilder) -> None:
+    builder.there = True
+    assert "the build is removed" in doctor(call, "--rebuild=undo")[2]
+    assert "there is no build" in doctor(call, "--rebuild=undo")[2]
+
+
+# ---------------------------------------------------------------------------- the offer
+
+
+@pytest.fixture
+def setup(model: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """A setup of somebody at a terminal who is not new."""
+    monkeypatch.setattr("localchat.cli.settings.rebuild._QUIET_S", 0.0)
+    for name in ("stdin", "stdout", "stderr"):
+        stream = io.StringIO()
+        stream.isatty = lambda: True  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, name, stream)
+    paths = find_paths(os.environ)
+    located = locate(str(model), paths, "test", os.environ)
+    return Setup(AppContext(), paths, Settings(), {}, located, Terminal(os.environ))
+
+
+def test_a_build_that_helps_is_offered_once_with_gain_and_minutes(
+    setup: Setup, builder: FakeRebuilder
+) -> None:
+    sentence = offer_once(setup, INFO)
+    assert OFFER.gain in sentence and "about 4 minutes" in sentence
+    assert "localchat doctor --rebuild" in sentence
+    assert offer_once(setup, INFO) == ""
+    builder.offered = RebuildOffer("cuda", "computes on the graphics card", 30.0)
+    assert "30 minutes" in offer_once(setup, INFO)
+    assert offer_once(setup, INFO) == ""
+
+
+def test_a_newcomer_gets_no_offer_below_the_first_answers(
+    setup: Setup, builder: FakeRebuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.cli.settings.rebuild._QUIET_S", 3600.0)
+    assert offer_once(setup, INFO) == offer_once(setup, INFO) == ""
+    monkeypatch.setattr("localchat.cli.settings.rebuild._QUIET_S", 0.0)
+    assert offer_once(setup, INFO) != ""
+    assert offer_once(setup, INFO) == ""
+
+
+def test_nothing_is_offered_where_nothing_helps_or_can_be_built(
+    setup: Setup, builder: FakeRebuilder
+) -> None:
+    builder.offered = None
+    assert offer_once(setup, INFO) == ""
+    builder.offered = RebuildOffer("cpu", "is faster", 4.0, "It needs a C++ compiler.")
+    assert offer_once(setup, INFO) == ""
+    builder.offered = OFFER
+    assert offer_once(setup, INFO) != ""  # no refusal counts as an offer
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_nothing_is_offered_in_a_pipe(
+    setup: Setup, builder: FakeRebuilder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sys, name, io.StringIO())
+    piped = Setup(setup.app, setup.paths, setup.settings, {}, setup.model, Terminal(os.environ))
+    assert offer_once(piped, INFO) == ""
+    assert not (setup.paths.state_dir / "rebuild-offers.json").exists()
+
+
+@pytest.mark.parametrize("settings", [Settings(quiet=True), Settings(offline=True)])
+def test_nothing_is_offered_to_who_wants_no_talk_or_no_network(
+    setup: Setup, builder: FakeRebuilder, settings: Settings
+) -> None:
+    silent = Setup(setup.app, setup.paths, settings, {}, setup.model, setup.terminal)
+    assert offer_once(silent, INFO) == ""
+
+
+def test_where_the_offer_cannot_be_remembered_it_is_not_made(
+    setup: Setup, builder: FakeRebuilder
+) -> None:
+    setup.paths.state_dir.parent.mkdir(parents=True, exist_ok=True)
+    setup.paths.state_dir.write_text("a file")
+    assert offer_once(setup, INFO) == ""
