@@ -183,12 +183,12 @@ def _server(
 ) -> "Iterator[BatchServer]":
     """The server that answers: a process of our own, or one that runs. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
-    from localchat.bench.endpoint import first_model
-    from localchat.bench.server_process import server_properties
-    from localchat.bench.sweep import BenchVariant
-    from localchat.bench.variants import is_running
     from localchat.cli.measure.bench_servers import BenchServers
     from localchat.engine.remote.client import base_url
+    from localchat.measure.endpoint import first_model
+    from localchat.measure.server_process import server_properties
+    from localchat.measure.sweep import BenchVariant
+    from localchat.measure.variants import is_running
 
     asked = ctx.params
     chosen = _chosen_model(ctx, batch)
