@@ -10,7 +10,8 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
 from localchat.model_files.checkpoint import ModelSummary
-from localchat_cuda import environment, preflight
+from localchat_cuda import environment
+from localchat_cuda.plan import preflight
 
 
 class CudaBackend:
