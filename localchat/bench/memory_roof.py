@@ -9,8 +9,8 @@ import msgspec
 
 from localchat.bench.statistics import PointFigures
 from localchat.fit.hardware import Machine
-from localchat.fit.memory_bandwidth import ram_bandwidth
 from localchat.fit.memory_plan import CacheSpec, MemoryPlan, kv_layer_bytes
+from localchat.fit.speed import ram_bandwidth
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import ModelSummary
 from localchat.model_files.ggml_types import KV_FORMATS

@@ -18,7 +18,7 @@ from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject
 from localchat.models.memory_steps import memory_steps
 from localchat_cuda.plan.memory_plan import plan as cuda_plan
-from localchat_llamacpp.memory_plan import plan as llamacpp_plan
+from localchat_llamacpp.plan.memory_plan import plan as llamacpp_plan
 from tests.support.cuda_machines import CONFIG, gpu, header
 from tests.support.gguf_files import Q4_0, Size, llama
 

@@ -19,7 +19,7 @@ from localchat.models.names import parse
 from localchat.models.published_models import gguf_shape, published_model
 from localchat.models.published_shapes import read_published_shapes
 from localchat.units import size
-from localchat_llamacpp.memory_plan import plan
+from localchat_llamacpp.plan.memory_plan import plan
 
 TABLE = Path(__file__).with_name("fit_golden.txt")
 GB = 10**9

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
     from localchat.fit.memory_steps import MemoryStep
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
     from localchat.model_files.checkpoint import ModelSummary
     from localchat.models.assess import ExpectedSpeed, FitReport, Subject
     from localchat.models.catalog import Catalog
@@ -117,7 +117,7 @@ class LoadPlanner:
         return self._report(setup, options, None).plan
 
     def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
-        """Decode rate of past runs, else by a short benchmark. Raises LocalchatError."""
+        """Return the decode rate of past runs, else a prediction. Raises LocalchatError."""
         return self._report(setup, setup.options.load, self._history()).expected_speed
 
     def _report(
@@ -146,7 +146,7 @@ class LoadPlanner:
         )
 
     def _history(self) -> "SpeedHistory":
-        from localchat.fit.speed_history import SpeedHistory
+        from localchat.fit.speed import SpeedHistory
 
         return SpeedHistory(self._setup.paths.state_dir)
 
@@ -159,7 +159,7 @@ class LoadPlanner:
         return CatalogEstimate(report.plan, model.file_bytes)
 
     def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
-        """Decode rate of a model of the catalogue, by a short benchmark. Raises LocalchatError."""
+        """Predict the decode rate of a model of the catalogue. Raises LocalchatError."""
         model = self._published(name)
         if model is None:
             return None

@@ -25,7 +25,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ModelShape
 from localchat.units import gigabytes_flag, size, tokens
-from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
+from localchat_llamacpp.plan.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192
 """Context worth a quantized cache, window-only layers or layers left in RAM; a longer one must cost nothing."""
