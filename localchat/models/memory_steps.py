@@ -18,7 +18,7 @@ from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.index import read_index
 from localchat.models.names import parse
-from localchat.models.published_models import published_names
+from localchat.models.published_shapes import published_names
 from localchat.models.recommended_models import recommended_names
 from localchat.models.resolve import GUIDE
 from localchat.units import size

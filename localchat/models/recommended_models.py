@@ -21,8 +21,7 @@ from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import download_rate
-from localchat.models.published_models import gguf_shape
-from localchat.models.published_shapes import read_published_shapes
+from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]

@@ -18,7 +18,7 @@ from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
-from localchat.models.published_models import published_model
+from localchat.models.published_shapes import published_model
 from localchat_llamacpp import native_model
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Placement, load_weights

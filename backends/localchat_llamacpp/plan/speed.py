@@ -21,7 +21,7 @@ _CROSSING_S: Final = 60e-6
 """Time to send a layer's rows to experts in RAM and back."""
 _STEP_S: Final = 0.4e-3
 """Time of the engine core per step: bookkeeping, sampling, text and frames."""
-_ON_CPU: Final = Spread(0.4, 1.8)
+_ON_CPU: Final = Spread(0.35, 1.8)
 """Compute limits a slow CPU, and caches lift a small model beyond the bandwidth of the RAM."""
 _ON_GPU: Final = Spread(0.5, 1.3)
 

@@ -168,7 +168,7 @@ class LoadPlanner:
     def _published(self, name: str) -> "ModelSummary | None":
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
-        from localchat.models.published_models import published_model
+        from localchat.models.published_shapes import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)

@@ -181,7 +181,7 @@ def _elsewhere(
     from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
-    from localchat.models.published_models import published_model
+    from localchat.models.published_shapes import published_model
 
     try:
         reference = parse(word, read_catalog(inputs.paths))
@@ -221,7 +221,7 @@ def _elsewhere(
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     """Error for a model whose shape is unknown. `by`: where offline is set."""
-    from localchat.models.published_models import published_names
+    from localchat.models.published_shapes import published_names
 
     others = ", ".join(published_names(reference))
     return NetworkError(

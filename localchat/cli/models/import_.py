@@ -51,7 +51,7 @@ def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: b
     from localchat.backend_api.registry import choose_for_file
     from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
-    from localchat.models.external.base import plain_stem
+    from localchat.models.gguf_files import plain_stem
     from localchat.models.link import How, link_model
 
     header = read_header(path)
@@ -139,8 +139,8 @@ def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: boo
 
 def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
     from localchat.models.aliases import add_folder, remove_folder
-    from localchat.models.external.base import FOLDER
     from localchat.models.external.discovery import find_external_models
+    from localchat.models.external.stores import FOLDER
 
     paths = find_paths(app.environ)
     if forget:

@@ -375,7 +375,7 @@ _WITH_CACHE = 1.15
 def _published_bytes(entry: "CatalogEntry") -> int:
     """Size of the default file by its published shape, the same as after the verdict; 0: unknown."""
     from localchat.models.names import parse
-    from localchat.models.published_models import published_model
+    from localchat.models.published_shapes import published_model
 
     model = published_model(parse(entry.name, {entry.name: entry}))
     return model.file_bytes if model is not None else 0

@@ -23,7 +23,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.models.assess import ExpectedSpeed, Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
-from localchat.models.published_models import published_model
+from localchat.models.published_shapes import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
 from tests.support.tui_stage import Stage, app_of, play, until
