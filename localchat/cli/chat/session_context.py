@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.memory_steps import MemoryStep
     from localchat.fit.speed import SpeedHistory
+    from localchat.fit.steps import MemoryStep
     from localchat.model_files.checkpoint import ModelSummary
     from localchat.models.assess import ExpectedSpeed, FitReport, Subject
     from localchat.models.catalog import Catalog
@@ -132,7 +132,7 @@ class LoadPlanner:
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
         """What would make room for a model that does not fit. Raises LocalchatError."""
-        from localchat.models.memory_steps import memory_steps
+        from localchat.models.substitutes import memory_steps
 
         if setup.model.is_composed:
             return ()

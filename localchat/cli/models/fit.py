@@ -60,11 +60,10 @@ def command(
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.config.routes import PREFIX
-    from localchat.fit.load_steps import SlotLimit
-    from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
-    from localchat.models.memory_steps import memory_steps
+    from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
     from localchat.models.recommended_models import with_models_that_fit
     from localchat.models.resolve import planned_load
+    from localchat.models.substitutes import memory_steps
 
     if word.startswith(PREFIX):
         return _fit_route(ctx, word, parallel, as_json=as_json)

@@ -9,9 +9,8 @@ from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.load_steps import Planner, SlotLimit, load_steps, needed_bytes
 from localchat.fit.memory_plan import MemoryPlan, is_rough, smaller_quantizations
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep, Planner, SlotLimit, load_steps, needed_bytes
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
