@@ -355,7 +355,7 @@ class ChatSession:
         if outcome.end == "complete":
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
-            from localchat.fit.memory_steps import IN_ORDER
+            from localchat.fit.steps import IN_ORDER
             from localchat.session.memory_offers import load_offers
 
             self.notice(

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import ContextExceeded

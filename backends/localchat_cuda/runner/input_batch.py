@@ -18,7 +18,12 @@ from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import CHUNK, Tokens
-from localchat_cuda.memory_plan import LARGEST_CAPTURED, LARGEST_DECODE, PAGE_TOKENS, dequant_pages
+from localchat_cuda.plan.memory_plan import (
+    LARGEST_CAPTURED,
+    LARGEST_DECODE,
+    PAGE_TOKENS,
+    dequant_pages,
+)
 from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 

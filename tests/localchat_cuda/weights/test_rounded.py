@@ -15,8 +15,8 @@ from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions, RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config, rounded_config
+from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.quantization_config import rounding
-from localchat_cuda.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.formats.rounded import Rounded
 from localchat_cuda.weights.formats.weight import dequantized
 from localchat_cuda.weights.loader import load

@@ -21,7 +21,8 @@ from localchat.fit.memory_plan import (
     weights_split,
 )
 from localchat.model_files.architecture import ModelShape
-from localchat_llamacpp.compute_buffers import (
+from localchat_llamacpp.draft_shape import draft_shape
+from localchat_llamacpp.plan.compute_buffers import (
     PROCESS_BYTES,
     SPARE_STATES,
     Repacked,
@@ -35,8 +36,7 @@ from localchat_llamacpp.compute_buffers import (
     repacked_weights,
     window_cells,
 )
-from localchat_llamacpp.draft_shape import draft_shape
-from localchat_llamacpp.layer_split import layer_weights, split_layers
+from localchat_llamacpp.plan.layer_split import layer_weights, split_layers
 
 SCORES_BYTES = 512_000_000
 """Attention scores up to this size are always paid for a faster decode."""

@@ -11,7 +11,8 @@ from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import demand
 from localchat_cuda.load import capabilities
-from localchat_cuda.memory_plan import (
+from localchat_cuda.model_config import parse_config
+from localchat_cuda.plan.memory_plan import (
     OVERHEAD_BYTES,
     StepLimits,
     graph_bytes,
@@ -19,13 +20,12 @@ from localchat_cuda.memory_plan import (
     plan,
     workspace_bytes,
 )
-from localchat_cuda.model_config import parse_config
-from localchat_cuda.weight_sizes import dummy_bytes, token_bytes, unpacked_bytes
+from localchat_cuda.plan.weight_sizes import dummy_bytes, token_bytes, unpacked_bytes
 from tests.support.cuda_configs import AWQ, QWEN25
 from tests.support.cuda_machines import CONFIG, GB, gpu, header
 from tests.support.hub_configs import CONFIGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_cache_of_every_slot_is_planned_and_no_more() -> None:
@@ -154,7 +154,7 @@ def test_ggml_kv_types_are_refused_with_the_possible_ones() -> None:
 
 
 def test_planning_imports_no_torch() -> None:
-    code = "import sys, localchat_cuda.memory_plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, localchat_cuda.plan.memory_plan; sys.exit('torch' in sys.modules)"
     path = f"{ROOT}:{ROOT / 'backends'}"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path}, check=False)
     assert done.returncode == 0

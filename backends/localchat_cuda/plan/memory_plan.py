@@ -13,7 +13,7 @@ from localchat.fit.hardware import Gpu
 from localchat.fit.kv_types import FP8, canonical_kv_type
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
-    LEAST_CONTEXT_TOKENS,
+    MIN_CONTEXT_TOKENS,
     MemoryPlan,
     check_context,
     gpu_reserve_bytes,
@@ -21,19 +21,19 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
-from localchat_cuda import draft_plan, window_plan
-from localchat_cuda.draft_plan import DraftShape
 from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.model_config import FloatType, ModelConfig
-from localchat_cuda.prediction_config import has_head, head_bytes, head_config
-from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
-from localchat_cuda.weight_sizes import (
+from localchat_cuda.plan import draft_plan, window_plan
+from localchat_cuda.plan.draft_plan import DraftShape
+from localchat_cuda.plan.weight_sizes import (
     dummy_bytes,
     head_bounds_bytes,
     head_int8_bytes,
     unpacked_bytes,
     weights_bytes,
 )
+from localchat_cuda.prediction_config import has_head, head_bytes, head_config
+from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
 
 PAGE_TOKENS = 64
 STEP_TOKENS = 2048
@@ -441,7 +441,7 @@ class _LoadPlanner:
         asked = self.options.context_tokens
         goal = asked or trained
         longest = self._longest(max(trained, goal))
-        least = min(LEAST_CONTEXT_TOKENS, trained)
+        least = min(MIN_CONTEXT_TOKENS, trained)
         if asked is None and least <= longest < trained:
             self.notes.append(
                 f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
@@ -473,7 +473,7 @@ class _LoadPlanner:
         if self.kv_type == FP8 or FP8 not in self.kv_types:
             return
         possible = self._longest(most, FP8)
-        if possible > max(longest, LEAST_CONTEXT_TOKENS):
+        if possible > max(longest, MIN_CONTEXT_TOKENS):
             yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
     def _all_slots_fit(self, context: int) -> bool:

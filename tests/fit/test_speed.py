@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from localchat.engine.events import Done, Speculation
-from localchat.fit.speed_history import MOST_RUNS, SpeedHistory
+from localchat.fit import speed
+from localchat.fit.speed import MAX_RUNS, SpeedHistory
 from localchat.model_files.checkpoint import read_summary
 from localchat.models import speed_recorder
 from localchat.models.speed_recorder import measured_run, record_speed
@@ -45,7 +46,10 @@ def test_the_best_of_the_last_runs_of_a_file_is_its_speed(tmp_path: Path) -> Non
     assert measured(paces, model) is None
 
 
-def test_other_models_that_ran_are_told_newest_first(tmp_path: Path) -> None:
+def test_other_models_that_ran_are_told_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "_MIN_PAST_BYTES", 0)
     paces = SpeedHistory(tmp_path / "state")
     for number in range(3):
         path = write_model(tmp_path / f"{number}.gguf")
@@ -58,15 +62,18 @@ def test_other_models_that_ran_are_told_newest_first(tmp_path: Path) -> None:
     assert [one.tokens_per_s for one in past] == [12.0, 10.0]
     assert past[0].model == read_summary(tmp_path / "2.gguf")
     assert paces.past(backend="llamacpp", threads=2, whole_gpu=True) == ()
+    # A model that the processor caches says nothing about the speed of memory.
+    monkeypatch.setattr(speed, "_MIN_PAST_BYTES", 1 << 30)
+    assert paces.past(backend="llamacpp", threads=2, whole_gpu=False) == ()
 
 
 def test_the_file_stays_small_and_what_cannot_be_read_counts_as_empty(tmp_path: Path) -> None:
     paces = SpeedHistory(tmp_path)
-    for number in range(MOST_RUNS + 5):
+    for number in range(MAX_RUNS + 5):
         paces.record(run(f"{number}.gguf", 1.0))
     for _ in range(30):
         paces.record(run("same.gguf", 2.0))
-    assert len(paces.runs()) == MOST_RUNS
+    assert len(paces.runs()) == MAX_RUNS
     assert paces.runs()[-1].path == "same.gguf"
     assert len(paces.runs()[-1].rates) <= 10
     (tmp_path / "paces.json").write_text("{")
@@ -77,7 +84,7 @@ def test_the_file_stays_small_and_what_cannot_be_read_counts_as_empty(tmp_path: 
 
 def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from localchat.fit.speed_history import SpeedHistory\n"
+        "import sys; from pathlib import Path; from localchat.fit.speed import SpeedHistory\n"
         "from tests.support.speed_runs import run\n"
         "for number in range(15): SpeedHistory(Path(sys.argv[1])).record(run(f'{sys.argv[2]}{number}', 1.0))"
     )

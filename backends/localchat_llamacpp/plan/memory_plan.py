@@ -15,7 +15,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.kv_types import FP8, canonical_kv_type
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
-    LEAST_CONTEXT_TOKENS,
+    MIN_CONTEXT_TOKENS,
     MemoryPlan,
     check_context,
     is_rough,
@@ -25,7 +25,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ModelShape
 from localchat.units import gigabytes_flag, size, tokens
-from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
+from localchat_llamacpp.plan.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192
 """Context worth a quantized cache, window-only layers or layers left in RAM; a longer one must cost nothing."""
@@ -122,7 +122,7 @@ class _CandidateChooser:
         # Below this context a coarser candidate is tried.
         self.goal = self.options.context_tokens or min(self.trained, GOAL_TOKENS)
         self.most = max(self.trained, self.goal)
-        self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
+        self.least = min(MIN_CONTEXT_TOKENS, self.trained)
         if self.options.kv_type == "q4_0":
             self.notes.append(_FOUR_BIT_KEYS if memory.shape.key_biases else _FOUR_BITS)
 

@@ -6,7 +6,7 @@ import pytest
 
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.model_config import ModelConfig, parse_config
-from localchat_cuda.weight_sizes import parameters, weights_bytes
+from localchat_cuda.plan.weight_sizes import parameters, weights_bytes
 from tests.support.cuda_configs import AWQ, QWEN25
 from tests.support.cuda_machines import CONFIG
 from tests.support.hub_configs import CONFIGS

@@ -10,15 +10,14 @@ from msgspec import structs
 from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.load_steps import SlotLimit, load_steps, needed_bytes
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.memory_steps import MemoryStep, step_lines
+from localchat.fit.steps import MemoryStep, SlotLimit, load_steps, needed_bytes, step_lines
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject
-from localchat.models.memory_steps import memory_steps
-from localchat_cuda.memory_plan import plan as cuda_plan
-from localchat_llamacpp.memory_plan import plan as llamacpp_plan
+from localchat.models.substitutes import memory_steps
+from localchat_cuda.plan.memory_plan import plan as cuda_plan
+from localchat_llamacpp.plan.memory_plan import plan as llamacpp_plan
 from tests.support.cuda_machines import CONFIG, gpu, header
 from tests.support.gguf_files import Q4_0, Size, llama
 

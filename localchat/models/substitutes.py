@@ -9,16 +9,15 @@ from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.load_steps import Planner, SlotLimit, load_steps, needed_bytes
 from localchat.fit.memory_plan import MemoryPlan, is_rough, smaller_quantizations
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep, Planner, SlotLimit, load_steps, needed_bytes
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.index import read_index
 from localchat.models.names import parse
-from localchat.models.published_models import published_names
+from localchat.models.published_shapes import published_names
 from localchat.models.recommended_models import recommended_names
 from localchat.models.resolve import GUIDE
 from localchat.units import size
