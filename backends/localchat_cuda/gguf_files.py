@@ -9,9 +9,10 @@ from typing import NamedTuple
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.gguf_config import config_of, has_rope_factors, loaded_header
+from localchat_cuda.config.gguf import config_of, has_rope_factors, loaded_header
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.tokenizer import TokenizerFiles
 
 _SAMPLES = 16

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
-from localchat_cuda.gguf_config import TokenizerKind, strings_of, tokenizer_kind
+from localchat_cuda.config.gguf import TokenizerKind, strings_of, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
 TOKENS: Final = "tokenizer.ggml.tokens"

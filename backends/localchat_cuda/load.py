@@ -27,9 +27,9 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.gguf_config import layer_formats
+from localchat_cuda.config.gguf import layer_formats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
-from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.plan import window_plan
 from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.model_config import read_config
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
 from tests.support import tiny_models

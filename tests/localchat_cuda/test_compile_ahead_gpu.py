@@ -8,8 +8,8 @@ import torch
 
 from localchat_cuda.compile_ahead import workers
 from localchat_cuda.compile_ahead.trace import CompileJob
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.kernels.launch import traits
-from localchat_cuda.model_config import parse_config
 from tests.support.compile_ahead_steps import TINY, can_of, child, random_shapes
 from tests.support.cuda_configs import AWQ
 from tests.support.tiny_engine_core import ON_GPU

@@ -13,7 +13,7 @@ import transformers
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.architectures import gemma4
 from localchat_cuda.checkpoint_model import CheckpointModel, DeviceKind
-from localchat_cuda.model_config import read_config
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.plan import weight_sizes
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights

@@ -13,10 +13,11 @@ from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.architectures import gemma3n
 from localchat_cuda.compile_ahead import trace
-from localchat_cuda.model_config import parse_config, read_config, rounded_config
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.reader import parse_config, read_config
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.plan import memory_plan
 from localchat_cuda.plan.weight_sizes import dummy_bytes, input_rows, token_bytes, weights_bytes
-from localchat_cuda.rope_config import Rotation
 from localchat_cuda.weights.formats.weight import Weight, dequantized
 from localchat_cuda.weights.loader import LayerWeights, load
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights

@@ -18,12 +18,12 @@ from localchat.fit.load_options import LoadOptions
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.gguf_config import TOKENIZER_KINDS, config_of, layer_formats
+from localchat_cuda.config.gguf import TOKENIZER_KINDS, config_of, layer_formats
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_files import open_gguf
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.kernels.ggml import FEW_ROWS, GgmlWeight
 from localchat_cuda.kernels.launch import interpreted
-from localchat_cuda.model_config import parse_config
 from localchat_cuda.plan import preflight
 from localchat_cuda.tokenizer import CheckpointTokenizer
 from localchat_cuda.weights.gguf_source import GgufWeights

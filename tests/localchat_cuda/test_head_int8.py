@@ -13,9 +13,9 @@ from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.model_config import parse_config, read_config
 from localchat_cuda.plan import memory_plan
 from localchat_cuda.plan.memory_plan import plan
 from localchat_cuda.plan.weight_sizes import head_int8_bytes

@@ -14,7 +14,8 @@ from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.model_config import parse_config, read_config, rounded_config
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.plan.memory_plan import kv_token_bytes, kv_types, plan
 from localchat_cuda.plan.weight_sizes import token_bytes, unpacked_bytes, weights_bytes
 from localchat_cuda.weights.loader import load

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localchat.fit.load_options import RoundedType
-from localchat_cuda.model_config import rounded_config
+from localchat_cuda.config.model import rounded_config
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
 from tests.real.conftest import GEMMA, SMOLLM2, model_path

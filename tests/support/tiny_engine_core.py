@@ -23,7 +23,7 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from localchat_cuda import load_drafts
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.model_config import read_config
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.host_pages import HostMemory, HostPages

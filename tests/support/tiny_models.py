@@ -11,13 +11,14 @@ import torch
 import transformers
 
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.model_config import ModelConfig, read_config
-from localchat_cuda.output_head import compute_logits
-from localchat_cuda.packed_layers import PackedLayers
+from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.output_head import compute_logits
+from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     build_input_batch,

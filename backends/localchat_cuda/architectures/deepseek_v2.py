@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import llama, qwen3_moe
-from localchat_cuda.layers import Layers, X
+from localchat_cuda.layers.dense import Layers, X
 from localchat_cuda.weights.loader import LayerWeights, ModelWeights
 
 EXPERTS = replace(

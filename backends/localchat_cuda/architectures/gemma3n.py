@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import gemma4
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.streams import Streams
-from localchat_cuda.weights.checkpoint_names import AltUpNames
+from localchat_cuda.architectures.names import AltUpNames
+from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.streams import Streams
 from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = replace(

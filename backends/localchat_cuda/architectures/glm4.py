@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import phi3
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.layers.dense import Layers, X
 from localchat_cuda.weights.loader import ModelWeights
 
 

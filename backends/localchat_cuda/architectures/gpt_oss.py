@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import llama
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.checkpoint_names import ExpertNames
+from localchat_cuda.architectures.names import ExpertNames
+from localchat_cuda.layers.dense import Layers, X
 from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = replace(

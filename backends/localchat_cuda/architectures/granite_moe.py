@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.mixtral import forward
-from localchat_cuda.weights.checkpoint_names import ExpertNames
+from localchat_cuda.architectures.names import ExpertNames
 
 NAMES = replace(
     llama.NAMES,

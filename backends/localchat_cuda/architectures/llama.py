@@ -5,8 +5,8 @@ Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (rope_
 
 import torch
 
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.layers.dense import Layers, X
 from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = Names(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import llama
-from localchat_cuda.layers import Layers, X
+from localchat_cuda.layers.dense import Layers, X
 from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = replace(llama.NAMES, biased=frozenset({"qkv"}))

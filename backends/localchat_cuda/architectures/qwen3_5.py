@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import qwen3_next
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.weights.checkpoint_names import DeltaNetNames
+from localchat_cuda.architectures.names import DeltaNetNames
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = replace(

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 
 from localchat_cuda.architectures import qwen2_moe, qwen3
-from localchat_cuda.layers import DenseLayers, HeadNorms
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.checkpoint_names import DeltaNetNames, Names
+from localchat_cuda.architectures.names import DeltaNetNames, Names
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.layers.dense import DenseLayers, HeadNorms
 from localchat_cuda.weights.loader import LayerWeights, ModelWeights
 
 

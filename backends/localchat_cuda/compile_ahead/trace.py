@@ -38,8 +38,11 @@ from localchat.backend_api.interface import (
 )
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import can_round, padded
 from localchat_cuda.ggml_forms import FORMS, INT8, INT8_ZEROS
-from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.attention.decode import LONG_TOKENS
@@ -50,9 +53,6 @@ from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import can_round, padded
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,

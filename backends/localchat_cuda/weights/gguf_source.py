@@ -9,8 +9,8 @@ import torch
 
 from localchat.errors import ModelInvalid, reason
 from localchat.model_files.gguf import GgufTensor, Header
+from localchat_cuda.config.gguf import added_to_norms, checkpoint_names, rotated_heads
 from localchat_cuda.ggml_forms import GGUF_FORMS
-from localchat_cuda.gguf_config import added_to_norms, checkpoint_names, rotated_heads
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.weights.device_reader import DeviceReader
 

@@ -1,10 +1,10 @@
 """Shapes of a layer's weights, by their fields in `Names`."""
 
-from localchat_cuda.latent_config import LatentAttention
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.latent import LatentAttention
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import padded
 
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:

@@ -14,6 +14,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.tensor_names import is_in_layers
 from localchat_cuda.kernels import ggml, int4
 from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
@@ -23,10 +27,7 @@ from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_he
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.weights import interleaved_experts
-from localchat_cuda.weights.checkpoint_names import Names
 from localchat_cuda.weights.formats import Unquantized, weight_format
 from localchat_cuda.weights.formats.weight import (
     Weight,
@@ -39,7 +40,6 @@ from localchat_cuda.weights.formats.weight import (
 )
 from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
 from localchat_cuda.weights.source import LoadTarget, WeightSource
-from localchat_cuda.weights.tensor_names import is_in_layers
 
 _ALWAYS = 20.0
 """A logit whose sigmoid is 1 in fp32."""

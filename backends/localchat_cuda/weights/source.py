@@ -10,8 +10,8 @@ import torch
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
+from localchat_cuda.config.tensor_names import canonical_name, is_text
 from localchat_cuda.weights.device_reader import DeviceReader
-from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of scales."""

@@ -25,10 +25,11 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.gguf_config import LayerFormats
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.plan.memory_plan import PAGE_TOKENS, can_bound_head, kv_token_bytes, kv_types
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages

@@ -4,9 +4,9 @@ import torch
 
 from localchat.fit.hardware import read_machine
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.ggml_forms import GGUF_FORMS
-from localchat_cuda.gguf_config import LayerFormats
-from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.layer_shapes import linear_shapes
 from localchat_cuda.weights.source import RandomWeights

@@ -17,7 +17,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.quantization_config import PACKED_GROUPS
+from localchat_cuda.config.quantization import PACKED_GROUPS
 from localchat_cuda.weights.layer_shapes import linear_shapes
 from localchat_cuda.weights.source import RandomWeights
 from scripts.bench.cuda.driving import GPU, config_of

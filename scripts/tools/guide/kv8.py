@@ -27,7 +27,8 @@ from tokenizers import Tokenizer
 from tokens import encode
 
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.plan.memory_plan import PAGE_TOKENS
 from localchat_cuda.runner.input_batch import (
     BatchConfig,

@@ -11,12 +11,12 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.quantization import Quantization
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.ggml.pack import GgmlWeight
 from localchat_cuda.load import random_weights
-from localchat_cuda.model_config import read_config
 from localchat_cuda.plan.weight_sizes import weights_bytes
-from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int8 import Int8
 from localchat_cuda.weights.formats.pack_quantized import PackQuantized

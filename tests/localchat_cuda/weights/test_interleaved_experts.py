@@ -8,8 +8,8 @@ import safetensors.torch
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.architectures import gpt_oss
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.load import random_weights
-from localchat_cuda.model_config import read_config
 from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights

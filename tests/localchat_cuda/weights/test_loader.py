@@ -9,8 +9,9 @@ import torch
 
 from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import ModelConfig, read_config
 from localchat_cuda.weights import device_reader
 from localchat_cuda.weights.device_reader import DeviceReader
 from localchat_cuda.weights.loader import ModelWeights, load

@@ -14,9 +14,10 @@ from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions, RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.model_config import read_config, rounded_config
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.quantization import rounding
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
-from localchat_cuda.quantization_config import rounding
 from localchat_cuda.weights.formats.rounded import Rounded
 from localchat_cuda.weights.formats.weight import dequantized
 from localchat_cuda.weights.loader import load

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,

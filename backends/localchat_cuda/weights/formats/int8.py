@@ -13,7 +13,7 @@ Xiao et al., 2022 (arXiv 2211.10438).
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import INT8_MIDDLE, group_size, pack_weight
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget

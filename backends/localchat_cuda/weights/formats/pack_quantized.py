@@ -12,7 +12,7 @@ Letters: N output and K input features, G groups along K.
 
 import torch
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,

@@ -10,9 +10,9 @@ weight records the order of its activations.
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.quantization_config import INT8_BITS, PACKED_GROUPS
 
 INT8_MIDDLE = 128
 """Zero of symmetric codes of 8 bits."""

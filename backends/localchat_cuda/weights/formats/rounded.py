@@ -13,9 +13,9 @@ Qwen2.5-Coder-1.5B solves 119 of 164 HumanEval problems (118 in bf16); in groups
 
 import torch
 
+from localchat_cuda.config.quantization import PACKED_GROUPS, Quantization, can_round, padded
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.quantization_config import PACKED_GROUPS, Quantization, can_round, padded
 from localchat_cuda.weights.formats.repack import INT8_MIDDLE, pack_weight
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget

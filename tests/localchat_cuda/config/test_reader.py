@@ -9,11 +9,12 @@ import transformers
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import parse_config, read_config, rounded_config
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.quantization import Quantization
+from localchat_cuda.config.reader import parse_config, read_config
+from localchat_cuda.config.rope import LinearScaling, Llama3Scaling, Rotation, YarnScaling
 from localchat_cuda.plan.memory_plan import kv_token_bytes
-from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation, YarnScaling
 from localchat_cuda.supported_architectures import CLASSES
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config_fields import ConfigFields
-from localchat_cuda.quantization_config import PACKED_GROUPS, Quantization
+from localchat_cuda.config.fields import ConfigFields
+from localchat_cuda.config.quantization import PACKED_GROUPS, Quantization
 from localchat_cuda.supported_architectures import GATED, GRANITES, LATENTS, WIDTHS, Architecture
 
 MAX_EXPERTS = 1023

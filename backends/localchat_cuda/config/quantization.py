@@ -384,7 +384,7 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 
 
 def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """Block formats of a GGUF file, one for each tensor (gguf_config.py writes this section)."""
+    """Block formats of a GGUF file, one for each tensor (config/gguf.py writes this section)."""
     mix, head = (str(raw.get(key) or "") for key in ("mix", "head"))
     return Quantization("gguf", 8, 0, mix=mix, head=head if head in GGUF_FORMS else "")
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import floating_bytes
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import floating_bytes
 from localchat_cuda.supported_architectures import HYBRIDS
 
 PREFIX = "mtp."

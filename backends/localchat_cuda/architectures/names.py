@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.config.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 
 from localchat_cuda.kernels import altup
 from localchat_cuda.kernels.altup import Added
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.output_head import dense_gemm
+from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.output_head import dense_gemm
 from localchat_cuda.weights.loader import LayerWeights, ModelWeights
 
 _LEAST_POWER = 1e-5

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 
 OTHER_HEAD = (
     "Take an EAGLE-3 head that was trained for this model, or a small model of the same family."

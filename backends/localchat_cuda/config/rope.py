@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.config.fields import ConfigFields
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.config.fields import ConfigFields
 from localchat_cuda.supported_architectures import Architecture
 
 HEAD_DIMENSIONS = (64, 96, 128, 256, 512)

@@ -5,8 +5,8 @@ DeepSeek-V2 (arXiv 2405.04434); the fields are those of transformers.
 
 from dataclasses import dataclass
 
-from localchat_cuda.config_fields import ConfigFields
-from localchat_cuda.rope_config import sharpened
+from localchat_cuda.config.fields import ConfigFields
+from localchat_cuda.config.rope import sharpened
 
 KV_RANKS = (128, 256, 512)
 ROPES = (16, 32, 64)

@@ -8,9 +8,9 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.config.fields import ConfigFields
+from localchat_cuda.config.rope import LongRopeScaling, Rotation, read_rotations
 from localchat_cuda.kernels import rope
-from localchat_cuda.rope_config import LongRopeScaling, Rotation, read_rotations
 
 FACTORS = {
     "short_factor": [1.0 + i / 30 for i in range(48)],

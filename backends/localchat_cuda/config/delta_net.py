@@ -6,7 +6,7 @@ Letters: G key heads and H value heads of a net, DK and DV their columns.
 from dataclasses import dataclass
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.config.fields import ConfigFields
 
 TAPS = 4
 """Tokens that a short convolution sees, its own among them."""
