@@ -69,7 +69,7 @@ def attach_head(
 ) -> None:
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    names = ARCHITECTURES[config.architecture].NAMES
+    names = config.family.names
     with advise_on_out_of_memory(request):
         weights = load_head(
             config, names, source, model.weights, model.pages.dtype, runner.device, notify
@@ -88,7 +88,7 @@ def attach_eagle(
 
     Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    names = ARCHITECTURES["llama"].NAMES
+    names = ARCHITECTURES["llama"].FAMILY.names
     assert draft.eagle is not None
     if source is None:
         source = CheckpointWeights(Path(request.options.draft or ""), runner.device)

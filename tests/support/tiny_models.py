@@ -28,7 +28,8 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.input_batch import TokenSpan as Placed
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.step_buffer import StepBuffer
-from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights
 
 CPU = torch.device("cpu")
@@ -501,7 +502,11 @@ class Tiny:
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.weights: ModelWeights = load(
-            self.config, self.architecture.NAMES, CheckpointWeights(folder, CPU), CPU, dtype=dtype
+            self.config,
+            self.architecture.FAMILY.names,
+            CheckpointWeights(folder, CPU),
+            CPU,
+            dtype=dtype,
         )
         self.kernels = kernels
         heads, d = self.config.heads, self.config.head_dim_of(self.config.layers - 1)

@@ -18,7 +18,7 @@ from localchat_cuda.config.fields import ConfigFields
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Stretches wavelengths beyond the original context by `factor`, keeps short ones, and blends between."""
+    """Stretch long wavelengths by `factor`, keep short ones, and blend those between."""
 
     factor: float
     low_frequency_factor: float
@@ -26,20 +26,20 @@ class Llama3Scaling:
     original_context: int
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
-        """Radians a position of each pair, `plain` being the unscaled ones."""
+        """Return the radians per position of each pair. `plain`: the unscaled radians."""
         low = self.low_frequency_factor
         high = self.high_frequency_factor
-        found = []
+        scaled = []
         for radians in plain:
             turns = self.original_context * radians / (2 * math.pi)
-            kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-            found.append(radians * (kept + (1.0 - kept) / self.factor))
-        return found
+            unscaled_share = min(max((turns - low) / (high - low), 0.0), 1.0)
+            scaled.append(radians * (unscaled_share + (1.0 - unscaled_share) / self.factor))
+        return scaled
 
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Divides positions by `factor`."""
+    """Divide positions by `factor`."""
 
     factor: float
 
@@ -50,7 +50,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN: stretches slow pairs by `factor`, keeps fast ones, with a ramp over the pairs between them."""
+    """Stretch slow pairs by `factor` and keep fast ones, with a ramp between them (YaRN)."""
 
     factor: float
     original_context: int
@@ -72,41 +72,41 @@ class YarnScaling:
         low = max(low, 0)
         high = min(high, 2 * pairs - 1)
         width = (high - low) or 0.001
-        found = []
-        for i, radians in enumerate(plain):
-            stretched = min(max((i - low) / width, 0.0), 1.0)
-            found.append(radians * (1.0 - stretched + stretched / self.factor))
-        return found
+        scaled = []
+        for pair, radians in enumerate(plain):
+            stretched_share = min(max((pair - low) / width, 0.0), 1.0)
+            scaled.append(radians * (1.0 - stretched_share + stretched_share / self.factor))
+        return scaled
 
     def _pair(self, turns: float, pairs: int) -> float:
-        """The pair (a fraction) with so many turns in the original context."""
+        """Return the fractional pair that makes `turns` turns in the original context."""
         span = math.log(self.original_context / (turns * 2 * math.pi))
         return pairs * span / math.log(self.theta)
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """LongRoPE: slows each pair by its own factor.
+    """Slow each pair by a factor of its own (LongRoPE).
 
-    `long` if the loaded context is longer than the original one, else `short`: one list for all positions, so
-    that the cache stays valid."""
+    A context longer than the original one uses `long`, and others `short`. One list serves all positions, so
+    that the KV cache stays valid."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original_context: int
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
-        """See Llama3Scaling. `context`: tokens that are loaded."""
+        """See Llama3Scaling. `context`: tokens of the loaded context."""
         factors = self.long if context > self.original_context else self.short
         return [radians / factor for radians, factor in zip(plain, factors, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicNtkScaling:
-    """Dynamic NTK: raises the base if the loaded context is longer than the original one.
+    """Raise the base if the loaded context is longer than the original one (dynamic NTK).
 
-    The slowest pair is stretched by about as much as the context is, times `factor`. One base serves all
-    positions, so that the cache stays valid."""
+    The slowest pair is stretched about as much as the context, times `factor`. One base serves all positions,
+    so that the KV cache stays valid."""
 
     factor: float
     original_context: int
@@ -119,22 +119,21 @@ class DynamicNtkScaling:
             return plain
         grown = self.factor * (context / self.original_context - 1.0) + 1.0
         theta = self.theta * grown ** (pairs / (pairs - 1))
-        return [theta ** (-i / pairs) for i in range(pairs)]
+        return [theta ** (-pair / pairs) for pair in range(pairs)]
 
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Turns the first `share` of the pairs, as far as if all turned, and leaves the others as they are."""
+    """Rotate the first `share` of the pairs, at the speed they have if all rotate."""
 
     share: float
     factor: float
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
         """See Llama3Scaling."""
-        turning = int(self.share * len(plain))
-        return [radians / self.factor for radians in plain[:turning]] + [0.0] * (
-            len(plain) - turning
-        )
+        rotating = int(self.share * len(plain))
+        fixed = [0.0] * (len(plain) - rotating)
+        return [radians / self.factor for radians in plain[:rotating]] + fixed
 
 
 Scaling: TypeAlias = (
@@ -159,10 +158,12 @@ class Rotation:
     """Factor of cosines and sines."""
 
     def radians(self, d: int, context: int) -> tuple[float, ...]:
-        """Radians a position of each of the R/2 pairs, if `context` tokens are loaded."""
-        turning = self.columns or d
-        plain = [self.theta ** (-2 * i / turning) for i in range(turning // 2)]
-        return tuple(plain if self.scaling is None else self.scaling.scaled(plain, context))
+        """Return the radians per position of each of the R/2 pairs. `context`: tokens of the loaded context."""
+        columns = self.columns or d
+        plain = [self.theta ** (-2 * pair / columns) for pair in range(columns // 2)]
+        if self.scaling is None:
+            return tuple(plain)
+        return tuple(self.scaling.scaled(plain, context))
 
 
 class Rotations(NamedTuple):
@@ -170,110 +171,121 @@ class Rotations(NamedTuple):
 
     all: Rotation
     windowed: Rotation | None
-    """Of layers with a window, if theirs differs."""
+    """Rotation of layers with a window, if it differs."""
     context: int
-    """Tokens that the scaling reaches; 0: not stated."""
+    """Tokens of the longest context that the scaling supports; 0: not stated."""
     bound: int
-    """Beyond so many tokens queries are scaled by their position, which no kernel here does; 0: never."""
+    """Tokens beyond which queries need a scale by position, which no kernel here has; 0: never."""
 
 
 def read_rotations(fields: ConfigFields, head_dim: int, context: int) -> Rotations:
     """Read the rotations of a config. `context`: max_position_embeddings. Raises ModelInvalid.
 
-    transformers 5 writes all into rope_parameters, by kind of layer if they differ; 4 into several fields."""
-    held = fields.section("rope_parameters")
-    stated = held or fields.section("rope_scaling")
-    own = {**stated}
+    transformers 5 writes them to rope_parameters, by kind of layer if they differ; version 4 to several
+    fields."""
+    parameters = fields.section("rope_parameters")
+    section = parameters or fields.section("rope_scaling")
     windowed: Mapping[str, Any] = {}
-    if isinstance(held.get("full_attention"), dict):
-        own = {**fields.section("full_attention", held)}
-        windowed = fields.section("sliding_attention", held)
+    if isinstance(parameters.get("full_attention"), dict):
+        section = fields.section("full_attention", parameters)
+        windowed = fields.section("sliding_attention", parameters)
     elif fields.raw.get("rope_local_base_freq") is not None:
         windowed = {"rope_theta": fields.number("rope_local_base_freq", 10000.0)}
-    found = _read(fields, own, head_dim, context)
-    reached = 0
-    if isinstance(found.scaling, YarnScaling):
-        reached = round(found.scaling.factor * found.scaling.original_context)
-    bound = _original(fields, own, context) if own.get("llama_4_scaling_beta") else 0
-    other = _read(fields, windowed, head_dim, context) if windowed else None
-    return Rotations(found, other if other != found else None, reached, bound)
+    rotation = _read(fields, section, head_dim, context)
+    windowed_rotation = _read(fields, windowed, head_dim, context) if windowed else None
+    if windowed_rotation == rotation:
+        windowed_rotation = None
+    scaled_context = 0
+    if isinstance(rotation.scaling, YarnScaling):
+        scaled_context = round(rotation.scaling.factor * rotation.scaling.original_context)
+    bound = 0
+    if section.get("llama_4_scaling_beta"):
+        bound = _original(fields, section, context)
+    return Rotations(rotation, windowed_rotation, scaled_context, bound)
 
 
-def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:
-    theta = fields.number("rope_theta", fields.number("rope_theta", 10000.0), held, above=1.0)
+def _read(
+    fields: ConfigFields, section: Mapping[str, Any], head_dim: int, context: int
+) -> Rotation:
+    theta = fields.number("rope_theta", fields.number("rope_theta", 10000.0), section, above=1.0)
     share = fields.number(
-        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0), held
+        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0), section
     )
-    if held.get("rope_type") == "proportional":
+    if section.get("rope_type") == "proportional":
         return Rotation(
-            theta, ProportionalScaling(min(share, 1.0), fields.number("factor", 1.0, held))
+            theta, ProportionalScaling(min(share, 1.0), fields.number("factor", 1.0, section))
         )
     columns = int(head_dim * share)
     if columns > head_dim or columns < 2 or columns % 2:
-        raise fields.unsupported(f"{columns} of {head_dim} columns of a head turned by positions")
+        raise fields.unsupported(f"rotations of {columns} of {head_dim} columns of a head")
     rotary_columns = 0 if columns == head_dim else columns
-    kind = held.get("rope_type") or held.get("type") or "default"
-    if "short_factor" in held:
+    kind = section.get("rope_type") or section.get("type") or "default"
+    if "short_factor" in section:
         kind = "longrope"
-    if kind in ("default", "mrope"):  # of text alone, all parts of a position are equal
+    # "mrope" has three positions per token, which are equal in text without images.
+    if kind in ("default", "mrope"):
         return Rotation(theta, None, rotary_columns)
     if kind == "linear":
-        return Rotation(theta, LinearScaling(fields.number("factor", 1.0, held)), rotary_columns)
+        return Rotation(theta, LinearScaling(fields.number("factor", 1.0, section)), rotary_columns)
     if kind == "dynamic":
         return Rotation(
             theta,
-            DynamicNtkScaling(fields.number("factor", 1.0, held), context, theta),
+            DynamicNtkScaling(fields.number("factor", 1.0, section), context, theta),
             rotary_columns,
         )
     if kind == "llama3":
-        return Rotation(theta, _llama3(fields, held), rotary_columns)
+        return Rotation(theta, _llama3(fields, section), rotary_columns)
     if kind == "yarn":
-        return _yarn(fields, held, theta, rotary_columns, context)
+        return _yarn(fields, section, theta, rotary_columns, context)
     if kind in ("longrope", "su"):
-        return _long(fields, held, theta, columns, head_dim, context)
+        return _long(fields, section, theta, columns, head_dim, context)
     raise fields.unsupported(f"rotary positions of type {kind}")
 
 
-def _original(fields: ConfigFields, held: Mapping[str, Any], default: float) -> int:
-    """Tokens of the context before it was stretched; above 1, since its logarithm is a divisor."""
-    return math.ceil(fields.number("original_max_position_embeddings", default, held, above=1.0))
+def _original(fields: ConfigFields, section: Mapping[str, Any], default: float) -> int:
+    """Return the tokens of the context before it was stretched, above 1: its logarithm is a divisor."""
+    return math.ceil(fields.number("original_max_position_embeddings", default, section, above=1.0))
 
 
-def _llama3(fields: ConfigFields, held: Mapping[str, Any]) -> Llama3Scaling:
-    low = fields.number("low_freq_factor", 1.0, held)
+def _llama3(fields: ConfigFields, section: Mapping[str, Any]) -> Llama3Scaling:
+    low = fields.number("low_freq_factor", 1.0, section)
     return Llama3Scaling(
-        fields.number("factor", 8.0, held),
+        fields.number("factor", 8.0, section),
         low,
-        fields.number("high_freq_factor", 4.0, held, above=low),
-        _original(fields, held, 8192),
+        fields.number("high_freq_factor", 4.0, section, above=low),
+        _original(fields, section, 8192),
     )
 
 
 def _yarn(
-    fields: ConfigFields, held: Mapping[str, Any], theta: float, rotary_columns: int, context: int
+    fields: ConfigFields,
+    section: Mapping[str, Any],
+    theta: float,
+    rotary_columns: int,
+    context: int,
 ) -> Rotation:
-    original = _original(fields, held, context)
-    factor = fields.number("factor", max(context / original, 1.0), held)
+    original = _original(fields, section, context)
+    factor = fields.number("factor", max(context / original, 1.0), section)
     scaling = YarnScaling(
         factor,
         original,
-        fields.number("beta_fast", 32.0, held),
-        fields.number("beta_slow", 1.0, held),
-        bool(held.get("truncate", True)),
+        fields.number("beta_fast", 32.0, section),
+        fields.number("beta_slow", 1.0, section),
+        bool(section.get("truncate", True)),
         theta,
     )
-
     default = sharpened(factor, 1.0)
-    if held.get("mscale") and held.get("mscale_all_dim"):
-        own, every = (fields.number(name, 1.0, held) for name in ("mscale", "mscale_all_dim"))
-        default = sharpened(factor, own) / sharpened(factor, every)
+    if section.get("mscale") and section.get("mscale_all_dim"):
+        weight = fields.number("mscale", 1.0, section)
+        weight_of_all = fields.number("mscale_all_dim", 1.0, section)
+        default = sharpened(factor, weight) / sharpened(factor, weight_of_all)
     return Rotation(
-        theta, scaling, rotary_columns, fields.number("attention_factor", default, held)
+        theta, scaling, rotary_columns, fields.number("attention_factor", default, section)
     )
 
 
 def sharpened(factor: float, weight: float) -> float:
-    """YaRN's factor of queries and keys where a context is stretched by `factor`."""
+    """Return YaRN's factor of queries and keys for a context stretched by `factor`."""
     if factor > 1.0:
         return 1.0 + 0.1 * weight * math.log(factor)
     return 1.0
@@ -281,20 +293,24 @@ def sharpened(factor: float, weight: float) -> float:
 
 def _long(
     fields: ConfigFields,
-    held: Mapping[str, Any],
+    section: Mapping[str, Any],
     theta: float,
     columns: int,
     head_dim: int,
     context: int,
 ) -> Rotation:
-    stated = fields.number("original_max_position_embeddings", context)
-    original = _original(fields, held, stated)
-    factor = fields.number("factor", context / original, held)
-    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    original = _original(
+        fields, section, fields.number("original_max_position_embeddings", context)
+    )
+    factor = fields.number("factor", context / original, section)
+    default = 1.0
+    if factor > 1.0:
+        default = math.sqrt(1 + math.log(factor) / math.log(original))
     scaling = LongRopeScaling(
-        fields.numbers("short_factor", columns // 2, held),
-        fields.numbers("long_factor", columns // 2, held),
+        fields.numbers("short_factor", columns // 2, section),
+        fields.numbers("long_factor", columns // 2, section),
         original,
     )
-    magnitude = fields.number("attention_factor", default, held)
-    return Rotation(theta, scaling, 0 if columns == head_dim else columns, magnitude)
+    magnitude = fields.number("attention_factor", default, section)
+    rotary_columns = 0 if columns == head_dim else columns
+    return Rotation(theta, scaling, rotary_columns, magnitude)

@@ -11,7 +11,7 @@ Each runs the kernels, or with `kernels` False their plain-torch references: on 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -41,24 +41,15 @@ from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.layers.output_head import dense_gemm
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.loader import LayerInputs
+from localchat_cuda.weights.model_weights import LayerInputs
 
 X = TypeVar("X")
 _HALF_POWER = 0.5**0.5
 """Keeps the power of a sum of two that have as much."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Weights of the norms of queries and keys: [D] per head, or [H*D] and [J*D] of all heads together."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    values: bool = False
-    """Values are normed per head, too, without weights."""
 
 
 class Layers(Protocol[X]):

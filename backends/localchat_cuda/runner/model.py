@@ -16,7 +16,7 @@ from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.weights.eagle import EagleWeights
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
 
 

@@ -9,7 +9,8 @@ from localchat_cuda.architectures.names import Names
 from localchat_cuda.config.eagle import EagleConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.weights.layer_shapes import linear_shapes
-from localchat_cuda.weights.loader import LayerWeights, Loader, ModelWeights
+from localchat_cuda.weights.loader import Loader
+from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 _LAYERS = ("midlayer.", "layers.0.")

@@ -123,7 +123,7 @@ def test_columns_that_stand_still_have_cosine_one() -> None:
     [
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "type spiral"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor"),
-        ({"rope_scaling": [1]}, "no object"),
+        ({"rope_scaling": [1]}, "not an object"),
         ({"rope_theta": 1}, "rope_theta"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0.5}}, "original"),
         (

@@ -82,7 +82,7 @@ def test_what_is_planned_is_what_is_held(to: RoundedType, tmp_path: Path) -> Non
     tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
     source = CheckpointWeights(tmp_path, CPU)
     config = rounded_config(read_config(tmp_path), to, "it")
-    names = ARCHITECTURES["qwen3"].NAMES
+    names = ARCHITECTURES["qwen3"].FAMILY.names
     held = load(config, names, source, CPU)
     planned = weights_bytes(config, source.headers.values())
     assert held.bytes <= planned <= held.bytes + 4 * 4 * 384
@@ -103,7 +103,7 @@ def test_kernels_are_the_reference(to: RoundedType, tmp_path: Path) -> None:
         ours = Tiny(tmp_path, torch.float16 if kernels else torch.float32, kernels=kernels)
         config = rounded_config(ours.config, to, "it")
         source = CheckpointWeights(tmp_path, CPU)
-        names, dtype = ARCHITECTURES["qwen3"].NAMES, ours.weights.embedding.dtype
+        names, dtype = ARCHITECTURES["qwen3"].FAMILY.names, ours.weights.embedding.dtype
         ours.weights = load(config, names, source, CPU, dtype=dtype)
         found.append(ours.prompt(tokens, 5).float())
     assert float((found[0] - found[1]).norm() / found[1].norm()) < 2e-2
@@ -111,7 +111,7 @@ def test_kernels_are_the_reference(to: RoundedType, tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_quantized_is_refused(tmp_path: Path) -> None:
     quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, Way())
-    with pytest.raises(UsageError, match=r"it is quantized already \(GPTQ 4-bit\)") as caught:
+    with pytest.raises(UsageError, match=r"it is already quantized \(GPTQ 4-bit\)") as caught:
         rounded_config(read_config(tmp_path), "fp8", "it")
     assert "bf16" in caught.value.hint
 

@@ -41,7 +41,9 @@ class Int8:
         if not self.quantization.symmetric:
             stored = self._sides(f"{prefix}.weight_zero_point", n, groups, torch.int8)
             zeros = stored.short() + INT8_MIDDLE
-        return pack_weight(prefix, codes, scales, zeros, None, 8)
+        return pack_weight(
+            prefix, codes, scales, zeros, None, 8, symmetric=self.quantization.symmetric
+        )
 
     def _sides(self, name: str, n: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
         """Scales or zeros [N, G]."""

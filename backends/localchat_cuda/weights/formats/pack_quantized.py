@@ -52,7 +52,13 @@ class PackQuantized:
         else:
             zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
         return pack_weight(
-            prefix, codes if order is None else codes[:, order], scales, zeros, order, self.bits
+            prefix,
+            codes if order is None else codes[:, order],
+            scales,
+            zeros,
+            order,
+            self.bits,
+            symmetric=self.quantization.symmetric,
         )
 
     def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:

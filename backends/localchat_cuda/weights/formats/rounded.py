@@ -48,7 +48,15 @@ class Rounded:
             size = self.quantization.group
             parts = [_int4(rows, size) for rows in torch.split(found, _SLICE_ROWS)]
         codes, scales, zeros = (torch.cat(column) for column in zip(*parts, strict=True))
-        weight = pack_weight(prefix, codes, scales, zeros, None, self.quantization.bits)
+        weight = pack_weight(
+            prefix,
+            codes,
+            scales,
+            zeros,
+            None,
+            self.quantization.bits,
+            symmetric=self.quantization.symmetric,
+        )
         if isinstance(weight, w4_pack.W4):
             return weight._replace(padding=padded(k) - k)
         return weight
