@@ -13,9 +13,10 @@ from localchat.fit.report import Kind
 from localchat.fit.speed import AFTER_RUNS, Estimate, PastRun, Spread
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
+from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.environment import choose_gpu
-from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
-from localchat_cuda.model_config import ModelConfig, parse_config, rounded_config, runtime_config
 from localchat_cuda.plan import memory_plan as planner
 from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, weights_bytes

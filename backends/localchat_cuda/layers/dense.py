@@ -5,17 +5,19 @@ heads, D head dimension, P tokens whose logits are computed.
 
 A gemm leaves partial sums [S, T, N]; the operation after it adds them up. The residual is fp32 and stays
 here. Two classes do the same with different activations: `DenseLayers` keeps [T, K] in the model's dtype,
-`PackedLayers` (packed_layers.py) the rows that gemms of packed weights read, with 1/rms left to the gemm
+`PackedLayers` (packed.py) the rows that gemms of packed weights read, with 1/rms left to the gemm
 (kernels/int4/activations.py).
 Each runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import torch
 
+from localchat_cuda.config.latent import EPS as LATENT_EPS
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import (
     activation,
     delta_net,
@@ -39,26 +41,15 @@ from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.latent_config import EPS as LATENT_EPS
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.output_head import dense_gemm
+from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.layers.output_head import dense_gemm
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.loader import LayerInputs
+from localchat_cuda.weights.model_weights import LayerInputs
 
 X = TypeVar("X")
 _HALF_POWER = 0.5**0.5
 """Keeps the power of a sum of two that have as much."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Weights of the norms of queries and keys: [D] per head, or [H*D] and [J*D] of all heads together."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    values: bool = False
-    """Values are normed per head, too, without weights."""
 
 
 class Layers(Protocol[X]):

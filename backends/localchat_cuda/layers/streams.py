@@ -8,9 +8,9 @@ import torch
 
 from localchat_cuda.kernels import altup
 from localchat_cuda.kernels.altup import Added
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.output_head import dense_gemm
-from localchat_cuda.weights.loader import LayerWeights, ModelWeights
+from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.output_head import dense_gemm
+from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 _LEAST_POWER = 1e-5
 """Mean square of a projected row, at least."""

@@ -5,12 +5,13 @@ from typing import TypeAlias
 
 import torch
 
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import ggml, int4, rms_norm_post
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import HeadNorms, LayersBase
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.layers.dense import LayersBase
+from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
 

@@ -1,12 +1,14 @@
 """Names of an architecture's tensors in a checkpoint, by their part in a layer."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from localchat_cuda.model_config import ModelConfig
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,8 @@ class Names:
     sinks: str = ""
     """Of attention; empty: there are none."""
     delta_net: DeltaNetNames | None = None
-    orders: Mapping[str, Callable[[ModelConfig], torch.Tensor]] = dataclasses.field(
-        default_factory=dict
-    )
-    """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
+    orders: Mapping[str, Callable[..., torch.Tensor]] = dataclasses.field(default_factory=dict)
+    """Functions of the ModelConfig, by gemm: rows of the checkpoint in the order of computation, int64 [N]."""
     floating: frozenset[str] = frozenset()
     """Gemms whose weights are never rounded."""
     scale: str = ""

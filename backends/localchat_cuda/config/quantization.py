@@ -2,9 +2,8 @@
 
 Letters: N output and K input features of a layer.
 
-The record holds what a format (weights/formats/) needs beyond the tensors themselves, and what the memory plan
-needs before they are read. It reads configs of transformers, AutoAWQ, AutoGPTQ, GPTQModel, AutoRound and
-llm-compressor.
+The record contains what a format (weights/formats/) needs beyond the tensors, and what the memory plan needs
+before they are read. Supported writers: transformers, AutoAWQ, AutoGPTQ, GPTQModel, AutoRound, llm-compressor.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from localchat_cuda.ggml_forms import GGUF_FORMS, INT8, INT8_ZEROS, packed_bytes
 
 Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf", "mxfp4"]
 Unsupported = Callable[[str], ModelInvalid]
-"""Makes the error for an unsupported setting; its text ends a sentence."""
+"""Function that makes the error for an unsupported setting. Its text completes a sentence."""
 
 PACKED_GROUPS = (128, 64, 32)
 """Input features that share a scale and a zero in the packed form (kernels/int4/pack.py), largest first."""
@@ -28,7 +27,7 @@ _FP8_BLOCK = 128
 STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits, FP8 or (gpt-oss) MXFP4"
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
-"""Of one scale of FP8 weights."""
+"""Bytes of one scale of FP8 weights."""
 _LABELS: dict[Method, str] = {
     "awq": "AWQ",
     "gptq": "GPTQ",
@@ -39,9 +38,9 @@ _LABELS: dict[Method, str] = {
     "mxfp4": "MXFP4",
 }
 INT8_BITS = 8
-_FP8_COST = "That can cost answers: Qwen2.5-Coder-1.5B solves 116 of 164 HumanEval problems so, 118 in bf16."
+_FP8_COST = "This can lower quality: Qwen2.5-Coder-1.5B solves 116 of 164 HumanEval problems, and 118 in bf16."
 _ROUNDED_ROWS = 16
-"""Output features of a rounded layer are a multiple of these."""
+"""Output features of a rounded layer are a multiple of this number."""
 _PACKED_TENSORS = {
     "awq": ".qweight",
     "gptq": ".qweight",
@@ -55,13 +54,13 @@ _SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape",
 _MXFP4_TENSORS = ("_blocks", "_scales", "gate_up_proj_bias")
 """Names of the tensors of quantized experts whose size changes."""
 _SCALE_NAMES = ("_scale", "_scale_inv")
-"""Of FP8 weights."""
+"""Names of the scales of FP8 weights."""
 _FLOATING = ("F64", "F32", "F16", "BF16")
-"""Types of tensors that the load converts to its own."""
+"""Types of tensors that the load converts to the type of the model."""
 
 
 def floating_bytes(tensor: Tensor, float_bytes: int) -> int:
-    """Bytes of a loaded tensor whose numbers take `float_bytes` each; other types stay as stored."""
+    """Return the bytes of a loaded tensor: `float_bytes` per floating number, other types as stored."""
     if tensor.dtype in _FLOATING:
         return prod(tensor.shape) * float_bytes
     return tensor.size_bytes
@@ -72,24 +71,24 @@ class Quantization:
     """Storage of the quantized layers. Tensors show which layers are quantized, not this record."""
 
     method: Method
-    """Whose layout the tensors have."""
+    """Method whose layout the tensors have."""
     bits: int = 4
-    """Of a weight."""
+    """Bits of a weight."""
     group: int = PACKED_GROUPS[0]
-    """Input features of one scale; 0: all of them."""
+    """Input features that share a scale; 0: all of them."""
     symmetric: bool = False
     act_order: bool = False
     """Groups are scattered over the columns."""
     zeros_minus_one: bool = False
     """The config claims that zeros are stored minus one."""
     fp8_activations: bool = False
-    """Gemms of many rows may round activations to FP8, too: the checkpoint was made for that."""
+    """The checkpoint was made for FP8 activations, so gemms of many rows may round them, too."""
     on_load: bool = False
-    """The checkpoint is floating; its layers are rounded while they are read."""
+    """The checkpoint is floating. Its layers are rounded while they are read."""
     mix: str = ""
-    """Of a GGUF file, the name of its mix of formats."""
+    """Name of a GGUF file's mix of formats, such as Q4_K_M; empty for other checkpoints."""
     head: str = ""
-    """Of a GGUF file, the number format of its head; empty: floating."""
+    """Number format of the head of a GGUF file; empty: floating."""
 
     @property
     def packed(self) -> bool:
@@ -103,21 +102,23 @@ class Quantization:
 
     @property
     def label(self) -> str:
-        """For display: AWQ 4-bit, FP8."""
+        """Name of the format for display, such as AWQ 4-bit or FP8."""
         if self.mix:
             return self.mix
         if self.on_load:
-            return f"rounded to {self.method if self.method == 'fp8' else f'int{self.bits}'}"
-        named = self.method in ("fp8", "int8", "gguf", "mxfp4")
-        if named:
+            type_name = "fp8" if self.method == "fp8" else f"int{self.bits}"
+            return f"rounded to {type_name}"
+        if self.method in ("fp8", "int8", "gguf", "mxfp4"):
             return _LABELS[self.method]
         return f"{_LABELS[self.method]} {self.bits}-bit"
 
     @property
     def load_note(self) -> str:
-        """Tell users that layers are rounded at load, and what that cost a real model."""
+        """Notice that layers are rounded at the load, with the measured cost for a real model."""
         note = f"The layers are {self.label} while they are read."
-        return f"{note} {_FP8_COST}" if self.method == "fp8" else note
+        if self.method == "fp8":
+            note = f"{note} {_FP8_COST}"
+        return note
 
     @property
     def in_ggml_forms(self) -> bool:
@@ -126,39 +127,40 @@ class Quantization:
 
     @property
     def packed_group(self) -> int:
-        """Input features of one scale in the packed form: a checkpoint's group is one of those or several."""
-        return next(each for each in PACKED_GROUPS if self.group % each == 0)
+        """Input features of one scale in the packed form. A checkpoint's group is a multiple of it."""
+        return next(size for size in PACKED_GROUPS if self.group % size == 0)
 
     def linear_bytes(self, n: int, k: int) -> int:
-        """Bytes of a loaded layer of N x K weights."""
+        """Return the bytes of a loaded layer of N x K weights."""
         if self.of_experts:
             return n * padded(k) * (16 + 1) // PACKED_GROUPS[-1]
-        order = 4 * k if self.act_order else 0
+        order_bytes = 4 * k if self.act_order else 0
         if self.in_ggml_forms:
-            return packed_bytes(INT8 if self.symmetric else INT8_ZEROS, n, k) + order
+            type_ = INT8 if self.symmetric else INT8_ZEROS
+            return packed_bytes(type_, n, k) + order_bytes
         k = padded(k)
         if self.packed:
-            return n * k // 2 + _side_bytes(n, k, self.packed_group) + order
-        scales = -(-n // self.group) * -(-k // self.group) if self.group else n
+            return n * k // 2 + _side_bytes(n, k, self.packed_group) + order_bytes
+        scales = n
+        if self.group:
+            scales = -(-n // self.group) * -(-k // self.group)
         return n * k + scales * _SCALE_BYTES
 
     def loaded_bytes(self, tensor: Tensor, float_bytes: int) -> int:
-        """Bytes of a stored tensor once loaded: codes as stored, floating numbers in `float_bytes` each.
+        """Return the bytes of a stored tensor once it is loaded, with `float_bytes` per floating number.
 
-        Scales and zeros of packed layers are counted with the codes; FP8 layers take four bytes for every
-        scale."""
+        Codes stay as stored. Scales and zeros of packed layers are counted with the codes. FP8 layers take four
+        bytes for every scale."""
         if self.on_load:
-            layer = ".layers." in tensor.name and tensor.name.endswith(".weight")
-            taken = layer and len(tensor.shape) == 2 and can_round(tensor.name, *tensor.shape)
-            if taken:
+            is_linear = ".layers." in tensor.name and tensor.name.endswith(".weight")
+            if is_linear and len(tensor.shape) == 2 and can_round(tensor.name, *tensor.shape):
                 return self.linear_bytes(*tensor.shape)
             return floating_bytes(tensor, float_bytes)
         if self.of_experts and tensor.name.endswith(_MXFP4_TENSORS):
             return self._mxfp4_bytes(tensor, float_bytes)
         if self.method not in _PACKED_TENSORS:
-            return floating_bytes(
-                tensor, _SCALE_BYTES if tensor.name.endswith(_SCALE_NAMES) else float_bytes
-            )
+            is_scale = tensor.name.endswith(_SCALE_NAMES)
+            return floating_bytes(tensor, _SCALE_BYTES if is_scale else float_bytes)
         if tensor.name.endswith(_SIDE_TENSORS):
             return 0
         shape = self._layer_shape(tensor)
@@ -167,14 +169,16 @@ class Quantization:
         return self.linear_bytes(*shape)
 
     def objection(self, tensor: Tensor) -> str:
-        """Why a stored layer cannot be loaded, as a sentence without its end; empty if it can."""
-        shape = None if self.on_load else self._layer_shape(tensor)
+        """Return the reason why a stored layer cannot be loaded, without a period; empty if it can."""
+        if self.on_load:
+            return ""
+        shape = self._layer_shape(tensor)
         if shape is None:
             return ""
         n, k = shape
         group = self.group or k
         if k % group or group % PACKED_GROUPS[-1]:
-            return f"{tensor.name} has {k} inputs, which cannot be cut in groups of {group}"
+            return f"{tensor.name} has {k} inputs, which groups of {group} do not divide"
         if self.packed and n % _ROUNDED_ROWS:
             return f"{tensor.name} has {n} outputs, and the 4-bit kernels need multiples of 16"
         unpadded = self.packed and (self.act_order or "expert" in tensor.name)
@@ -196,32 +200,33 @@ class Quantization:
         return shapes.get(self.method, (rows, in_word * words))
 
     def _mxfp4_bytes(self, tensor: Tensor, float_bytes: int) -> int:
-        """Of codes, and of biases, whose gate and up are padded; scales are counted with the codes."""
+        """Return the bytes of codes or biases of experts. Scales are counted with the codes."""
         if tensor.name.endswith("_scales"):
             return 0
         experts, rows = tensor.shape[:2]
-        rows = 2 * padded(rows // 2) if "gate_up" in tensor.name else rows
+        if "gate_up" in tensor.name:
+            # Gate and up are padded, each by itself.
+            rows = 2 * padded(rows // 2)
         if tensor.name.endswith("_bias"):
             return experts * rows * float_bytes
         return self.linear_bytes(experts * rows, tensor.shape[2] * PACKED_GROUPS[-1])
 
 
 def padded(columns: int) -> int:
-    """Columns of a packed weight: those of a layer, and zeros up to the next 128."""
+    """Return the columns of a packed weight, which is padded with zeros to a multiple of 128."""
     return -(-columns // PACKED_GROUPS[0]) * PACKED_GROUPS[0]
 
 
 def can_round(name: str, n: int, k: int) -> bool:
-    """True if the gemms take a rounded layer of N x K; others stay floating.
+    """Return True if a rounded layer of N x K fits the gemms; other layers stay floating.
 
-    Experts are not padded to the next 128 columns.
-    """
+    Experts are not padded to a multiple of 128 columns."""
     columns = PACKED_GROUPS[0] if "expert" in name else PACKED_GROUPS[-1]
     return n % _ROUNDED_ROWS == 0 and k % columns == 0
 
 
 def rounding(to: RoundedType) -> Quantization:
-    """What `--quantize` makes of a floating checkpoint."""
+    """Return the format to which `--quantize` rounds a floating checkpoint."""
     if to == "fp8":
         return Quantization("fp8", 8, 0, symmetric=True, on_load=True)
     if to == "int8":
@@ -230,29 +235,28 @@ def rounding(to: RoundedType) -> Quantization:
 
 
 def _side_bytes(n: int, k: int, group: int) -> int:
-    """Bytes of packed scales and zeros: four for each group of 128. Smaller ones take two for the scale, and
-    eight in a row four for their zeros."""
+    """Return the bytes of packed scales and zeros."""
     groups = k // group
     if group == PACKED_GROUPS[0]:
         return 4 * n * groups
+    # Smaller groups take two bytes for a scale, and eight groups share four bytes of zeros.
     return n * (2 * groups + 4 * -(-groups // 8))
 
 
 def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quantization | None:
-    """Parse a quantization_config; None if there is none. Raises ModelInvalid that names the file `name`."""
+    """Parse a quantization_config. None if the config has none. Raises ModelInvalid that names the file."""
     if raw is None:
         return None
     if not isinstance(raw, dict):
-        raise ModelInvalid(f"{name}: quantization_config is {raw!r}, no object.")
+        raise ModelInvalid(f"{name}: quantization_config is {raw!r}, not an object.")
     method = str(raw.get("quant_method")).lower()
     parser = _PARSERS.get(method)
     if parser is None:
-        named = raw.get("quant_method")
+        stated = raw.get("quant_method")
         bits = raw.get("bits")
+        method_name = f"as {stated}" if stated else "by an unnamed method"
         width = f", {bits} bits" if bits else ""
-        raise unsupported(
-            f"weights quantized {f'as {named}' if named else 'in no named way'}{width}"
-        )
+        raise unsupported(f"weights quantized {method_name}{width}")
     return parser(raw, unsupported)
 
 
@@ -263,7 +267,7 @@ def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
         raw.get("version") or raw.get("checkpoint_format") or raw.get("format") or "gemm"
     ).lower()
     if bits != 4 or version != "gemm":
-        raise unsupported(f"weights quantized as awq, {bits or 'unsaid'} bits, version {version}")
+        raise unsupported(f"weights quantized as awq, {bits or 'unknown'} bits, version {version}")
     if size not in PACKED_GROUPS or not raw.get("zero_point", True):
         raise unsupported(f"AWQ in groups of {size} (32, 64 or 128 with zero points are possible)")
     return Quantization("awq", group=size)
@@ -273,9 +277,10 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     bits = raw.get("bits")
     layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
     if bits not in (4, INT8_BITS):
-        raise unsupported(f"GPTQ with {bits or 'unsaid'} bits (4 and 8 are possible)")
+        raise unsupported(f"GPTQ with {bits or 'unknown'} bits (4 and 8 are possible)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
-        raise unsupported(f"GPTQ packed for {'marlin' if raw.get('is_marlin_format') else layout}")
+        kernel = "marlin" if raw.get("is_marlin_format") else layout
+        raise unsupported(f"GPTQ packed for {kernel}")
     if raw.get("lm_head"):
         raise unsupported("GPTQ with a quantized head")
     group = _group(raw.get("group_size"), "GPTQ", unsupported)
@@ -290,17 +295,21 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     )
 
 
-def _check_overrides(found: object, bits: int, group: int, unsupported: Unsupported) -> None:
-    """Check GPTQModel's settings of single layers: they may stay unquantized, not have another format."""
-    for pattern, changed in found.items() if isinstance(found, dict) else ():
-        if not str(pattern).startswith("-:") and isinstance(changed, dict):
-            size = changed.get("group_size", group or -1)
-            if changed.get("bits", bits) != bits or size != (group or -1):
-                raise unsupported(f"layers {pattern} quantized otherwise than the rest")
+def _check_overrides(overrides: object, bits: int, group: int, unsupported: Unsupported) -> None:
+    """Reject GPTQModel's settings of single layers that have another format. Layers may stay floating."""
+    if not isinstance(overrides, dict):
+        return
+    for pattern, settings in overrides.items():
+        # A leading "-:" excludes layers from quantization.
+        if str(pattern).startswith("-:") or not isinstance(settings, dict):
+            continue
+        size = settings.get("group_size", group or -1)
+        if settings.get("bits", bits) != bits or size != (group or -1):
+            raise unsupported(f"layers {pattern} quantized otherwise than the rest")
 
 
 def _auto_round(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """AutoRound writes the layouts of AWQ or GPTQ."""
+    """Parse a config of AutoRound, which writes the layouts of AWQ or GPTQ."""
     packing = str(raw.get("packing_format") or raw.get("backend") or "auto_round:auto_gptq")
     if "awq" in packing:
         return _awq({**raw, "version": "gemm"}, unsupported)
@@ -310,39 +319,40 @@ def _auto_round(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
 
 
 def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """compressed-tensors: one scheme for all layers."""
+    """Parse a config of compressed-tensors with one scheme for all layers."""
     layout = raw.get("format")
     groups = raw.get("config_groups")
-    schemes = groups.values() if isinstance(groups, dict) else ()
-    specs = [each.get("weights") for each in schemes if isinstance(each, dict)]
-    weights = [each for each in specs if isinstance(each, dict)]
-    if not weights or any(each != weights[0] for each in weights):
+    if not isinstance(groups, dict):
+        groups = {}
+    schemes = [scheme for scheme in groups.values() if isinstance(scheme, dict)]
+    specs = [scheme.get("weights") for scheme in schemes]
+    weights = [spec for spec in specs if isinstance(spec, dict)]
+    if not weights or any(spec != weights[0] for spec in weights):
         raise unsupported(f"{len(weights)} kinds of compressed weights in one model")
     if raw.get("transform_config"):
         raise unsupported("weights that were rotated (transform_config)")
-    scheme = weights[0]
-    bits = scheme.get("num_bits") or 0
-    kind = scheme.get("type")
+    spec = weights[0]
+    bits = spec.get("num_bits") or 0
+    kind = spec.get("type")
     if bits == 8 and kind == "float":
-        fp8_activations = all(
-            each.get("input_activations") for each in schemes if isinstance(each, dict)
-        )
-        return _compressed_fp8(scheme, unsupported, fp8_activations=fp8_activations)
+        fp8_activations = all(scheme.get("input_activations") for scheme in schemes)
+        return _compressed_fp8(spec, unsupported, fp8_activations=fp8_activations)
     packed = layout == "pack-quantized" and bits in (4, INT8_BITS)
     plain = layout in ("int-quantized", "naive-quantized") and bits == INT8_BITS
     if not (packed or plain) or kind != "int":
         raise unsupported(f"weights compressed as {layout}, {kind} of {bits} bits")
-    strategy = scheme.get("strategy")
-    if strategy not in (("group", "channel") if packed else ("group", "channel", "tensor")):
+    strategy = spec.get("strategy")
+    per_tensor = plain and strategy == "tensor"
+    if strategy not in ("group", "channel") and not per_tensor:
         raise unsupported(f"{bits}-bit weights with one scale for each {strategy}")
-    size = scheme.get("group_size") if strategy == "group" else -1
+    size = spec.get("group_size") if strategy == "group" else -1
     group = _group(size, f"{bits}-bit weights", unsupported)
     return Quantization(
         "packed" if packed else "int8",
         bits,
         group=group,
-        symmetric=bool(scheme.get("symmetric", True)),
-        act_order=scheme.get("actorder") in ("group", "dynamic", True) and group > 0,
+        symmetric=bool(spec.get("symmetric", True)),
+        act_order=spec.get("actorder") in ("group", "dynamic", True) and group > 0,
     )
 
 
@@ -366,7 +376,7 @@ def _fp8_blocks(size: object, unsupported: Unsupported, *, fp8_activations: bool
 
 
 def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """Scales by block (DeepSeek, Qwen), by tensor (vLLM) or by row (Meta's fbgemm)."""
+    """Parse FP8 with scales by block (DeepSeek, Qwen), by tensor (vLLM) or by row (Meta's fbgemm)."""
     if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
         raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
     size = raw.get("weight_block_size")
@@ -376,26 +386,30 @@ def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 
 
 def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
+    kind = raw.get("quant_algo")
     nested = raw.get("quantization")
-    kind = raw.get("quant_algo") or (nested.get("quant_algo") if isinstance(nested, dict) else None)
+    if not kind and isinstance(nested, dict):
+        kind = nested.get("quant_algo")
     if kind != "FP8":
         raise unsupported(f"weights quantized by ModelOpt as {kind} (FP8 is possible)")
     return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
 
 
 def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """Block formats of a GGUF file, one for each tensor (gguf_config.py writes this section)."""
-    mix, head = (str(raw.get(key) or "") for key in ("mix", "head"))
-    return Quantization("gguf", 8, 0, mix=mix, head=head if head in GGUF_FORMS else "")
+    """Parse the section that config/gguf.py writes: block formats of a GGUF file, one per tensor."""
+    head = str(raw.get("head") or "")
+    if head not in GGUF_FORMS:
+        head = ""
+    return Quantization("gguf", 8, 0, mix=str(raw.get("mix") or ""), head=head)
 
 
 def _mxfp4(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """Experts of gpt-oss; all other layers are floating."""
+    """Parse the format of gpt-oss, whose experts alone are quantized."""
     return Quantization("mxfp4", group=PACKED_GROUPS[-1], symmetric=True)
 
 
 def _group(size: object, what: str, unsupported: Unsupported) -> int:
-    """Input features of a scale; 0: all."""
+    """Return the input features that share a scale; 0: all."""
     if size == -1:
         return 0
     if not isinstance(size, int) or size < 1 or size % PACKED_GROUPS[-1]:
@@ -417,4 +431,4 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = 
     "gguf": _gguf,
     "mxfp4": _mxfp4,
 }
-"""By `quant_method` of the config."""
+"""Parsers by `quant_method` of the config."""

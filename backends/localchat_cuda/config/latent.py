@@ -5,15 +5,15 @@ DeepSeek-V2 (arXiv 2405.04434); the fields are those of transformers.
 
 from dataclasses import dataclass
 
-from localchat_cuda.config_fields import ConfigFields
-from localchat_cuda.rope_config import sharpened
+from localchat_cuda.config.fields import ConfigFields
+from localchat_cuda.config.rope import sharpened
 
 KV_RANKS = (128, 256, 512)
 ROPES = (16, 32, 64)
-"""Columns of a latent and of a rotated key that the kernels take. Both are more than the heads of the prefill
-kernel for Hopper, which knows no latents."""
+"""Columns of a latent and of a rotated key that the kernels support. Together they are wider than heads of the
+prefill kernel for Hopper, which does not support latents."""
 EPS = 1e-6
-"""Of the norms of latents, whatever the other norms have."""
+"""Epsilon of the norms of latents, whatever other norms have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LatentAttention:
     kv_rank: int
     """Columns of the latent of keys and values."""
     rope: int
-    """Columns of the rotated key, and of each query head that meets them."""
+    """Columns of the rotated key, and as many of each query head."""
     plain: int
     """Other columns of a query head."""
     value: int
@@ -31,9 +31,9 @@ class LatentAttention:
     query_rank: int
     """Columns of the latent of queries; 0: queries have none."""
     scale: float
-    """Of the attention's logits."""
+    """Scale of the attention's logits."""
     neighbours: bool
-    """Rotated pairs are neighbours; else half of the columns apart."""
+    """The columns of a rotated pair are neighbors; otherwise they are half of the columns apart."""
 
     @property
     def row(self) -> int:
@@ -41,16 +41,16 @@ class LatentAttention:
         return self.kv_rank + self.rope
 
     def kv(self, heads: int) -> int:
-        """Numbers of the matrices that make keys and values of a latent, for so many heads."""
+        """Return the number of weights that make keys and values of a latent."""
         return heads * (self.plain + self.value) * self.kv_rank
 
     def queries(self, heads: int) -> int:
-        """Columns of the queries of so many heads."""
+        """Return the columns of the queries of all heads."""
         return heads * (self.plain + self.rope)
 
 
 def read_latent(fields: ConfigFields) -> LatentAttention:
-    """The widths of a config. Raises ModelInvalid for those that no kernel here has."""
+    """Read the widths of a config. Raises ModelInvalid for widths without a kernel."""
     kv_rank = fields.integer("kv_lora_rank")
     rope = fields.integer("qk_rope_head_dim")
     if kv_rank not in KV_RANKS:
@@ -58,7 +58,9 @@ def read_latent(fields: ConfigFields) -> LatentAttention:
     if rope not in ROPES:
         raise fields.unsupported(f"rotated keys of {rope} columns ({_listed(ROPES)} are possible)")
     plain = fields.integer("qk_nope_head_dim")
-    query_rank = fields.integer("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else 0
+    query_rank = 0
+    if fields.raw.get("q_lora_rank") is not None:
+        query_rank = fields.integer("q_lora_rank")
     return LatentAttention(
         kv_rank,
         rope,
@@ -71,12 +73,14 @@ def read_latent(fields: ConfigFields) -> LatentAttention:
 
 
 def _sharpening(fields: ConfigFields) -> float:
-    """What YaRN multiplies queries and keys with, where the config gives all columns a factor."""
-    held = fields.section("rope_parameters") or fields.section("rope_scaling")
-    kind = held.get("rope_type") or held.get("type") or "default"
-    if kind == "default" or not held.get("mscale_all_dim"):
+    """Return the factor by which YaRN multiplies all columns of queries and keys."""
+    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    kind = section.get("rope_type") or section.get("type") or "default"
+    if kind == "default" or not section.get("mscale_all_dim"):
         return 1.0
-    return sharpened(fields.number("factor", 1.0, held), fields.number("mscale_all_dim", 0.0, held))
+    return sharpened(
+        fields.number("factor", 1.0, section), fields.number("mscale_all_dim", 0.0, section)
+    )
 
 
 def _listed(widths: tuple[int, ...]) -> str:

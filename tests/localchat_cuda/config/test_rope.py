@@ -8,9 +8,9 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.config.fields import ConfigFields
+from localchat_cuda.config.rope import LongRopeScaling, Rotation, read_rotations
 from localchat_cuda.kernels import rope
-from localchat_cuda.rope_config import LongRopeScaling, Rotation, read_rotations
 
 FACTORS = {
     "short_factor": [1.0 + i / 30 for i in range(48)],
@@ -123,7 +123,7 @@ def test_columns_that_stand_still_have_cosine_one() -> None:
     [
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "type spiral"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor"),
-        ({"rope_scaling": [1]}, "no object"),
+        ({"rope_scaling": [1]}, "not an object"),
         ({"rope_theta": 1}, "rope_theta"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0.5}}, "original"),
         (
