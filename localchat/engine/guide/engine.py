@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec.structs import replace
 
 from localchat.engine.events import Done, Finished, Text
-from localchat.engine.guide_sums import SUM, holds
-from localchat.engine.guide_topics import HELD, Topics, answer_key
+from localchat.engine.guide.phrases import PhraseReplacement
+from localchat.engine.guide.sums import SUM, holds
+from localchat.engine.guide.topics import HELD, Topics, answer_key
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
-from localchat.engine.phrase_replacement import PhraseReplacement
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import localchat
-from localchat.engine import guide
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -22,7 +21,8 @@ from localchat.engine.events import (
     TokenLogprob,
     Usage,
 )
-from localchat.engine.guide_topics import Topics, answer_key
+from localchat.engine.guide import engine as guide
+from localchat.engine.guide.topics import Topics, answer_key
 from localchat.engine.request import (
     GenerateRequest,
     Grammar,
