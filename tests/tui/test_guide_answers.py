@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from localchat.engine.guide.engine import OFFER, UNKNOWN, topics_file
-from localchat.engine.guide.topics import Topics
+from localchat.engine.guide.rules import OFFER, UNKNOWN
+from localchat.engine.guide.topics import Topics, topics_file
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.models.resolve import GUIDE
 from localchat.session.blocks import AnswerBlock, NoticeBlock

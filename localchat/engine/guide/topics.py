@@ -1,8 +1,7 @@
-"""Topics of the guide's questions: a linear classifier over words and pieces of words, apart from the guide.
+"""Classifier of the guide's topics: a linear model over words and parts of words.
 
-Trained by scripts/tools/guide/topic_classifier.py on the questions of the training of the guide. It reads a
-question and the one before it and writes nothing, so where both name one topic, both would have to be wrong in
-one way.
+scripts/tools/guide/topic_classifier.py trains it on the guide's training questions. It is independent of the
+guide, so an answer is wrong only if both make the same mistake.
 """
 
 import re
@@ -16,49 +15,56 @@ if TYPE_CHECKING:
     import numpy as np
 
 FEATURES: Final = 1 << 13
-HEAD: Final = 40
-"""Characters of an answer that tell it from all others."""
+_KEY_LENGTH: Final = 40
+"""Characters that distinguish an answer from all others."""
 _WORD: Final = re.compile(r"\d+|[+#]+|[^\W\d_]+")
 _NUMBER: Final = re.compile(r"\d[\d,.]*")
 _OPEN: Final = re.compile(
     r"(I know no |Here it is |There are several |Add `--stop |"
     r"localchat has no (?=.{1,40}\. `localchat --help`)).*"
 )
-"""Answers that repeat a word of the question early on."""
-HELD: Final = 80
-"""Characters that are enough for `answer_key`."""
+"""Answers that repeat a word of the question in their first characters."""
+KEY_CHARACTERS: Final = 80
+"""Characters of an answer that `answer_key` needs."""
+
+
+def topics_file(model: Path) -> Path:
+    """Return the path of the classifier beside a guide's file."""
+    return model.with_name("topics.npz")
 
 
 def features(question: str, before: str = "") -> list[int]:
-    """Ids of the words, neighbouring words, and pieces of three and four letters of a question, and of the
-    words of the question before it.
+    """Return the feature ids of a question and of the question before it.
+
+    Features are words, pairs of adjacent words, runs of three and four letters, and words of `before`.
     """
     words = _WORD.findall(question.lower())
-    found = {f"{one} {two}" for one, two in pairwise(words)}
-    found.update(f"^{word}" for word in _WORD.findall(before.lower()))
+    texts = {f"{first} {second}" for first, second in pairwise(words)}
+    texts.update(f"^{word}" for word in _WORD.findall(before.lower()))
     for word in words:
-        edged = f"<{word}>"
-        found.add(f"={word}")
+        texts.add(f"={word}")
+        bounded = f"<{word}>"
         for size in (3, 4):
-            found.update(edged[at : at + size] for at in range(len(edged) - size + 1))
-    return sorted({zlib.crc32(text.encode()) % FEATURES for text in found})
+            texts.update(bounded[start : start + size] for start in range(len(bounded) - size + 1))
+    return sorted({zlib.crc32(text.encode()) % FEATURES for text in texts})
 
 
 def answer_key(answer: str) -> str:
-    """The beginning of an answer without its numbers: equal for all answers of one topic."""
-    text = " ".join(answer[:HELD].split())
-    return _NUMBER.sub("#", _OPEN.sub(r"\1", text))[:HEAD]
+    """Return the start of an answer without its numbers, which all answers of a topic share."""
+    text = " ".join(answer[:KEY_CHARACTERS].split())
+    return _NUMBER.sub("#", _OPEN.sub(r"\1", text))[:_KEY_LENGTH]
 
 
 class Topics:
-    """The classifier. `path`: its file, which is read at the first question."""
+    """The classifier and its table of answers."""
 
     def __init__(self, path: Path) -> None:
+        """path: the `.npz` file, which is read at the first question."""
         self._path = path
 
     @cached_property
     def _tables(self) -> "dict[str, np.ndarray]":
-        import numpy as np  # 60 ms, while the model loads
+        import numpy as np  # takes 60 ms, while the model loads
 
         with np.load(self._path) as file:
             return dict(file)
@@ -70,30 +76,34 @@ class Topics:
 
     @cached_property
     def answers(self) -> list[str]:
-        """The answer of each topic; empty where it depends on the question."""
+        """The fixed answer of each topic, empty if the answer depends on the question."""
         return bytes(self._tables["answers"]).decode().split("\0")
 
     def answer(self, key: str) -> str:
-        """The answer of a topic; empty where it depends on the question, or there is no such topic."""
+        """Return the fixed answer of a topic, empty if it has none or the topic does not exist."""
         return dict(zip(self.keys, self.answers, strict=True)).get(key, "")
+
+    def answer_starting(self, start: str) -> str:
+        """Return the first fixed answer that starts with this text."""
+        return next(answer for answer in self.answers if answer.startswith(start))
 
     @cached_property
     def questions(self) -> list[str]:
-        """A question for each topic that the guide answers; empty where there is none."""
+        """A sample question of each topic, empty for topics that the guide refuses."""
         return bytes(self._tables["questions"]).decode().split("\0")
 
     @cached_property
     def languages(self) -> list[str]:
-        """The sentences with which answers in other languages begin."""
+        """First sentences of answers in other languages."""
         return bytes(self._tables["languages"]).decode().split("\0")
 
     @cached_property
     def english(self) -> str:
-        """What follows them, whatever was asked."""
+        """Text that follows the first sentence in another language."""
         return bytes(self._tables["english"]).decode()
 
     def probabilities(self, question: str, before: str = "") -> "np.ndarray":
-        """The probability of each topic. `before`: the question that this one leans on."""
+        """Return the probability of each topic. before: the question that this one depends on."""
         import numpy as np
 
         tables = self._tables

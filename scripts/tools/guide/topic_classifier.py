@@ -27,7 +27,7 @@ from conversations import Writer, read_facts  # noqa: E402
 from grammar import Choice, Reference, parse, phrase  # noqa: E402
 
 from localchat.engine.events import Text  # noqa: E402
-from localchat.engine.guide.engine import GuideQuestion  # noqa: E402
+from localchat.engine.guide.rules import GuideQuestion  # noqa: E402
 from localchat.engine.guide.topics import FEATURES, Topics, answer_key, features  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.options import EngineOptions  # noqa: E402
