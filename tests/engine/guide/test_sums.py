@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.engine.guide_sums import SUM, holds
+from localchat.engine.guide.sums import SUM, holds
 
 
 @pytest.mark.parametrize(
