@@ -18,16 +18,6 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def to_its_end(work: Awaitable[T]) -> T:
-    """Await work that must not go on without its caller. A cancelled caller is cancelled when it has ended."""
-    future = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise
-
-
 async def shielded(work: Awaitable[T], undo: Callable[[T], object]) -> T:
     """Await work that cannot be cancelled. If the caller is cancelled, `undo` gets the late result."""
     future = asyncio.ensure_future(work)

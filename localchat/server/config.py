@@ -51,19 +51,6 @@ class ServerLimits:
     connections: int = 512
     probe_connections: int = 16
     """Beyond these, for `/health` and `/metrics` alone."""
-    upload_bytes: int = 200 << 20
-    """Of a file that is uploaded."""
-    upload_s: float = 600.0
-    """Until an upload has arrived."""
-    stored_bytes: int = 4 << 30
-    """Of all files together."""
-    batch_lines: int = 50_000
-    batches: int = 64
-    """Batches of all clients that are not done."""
-    batch_requests: int = 16
-    """Lines of batches in flight; a quarter of them while a client waits for an answer."""
-    batch_s: float = 24 * 3600.0
-    """Until a batch expires."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,13 @@ from starlette.responses import Response
 from localchat.errors import LocalchatError
 from localchat.server.error_formats import error_response
 from localchat.server.errors import ApiError, internal_error, to_api_error
+from localchat.server.middleware.access_log import normalize_path
 from localchat.server.state import service_of
 
 log = logging.getLogger("localchat.server")
+
+_BATCH_ROUTES: Final = ("/files", "/batches")
+"""OpenAI's routes for batches, which this server does not have."""
 
 
 def _respond(request: Request, error: ApiError) -> Response:
@@ -54,9 +58,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
             ),
         )
     if error.status_code == 404:
-        return _respond(
-            request, ApiError(404, None, f"There is no route {path}.", kind="not_found_error")
-        )
+        message = f"There is no route {path}."
+        if normalize_path(path).startswith(_BATCH_ROUTES):
+            message += " To answer a file of requests, use the command `localchat batch`."
+        return _respond(request, ApiError(404, None, message, kind="not_found_error"))
     return _respond(request, ApiError(error.status_code, None, error.detail))
 
 

@@ -26,7 +26,7 @@ from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import Generation, GenerationSpec
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
-from localchat.server.state import Service, client_of, service_of, user_agent
+from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
 from localchat.server.tries import TriesGeneration
 from localchat.server.uvicorn_http import FILLER, WRITE
@@ -79,7 +79,6 @@ class GenerationResponse:
             id=scope.get("localchat.id", ""),
             model=self.endpoint.model or "",
             user=user_agent(self.request),
-            background=client_of(self.request).background,
         )
         scope["localchat.request"] = tracked
         service.tracker.add(tracked)

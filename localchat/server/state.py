@@ -1,8 +1,6 @@
 """State that all routes share: engine pool, configuration, request tracker, metrics."""
 
 import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from starlette.requests import Request
 
@@ -17,8 +15,6 @@ from localchat.server.metrics import Metrics
 from localchat.server.openai.requests import Client
 from localchat.server.tracker import RequestTracker
 
-CLIENT = "localchat.client"
-"""Key of the scope with the Client of a request that came over no connection."""
 _MAX_NAME = 200
 _MAX_USER_AGENT = 120
 
@@ -35,8 +31,6 @@ class Service:
         self.ready = True
         """True once the server's own model has answered its first lease; cleared while it loads at the start.
         """
-        self.workers: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Work beside requests: runs while the server serves, and is cancelled first when it stops."""
 
     async def lease(self, model: str | None, request: Request) -> AsyncLease:
         """Lease the engine for a request. An unknown name means the server's own model, unless the
@@ -74,13 +68,10 @@ def user_agent(request: Request) -> str:
 def client_of(request: Request) -> Client:
     """The client of a request. Clients with different API keys share no prefix cache; without keys all share
     one."""
-    client: Client | None = request.scope.get(CLIENT)
-    if client is not None:
-        return client
-    return Client(key_hash(request.scope.get("localchat.key", "")), user_agent(request))
+    return Client(_key_hash(request.scope.get("localchat.key", "")), user_agent(request))
 
 
-def key_hash(key: str) -> str:
+def _key_hash(key: str) -> str:
     """What stands for an API key where the key itself must not: its hash; empty without a key."""
     if key:
         return hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -17,8 +17,6 @@ class TrackedRequest:
     model: str = ""
     user: str = ""
     """The client's user agent."""
-    background: bool = False
-    """A line of a batch: no client waits for it."""
     guided: bool = False
     """A grammar, a schema or a tool constrains the answer."""
     work: "asyncio.Task[object] | None" = None
@@ -77,13 +75,13 @@ class RequestTracker:
 
     @property
     def waiting(self) -> int:
-        """Requests of clients that no engine has started."""
-        return sum(not one.started and not one.background for one in self._requests)
+        """Requests that no engine has started."""
+        return sum(not request.started for request in self._requests)
 
     @property
     def running(self) -> int:
-        """Requests of clients that an engine has started."""
-        return sum(one.started and not one.background for one in self._requests)
+        """Requests that an engine has started."""
+        return sum(request.started for request in self._requests)
 
     def add(self, request: TrackedRequest) -> None:
         """Track a request. Raises ApiError if the queue is full or the server stops."""

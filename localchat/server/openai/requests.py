@@ -250,7 +250,6 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
 
 COMPLETION_TOKENS: Final = 16
 """Longest plain completion, where the request has no limit: as with OpenAI."""
-BACKGROUND = -1
 CHAT = 0
 INFILL = 1
 """Priorities: a completion in an editor must come within milliseconds, a chat may wait."""
@@ -262,13 +261,10 @@ _MAX_BIAS: Final = 100.0
 
 
 class Client(NamedTuple):
-    """The sender of a request. salt: keeps its prefix cache apart; user: its name, for the engine's status.
-
-    background: no one waits for the answer, so that requests of others go first."""
+    """The sender of a request. salt: keeps its prefix cache apart; user: its name, for the engine's status."""
 
     salt: str = ""
     user: str = ""
-    background: bool = False
 
 
 def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> GenerateRequest:
@@ -363,7 +359,7 @@ def generation(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         salt="\0".join(part for part in (client.salt, body.cache_salt or "") if part),
-        priority=BACKGROUND if client.background else priority,
+        priority=priority,
         speculation=body.speculation is not False,
         ignore_eos=bool(body.ignore_eos),
         user=client.user,
