@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from localchat.server.anthropic.endpoints import count_tokens, messages
 from localchat.server.body_budget import BodyBudget
 from localchat.server.config import ServerConfig
+from localchat.server.embeddings import embeddings
 from localchat.server.errors import ApiError
 from localchat.server.exception_handlers import HANDLERS
 from localchat.server.health import health, metrics, props, root, slots
@@ -20,7 +21,6 @@ from localchat.server.ollama import answers as ollama
 from localchat.server.ollama.endpoints import running, show, tags, unsupported, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
-from localchat.server.openai.embeddings import embeddings
 from localchat.server.openai.models import model, models
 from localchat.server.openai_responses.endpoints import responses
 from localchat.server.rerank import rerank

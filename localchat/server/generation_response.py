@@ -20,7 +20,7 @@ from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine
 from localchat.errors import ContextExceeded, LocalchatError
 from localchat.server.cancellation import disconnected
-from localchat.server.content_blocks import CollectedAnswer
+from localchat.server.chat.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
 from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import Generation, GenerationSpec

@@ -7,12 +7,12 @@ from starlette.requests import Request
 from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
+from localchat.server.chat.options import Client
 from localchat.server.config import ServerConfig
 from localchat.server.documents import OfferedDocuments
 from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 from localchat.server.metrics import Metrics
-from localchat.server.openai.requests import Client
 from localchat.server.tracker import RequestTracker
 
 _MAX_NAME = 200

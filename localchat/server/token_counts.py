@@ -10,7 +10,7 @@ from starlette.requests import Request
 from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
-from localchat.server.openai.chat import template_fallbacks
+from localchat.server.chat.template_variants import template_fallbacks
 from localchat.server.state import service_of
 
 _BYTES_PER_TOKEN: Final = 3.6

@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
+from localchat.server.chat.request import conversation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.formatters import json_response
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import with_tools
 from localchat.server.openai.protocol import ChatBody, DetokenizeBody, TemplateBody, TokenizeBody
-from localchat.server.openai.requests import conversation
 from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.server.openai_responses.requests import as_chat
 from localchat.server.request_body import read_json

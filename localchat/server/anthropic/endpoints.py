@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from localchat.engine.events import Done, Usage
 from localchat.server.anthropic.protocol import CountTokensBody, MessagesBody
 from localchat.server.anthropic.requests import as_chat, prompt_as_chat
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
@@ -20,6 +20,9 @@ from localchat.server.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.request import chat_request, conversation
+from localchat.server.chat.structure import with_format_field
 from localchat.server.error_formats import anthropic_error
 from localchat.server.errors import ApiError
 from localchat.server.formatters import json_response, new_id
@@ -27,9 +30,6 @@ from localchat.server.generation import REPETITION, ChoiceEnd, Generation, Outpu
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import request_id
-from localchat.server.openai.chat import ConversationEndpoint
-from localchat.server.openai.requests import chat_request, conversation
-from localchat.server.openai.structure import with_format_field
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.openai.protocol import StructureBody
+from localchat.server.chat.structure import StructureBody
 
 
 class DocumentSource(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from localchat.server.anthropic.protocol import (
     OutputFormat,
     ToolChoice,
 )
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.openai.protocol import (
     ChatBody,
@@ -24,13 +25,10 @@ from localchat.server.openai.protocol import (
     ChatTool,
     FunctionCallParam,
     FunctionDefinition,
-    JsonSchemaFormat,
     NamedFunction,
     NamedToolChoice,
-    ResponseFormat,
     ToolCallParam,
 )
-from localchat.server.openai.structure import structure_of
 
 _BILLING_HEADER: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 """A line at the start of Claude Code's system prompt. It changes with every request, means nothing to a model

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from localchat.server.openai.protocol import GenerationBody
+from localchat.server.chat.options import GenerationBody
 
 
 class ExtraFile(msgspec.Struct, frozen=True):

@@ -6,10 +6,7 @@ from typing import Final
 import msgspec
 
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, TextPrompt, TokenIds
-from localchat.server.config import ServerLimits
-from localchat.server.errors import bad_request
-from localchat.server.llamacpp.protocol import NativeBody
-from localchat.server.openai.requests import (
+from localchat.server.chat.options import (
     INFILL,
     Client,
     answer_tokens,
@@ -17,6 +14,9 @@ from localchat.server.openai.requests import (
     checked_logprobs,
     generation,
 )
+from localchat.server.config import ServerLimits
+from localchat.server.errors import bad_request
+from localchat.server.llamacpp.protocol import NativeBody
 
 _DEFAULT_FILENAME: Final = "tmp"
 _MAX_HALVINGS: Final = 12

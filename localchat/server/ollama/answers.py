@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
@@ -26,6 +26,9 @@ from localchat.server.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.embeddings import checked_texts, embed
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.formatters import json_response
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
@@ -45,9 +48,7 @@ from localchat.server.ollama.requests import (
     engine_request,
     keep_alive_s,
 )
-from localchat.server.openai.chat import ConversationEndpoint
-from localchat.server.openai.embeddings import checked_texts, embed
-from localchat.server.openai.protocol import ChatBody, chat_logprobs
+from localchat.server.openai.protocol import ChatBody
 from localchat.server.request_body import read_json
 from localchat.server.sse import NDJSON
 from localchat.server.state import Service, client_of, service_of

@@ -9,6 +9,16 @@ import msgspec
 
 from localchat.engine.request import GenerateRequest, Infill, Prompt, TextPrompt
 from localchat.pool.entry import NEVER
+from localchat.server.chat.options import (
+    CHAT,
+    INFILL,
+    Client,
+    answer_tokens,
+    checked_logprobs,
+    generation,
+)
+from localchat.server.chat.request import chat_request
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, with_format_field
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.ollama.protocol import (
@@ -24,20 +34,8 @@ from localchat.server.openai.protocol import (
     ChatMessage,
     ChatTool,
     FunctionCallParam,
-    JsonSchemaFormat,
-    ResponseFormat,
     ToolCallParam,
 )
-from localchat.server.openai.requests import (
-    CHAT,
-    INFILL,
-    Client,
-    answer_tokens,
-    chat_request,
-    checked_logprobs,
-    generation,
-)
-from localchat.server.openai.structure import with_format_field
 
 log = logging.getLogger("localchat.server")
 

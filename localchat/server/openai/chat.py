@@ -1,6 +1,5 @@
 """POST /v1/chat/completions, and the base of all endpoints that answer a conversation."""
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,17 +8,18 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Reasoning, Text, ToolCall, Usage
-from localchat.engine.interface import Engine
-from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import NetworkError, TemplateError, UsageError
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockOpened,
     CollectedAnswer,
     ContentBlock,
     ContentBlocks,
 )
-from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
+from localchat.server.chat.custom_tools import input_of
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.logprobs import ChatTokenLogprob, chat_logprobs
+from localchat.server.chat.request import chat_request
+from localchat.server.formatters import new_id
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
@@ -31,22 +31,13 @@ from localchat.server.generation import (
 )
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.openai.custom_tools import input_of
-from localchat.server.openai.messages import (
-    has_late_system,
-    hoisted,
-    late_as_users,
-    with_one_voice,
-    with_results_last,
-    without_system,
-)
+from localchat.server.openai.chunks import ChunkFormatter, ChunkHeader
 from localchat.server.openai.protocol import (
     AssistantMessage,
     ChatBody,
     ChatChoice,
     ChatChunkChoice,
     ChatLogprobs,
-    ChatTokenLogprob,
     ChatTool,
     CustomCall,
     CustomCallDelta,
@@ -59,9 +50,7 @@ from localchat.server.openai.protocol import (
     NamedFunction,
     NamedToolChoice,
     ToolCallDelta,
-    chat_logprobs,
 )
-from localchat.server.openai.requests import chat_request
 from localchat.server.openai.tries import requested_tries
 from localchat.server.request_body import read_json
 from localchat.server.sse import DONE
@@ -101,89 +90,6 @@ def with_tools(body: ChatBody) -> ChatBody:
 
 
 # ---------------------------------------------------------------------------- endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationEndpoint:
-    """Base of the endpoints that answer a conversation; each adds the formatter of its protocol."""
-
-    body: ChatBody
-    """The request, translated to a chat."""
-    request: GenerateRequest
-    loop_guard: bool
-
-    @property
-    def model(self) -> str | None:
-        return self.body.model
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def requested_tokens(self) -> int | None:
-        return self.body.max_completion_tokens or self.body.max_tokens
-
-    async def spec(self, lease: AsyncLease) -> GenerationSpec:
-        prompt = self.request.prompt
-        assert isinstance(prompt, Messages)
-        requests = [
-            msgspec.structs.replace(self.request, prompt=fallback)
-            for fallback in await template_fallbacks(lease, prompt)
-        ]
-        return GenerationSpec(
-            [requests],
-            self.body.parallel_tool_calls is False,
-            self.loop_guard,
-            progress=self.streams and bool(self.body.return_progress),
-        )
-
-
-async def template_fallbacks(lease: AsyncLease, prompt: Messages) -> list[Messages]:
-    """Variants of a conversation for rigid chat templates, best first.
-
-    A late system message stays one only if the template renders all of them in place: some templates render
-    the last one alone, some move them to the beginning, which invalidates the prefix cache.
-    """
-    replace = msgspec.structs.replace
-    variants = [prompt]
-    if has_late_system(prompt.messages):
-        in_place = await asyncio.to_thread(_renders_system_in_place, lease.engine, prompt)
-        variants = [prompt] if in_place else []
-        variants.append(replace(prompt, messages=late_as_users(prompt.messages)))
-        variants.append(replace(prompt, messages=hoisted(prompt.messages)))
-    if with_one_voice(prompt.messages) != prompt.messages:
-        variants += [replace(each, messages=with_one_voice(each.messages)) for each in variants]
-    if with_results_last(prompt.messages) != prompt.messages:
-        variants += [replace(each, messages=with_results_last(each.messages)) for each in variants]
-    if any(message.role == "system" for message in prompt.messages):
-        variants.append(replace(prompt, messages=without_system(variants[-1].messages)))
-    if prompt.continue_last:
-        variants += [replace(each, thinking="off") for each in variants if each.thinking != "off"]
-        variants.append(replace(variants[0], continue_last=False))
-    return variants
-
-
-def _renders_system_in_place(engine: Engine, prompt: Messages) -> bool:
-    """True if the template renders each system message after the user's messages before it.
-
-    A remote server that does not offer rendering is trusted to.
-    """
-    try:
-        rendered = engine.render(prompt)
-    except TemplateError:
-        return False
-    except (NetworkError, UsageError):
-        return True
-    end = 0
-    for message in prompt.messages:
-        text = message.content.strip()
-        at = rendered.find(text, end) if message.role in ("system", "user") else -1
-        if at >= 0:
-            end = at + len(text)
-        elif message.role == "system":
-            return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

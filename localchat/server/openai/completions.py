@@ -9,8 +9,8 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, TextPrompt, TokenIds
-from localchat.server.content_blocks import CollectedAnswer, ContentBlocks
-from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
+from localchat.server.chat.content_blocks import CollectedAnswer, ContentBlocks
+from localchat.server.formatters import new_id
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
@@ -20,13 +20,14 @@ from localchat.server.generation import (
 )
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
+from localchat.server.openai.chunks import ChunkFormatter, ChunkHeader
+from localchat.server.openai.prompts import completion_requests
 from localchat.server.openai.protocol import (
     CompletionBody,
     CompletionChoice,
     CompletionLogprobs,
     completion_logprobs,
 )
-from localchat.server.openai.requests import completion_requests
 from localchat.server.request_body import read_json
 from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.timings import answer_timings

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from localchat.engine.events import TokenLogprob, Usage
+from localchat.server.chat.logprobs import ChatTokenLogprob
+from localchat.server.chat.options import GenerationBody
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -90,34 +92,9 @@ class MessageCustomToolCall(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------------------- logprobs
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
 class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[ChatTokenLogprob]
     refusal: None = None
-
-
-def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> list[ChatTokenLogprob]:
-    return [
-        ChatTokenLogprob(
-            _shown(one.text),
-            one.logprob,
-            list(one.text),
-            [TopLogprob(_shown(text), logprob, list(text)) for _, text, logprob in one.top],
-        )
-        for one in logprobs
-    ]
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -152,10 +129,6 @@ def completion_logprobs(
         made.text_offset.append(offset)
         offset += len(decoder.decode(one.text))
     return made
-
-
-def _shown(token: bytes) -> str:
-    return token.decode("utf-8", "replace")
 
 
 def _distinct(token: bytes) -> str:
@@ -315,100 +288,6 @@ class AllowedTools(msgspec.Struct, frozen=True):
     mode: str | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    schema: dict[str, Any] | bool | None = None
-    name: str | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Structure of an answer. Unknown fields are rejected, because each may hold the schema."""
-
-    type: str
-    json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | bool | None = None
-    """llama.cpp's and Together's place of a schema."""
-    value: dict[str, Any] | str | bool | None = None
-    """Hugging Face's place of a schema, or of a regular expression."""
-    pattern: str | None = None
-    """Together's place of a regular expression."""
-    grammar: str | None = None
-    """Fireworks' place of a grammar."""
-    name: str | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
-"""Token ids, or texts, with their biases; also as llama.cpp's list of pairs. False: never."""
-
-
-class StructureBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that hold an answer to a form, in every protocol: ignored, they would give free text."""
-
-    grammar: str | None = None
-    """Lark or GBNF."""
-    regex: str | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: dict[str, Any] | str | bool | None = None
-    """llama.cpp's and SGLang's name of a schema; the fields below are SGLang's and vLLM's."""
-    ebnf: str | None = None
-    structural_tag: Any = None
-    guided_json: Any = None
-    guided_json_object: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: dict[str, Any] | None = None
-
-
-class GenerationBody(StructureBody, frozen=True, kw_only=True):
-    """Fields that chat and plain completions share."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    typ_p: float | None = None
-    """Name of `typical_p` in llama.cpp's own chat page."""
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: LogitBias | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    """vLLM's, as the next three."""
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    bad_words: str | list[str] | None = None
-    min_new_tokens: int | None = None
-    """SGLang's name of `min_tokens`."""
-    no_stop_trim: bool | None = None
-    """SGLang's name of `include_stop_str_in_output`."""
-    ignore_eos: bool | None = None
-    cache_salt: str | None = None
-    speculation: bool | None = None
-    return_progress: bool | None = None
-    """llama.cpp's: a stream begins with the progress of the prompt."""
-    timings: bool | None = None
-    """Add this request's metrics to the timings."""
-    timings_per_token: bool | None = None
-    """llama.cpp's: every piece of a stream has the timings so far."""
-
-
 class TriesExtension(msgspec.Struct, frozen=True):
     """Our own field of a chat: more tries at one answer."""
 
@@ -467,15 +346,6 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-
-
-class EmbeddingsBody(msgspec.Struct, frozen=True):
-    """POST /v1/embeddings."""
-
-    input: str | list[str | int | list[int]]
-    model: str | None = None
-    encoding_format: str | None = None
-    dimensions: int | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):

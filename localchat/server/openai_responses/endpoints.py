@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Usage
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
@@ -16,16 +16,16 @@ from localchat.server.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
+from localchat.server.chat.custom_tools import input_of
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.request import chat_request
+from localchat.server.chat.structure import with_format_field
 from localchat.server.errors import ApiError
 from localchat.server.fields import note_ignored
 from localchat.server.generation import Generation, OutputEvent, PromptProgress
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.openai.chat import ConversationEndpoint
-from localchat.server.openai.custom_tools import input_of
-from localchat.server.openai.protocol import chat_logprobs
-from localchat.server.openai.requests import chat_request
-from localchat.server.openai.structure import with_format_field
 from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.server.openai_responses.requests import ResponsesChat, as_chat, with_own_field_names
 from localchat.server.openai_responses.response_object import (

@@ -4,7 +4,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.openai.protocol import ContentPart, StructureBody
+from localchat.server.chat.structure import StructureBody
+from localchat.server.openai.protocol import ContentPart
 
 ContentParts: TypeAlias = str | list[ContentPart | str] | None
 

@@ -5,22 +5,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from localchat.server.chat.custom_tools import PARAMETERS, arguments_of, description_of
+from localchat.server.chat.messages import engine_role, text_of
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
 from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.custom_tools import PARAMETERS, arguments_of, description_of
-from localchat.server.openai.messages import engine_role, text_of
 from localchat.server.openai.protocol import (
     ChatBody,
     ChatMessage,
     ChatTool,
     FunctionCallParam,
     FunctionDefinition,
-    JsonSchemaFormat,
     NamedFunction,
     NamedToolChoice,
-    ResponseFormat,
     ToolCallParam,
 )
-from localchat.server.openai.structure import structure_of
 from localchat.server.openai_responses.protocol import (
     InputItem,
     ResponsesBody,

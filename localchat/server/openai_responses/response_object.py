@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from localchat.engine.events import Done, Usage
-from localchat.server.content_blocks import ContentBlock
+from localchat.server.chat.content_blocks import ContentBlock
+from localchat.server.chat.custom_tools import input_of
+from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
-from localchat.server.openai.custom_tools import input_of
-from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai_responses.protocol import ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
 from localchat.server.timings import answer_timings

@@ -25,8 +25,8 @@ from localchat.engine.request import (
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import TemplateError
+from localchat.server.chat.options import CLIENTS
 from localchat.server.config import ServerLimits
-from localchat.server.openai.requests import CLIENTS
 from tests.support.http_server import Stage, ask, chat, message, respond
 
 LONGEST = ServerLimits().answer_tokens

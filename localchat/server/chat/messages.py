@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from localchat.engine.request import CalledTool, Message
+from localchat.server.chat.custom_tools import arguments_of
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.custom_tools import arguments_of
 from localchat.server.openai.protocol import ChatMessage, Content, ContentPart, ToolCallParam
 
 _ROLES: Final = {
@@ -25,7 +25,7 @@ _ROLES: Final = {
     "function": "tool",
 }
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
-_SEPARATOR: Final = "\n\n"
+SEPARATOR: Final = "\n\n"
 
 
 def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple[Message, ...]:
@@ -54,7 +54,7 @@ def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
             and made[-1].role == message.role
         ):
             parts = [text for text in (made[-1].content, message.content) if text]
-            made[-1] = msgspec.structs.replace(made[-1], content=_SEPARATOR.join(parts))
+            made[-1] = msgspec.structs.replace(made[-1], content=SEPARATOR.join(parts))
         else:
             made.append(message)
     return tuple(made)
@@ -73,69 +73,6 @@ def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
             message = msgspec.structs.replace(message, name=names[message.tool_call_id])
         made.append(message)
     return made
-
-
-def has_late_system(messages: Sequence[Message]) -> bool:
-    """True if a later message is a system message, which many templates refuse or omit."""
-    return any(message.role == "system" for message in messages[1:])
-
-
-def late_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Late system messages as user messages; the prefix before them stays cached."""
-    return joined(
-        [
-            msgspec.structs.replace(message, role="user")
-            if at and message.role == "system"
-            else message
-            for at, message in enumerate(messages)
-        ]
-    )
-
-
-def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """All system messages as one, at the beginning."""
-    system = [message for message in messages if message.role == "system"]
-    rest = [message for message in messages if message.role != "system"]
-    return joined([*system, *rest])
-
-
-def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """System messages as user messages, for templates without a system role."""
-    made = [
-        msgspec.structs.replace(message, role="user") if message.role == "system" else message
-        for message in messages
-    ]
-    return joined(made)
-
-
-def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """User messages right after tool results as part of the last result.
-
-    Some templates want an answer in between.
-    """
-    made: list[Message] = []
-    for message in messages:
-        if made and made[-1].role == "tool" and message.role == "user" and message.content:
-            parts = [text for text in (made[-1].content, message.content) if text]
-            made[-1] = msgspec.structs.replace(made[-1], content=_SEPARATOR.join(parts))
-        else:
-            made.append(message)
-    return tuple(made)
-
-
-def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Text next to a tool call as part of the reasoning before it.
-
-    Some templates have one place for both.
-    """
-    return tuple(
-        msgspec.structs.replace(
-            message, reasoning=f"{message.reasoning}{_SEPARATOR}{message.content}", content=""
-        )
-        if message.tool_calls and message.reasoning and message.content
-        else message
-        for message in messages
-    )
 
 
 def _is_plain_text(message: Message) -> bool:

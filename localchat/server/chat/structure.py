@@ -13,7 +13,6 @@ import msgspec
 from localchat.engine.request import GenerateRequest, Grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.protocol import ResponseFormat, StructureBody
 from localchat.server.request_body import check_json_size
 
 _MAX_BYTES: Final = 256 << 10
@@ -27,6 +26,50 @@ _STRUCTURED_OPTIONS: Final = frozenset(
     )
 )
 """Fields of vLLM's `structured_outputs` that change nothing here."""
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: dict[str, Any] | bool | None = None
+    name: str | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Structure of an answer. Unknown fields are rejected, because each may hold the schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
+    """llama.cpp's and Together's place of a schema."""
+    value: dict[str, Any] | str | bool | None = None
+    """Hugging Face's place of a schema, or of a regular expression."""
+    pattern: str | None = None
+    """Together's place of a regular expression."""
+    grammar: str | None = None
+    """Fireworks' place of a grammar."""
+    name: str | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class StructureBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that hold an answer to a form, in every protocol: ignored, they would give free text."""
+
+    grammar: str | None = None
+    """Lark or GBNF."""
+    regex: str | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    """llama.cpp's and SGLang's name of a schema; the fields below are SGLang's and vLLM's."""
+    ebnf: str | None = None
+    structural_tag: Any = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 def requested_grammar(body: StructureBody, limits: ServerLimits) -> Grammar | None:

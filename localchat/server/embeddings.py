@@ -5,6 +5,7 @@ import base64
 import struct
 from collections.abc import Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,9 +14,17 @@ from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 from localchat.server.formatters import json_response
-from localchat.server.openai.protocol import EmbeddingsBody
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
+
+
+class EmbeddingsBody(msgspec.Struct, frozen=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
 
 
 async def embeddings(request: Request) -> Response:
