@@ -86,6 +86,12 @@ def bad_request(
     return ApiError(400, code, message, param=param)
 
 
+def missing_field(param: str, message: str = "") -> ApiError:
+    """400: the request lacks a field. `message`: what to say instead of the usual sentence."""
+    message = message or f"The field {param!r} is required."
+    return bad_request(message, param=param, code="missing_required_parameter")
+
+
 def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
     """503: the same request may succeed later."""
     headers = {"retry-after": str(retry_s)}

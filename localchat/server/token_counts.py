@@ -10,7 +10,7 @@ from starlette.requests import Request
 from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
-from localchat.server.chat.template_variants import template_fallbacks
+from localchat.server.chat.template_variants import template_variants
 from localchat.server.state import service_of
 
 _BYTES_PER_TOKEN: Final = 3.6
@@ -26,17 +26,17 @@ async def count_prompt_tokens(request: Request, model: str | None, prompt: Messa
     """
     async with await service_of(request).lease(model, request) as lease:
         try:
-            fallbacks = await template_fallbacks(lease, prompt)
-            return await asyncio.to_thread(_count, lease.engine, fallbacks)
+            variants = await template_variants(lease, prompt)
+            return await asyncio.to_thread(_count, lease.engine, variants)
         except NetworkError as error:
             if error.details.get("status") not in (404, 405, 501):
                 raise
             return estimated_tokens(prompt)
 
 
-def _count(engine: Engine, fallbacks: Sequence[Messages]) -> int:
-    """Tokens of the first variant that the template accepts. Raises LocalchatError."""
-    *others, last = fallbacks
+def _count(engine: Engine, variants: Sequence[Messages]) -> int:
+    """Count the tokens of the first variant that the template accepts. Raises LocalchatError."""
+    *others, last = variants
     for variant in others:
         try:
             return len(engine.prompt_tokens(variant))

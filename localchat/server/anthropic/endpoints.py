@@ -21,8 +21,7 @@ from localchat.server.chat.content_blocks import (
     ContentBlocks,
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
-from localchat.server.chat.request import chat_request, conversation
-from localchat.server.chat.structure import with_format_field
+from localchat.server.chat.request import conversation, engine_request
 from localchat.server.error_formats import anthropic_error
 from localchat.server.errors import ApiError
 from localchat.server.formatters import json_response, new_id
@@ -49,10 +48,8 @@ _DELTAS: Final = {
 async def messages(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     config = service_of(request).config
-    body = await read_json(request, MessagesBody, config.limits)
-    chat = as_chat(body)
-    prompt = chat_request(chat, config.limits, client_of(request))
-    prompt = with_format_field(prompt, "output_config.format")
+    chat = as_chat(await read_json(request, MessagesBody, config.limits))
+    prompt = engine_request(chat, config.limits, client_of(request))
     endpoint = MessagesEndpoint(chat, prompt, config.loop_guard, request_id(request.scope))
     return GenerationResponse(request, endpoint)
 
@@ -65,7 +62,7 @@ class MessagesEndpoint(ConversationEndpoint):
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "MessagesFormatter":
         estimate = estimated_tokens(generation.spec.prompts[0][0].prompt)
-        model = self.body.model or lease.name
+        model = self.model or lease.name
         return MessagesFormatter(new_id("msg_"), model, self.request_id, estimate)
 
 
@@ -75,9 +72,6 @@ async def count_tokens(request: Request) -> Response:
     body = await read_json(request, CountTokensBody, limits)
     prompt = conversation(prompt_as_chat(body), limits)
     return json_response({"input_tokens": await count_prompt_tokens(request, body.model, prompt)})
-
-
-# ---------------------------------------------------------------------------- formatter
 
 
 class MessagesFormatter:

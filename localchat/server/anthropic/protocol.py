@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.chat.structure import StructureBody
+from localchat.server.chat.structure import StructureFields
 
 
 class DocumentSource(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(StructureBody, frozen=True, kw_only=True):
+class CountTokensBody(StructureFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that make up the prompt. `output_format` is the deprecated
     place of `output_config.format`."""
 

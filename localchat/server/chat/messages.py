@@ -1,21 +1,19 @@
-"""Converts a client's messages to the engine's and adapts them to rigid templates.
+"""Converts the messages of a client to those of the engine.
 
-No text is lost. Many templates refuse two system messages, or two messages of one role in a row. Neighbours
-that can be joined are joined; a late system message becomes the user's, or moves, only if the template
-refuses or omits it.
+No text is lost. Templates often refuse two messages of one role in a row, so neighbors are joined where
+possible. template_variants.py adapts the result to templates that refuse more.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from localchat.engine.request import CalledTool, Message
-from localchat.server.chat.custom_tools import arguments_of
+from localchat.engine.request import Message
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.protocol import ChatMessage, Content, ContentPart, ToolCallParam
+from localchat.server.errors import bad_request, missing_field
 
+SEPARATOR: Final = "\n\n"
 _ROLES: Final = {
     "system": "system",
     "developer": "system",
@@ -25,54 +23,48 @@ _ROLES: Final = {
     "function": "tool",
 }
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
-SEPARATOR: Final = "\n\n"
 
 
-def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple[Message, ...]:
-    """Convert messages, joining neighbours of one role. Raises ApiError."""
-    if not given:
-        raise bad_request(
-            "The field 'messages' is empty: there is nothing to answer.",
-            param="messages",
-            code="missing_required_parameter",
+class ContentPart(msgspec.Struct, frozen=True):
+    """A part of a message's content. Only text is supported."""
+
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content: TypeAlias = str | list[ContentPart | str] | None
+
+
+def normalize_messages(messages: Sequence[Message], limits: ServerLimits) -> tuple[Message, ...]:
+    """Join neighbors of one role and name the tools of results. Raises ApiError."""
+    if not messages:
+        raise missing_field(
+            "messages", "The field 'messages' is empty: there is nothing to answer."
         )
-    if len(given) > limits.messages:
+    if len(messages) > limits.messages:
         raise bad_request(
-            f"There are {len(given)} messages; the limit is {limits.messages}.", param="messages"
+            f"There are {len(messages)} messages; the limit is {limits.messages}.", param="messages"
         )
-    return joined(_with_tool_names([_message(at, message) for at, message in enumerate(given)]))
+    return join_messages(_with_tool_names(messages))
 
 
-def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Join neighbours of one role that are plain text."""
-    made: list[Message] = []
+def join_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Join neighbors of one role that are plain text."""
+    result: list[Message] = []
     for message in messages:
+        previous = result[-1] if result else None
         if (
-            made
-            and _is_plain_text(made[-1])
+            previous is not None
+            and previous.role == message.role
+            and _is_plain_text(previous)
             and _is_plain_text(message)
-            and made[-1].role == message.role
         ):
-            parts = [text for text in (made[-1].content, message.content) if text]
-            made[-1] = msgspec.structs.replace(made[-1], content=SEPARATOR.join(parts))
+            texts = [text for text in (previous.content, message.content) if text]
+            result[-1] = msgspec.structs.replace(previous, content=SEPARATOR.join(texts))
         else:
-            made.append(message)
-    return tuple(made)
-
-
-def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Add the tool's name to tool results.
-
-    Templates print it, but clients send only the id of the call.
-    """
-    names: dict[str, str] = {}
-    made: list[Message] = []
-    for message in messages:
-        names |= {call.id: call.name for call in message.tool_calls}
-        if message.role == "tool" and not message.name and message.tool_call_id in names:
-            message = msgspec.structs.replace(message, name=names[message.tool_call_id])
-        made.append(message)
-    return made
+            result.append(message)
+    return tuple(result)
 
 
 def _is_plain_text(message: Message) -> bool:
@@ -80,60 +72,49 @@ def _is_plain_text(message: Message) -> bool:
     return bare and message.role != "tool"
 
 
-def _message(at: int, message: ChatMessage) -> Message:
-    calls = message.tool_calls or (
-        [ToolCallParam(message.function_call)] if message.function_call is not None else []
-    )
-    role = engine_role(message.role, f"messages[{at}].role")
-    content = text_of(message.content, f"messages[{at}].content", role=role)
-    return Message(
-        role=role,
-        content=content or message.refusal or "",
-        reasoning=message.reasoning_content or message.reasoning or "",
-        tool_calls=tuple(_call(call) for call in calls),
-        tool_call_id=message.tool_call_id or "",
-        name=message.name or "",
-    )
+def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
+    """Add the tool's name to tool results: templates print it, but clients send only the call's id."""
+    names: dict[str, str] = {}
+    result: list[Message] = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool" and not message.name and message.tool_call_id in names:
+            message = msgspec.structs.replace(message, name=names[message.tool_call_id])
+        result.append(message)
+    return result
 
 
 def engine_role(role: str, param: str) -> str:
-    """The engine's name of a role. Raises ApiError."""
-    known = _ROLES.get(role)
-    if known is None:
+    """Return the engine's name of a role. Raises ApiError."""
+    name = _ROLES.get(role)
+    if name is None:
         raise bad_request(
             f"The role {role[:50]!r} is unknown; the choices are {', '.join(_ROLES)}.", param=param
         )
-    return known
+    return name
 
 
-def _call(call: ToolCallParam) -> CalledTool:
-    if call.custom is not None:
-        return CalledTool(call.custom.name, arguments_of(call.custom.input), call.id or "")
-    if call.function is None:
-        raise bad_request(
-            "A tool call needs 'function' or 'custom'.",
-            param="messages",
-            code="missing_required_parameter",
-        )
-    arguments = call.function.arguments
-    if isinstance(arguments, dict):  # some clients send the parsed object
-        arguments = msgspec.json.encode(arguments).decode()
-    return CalledTool(call.function.name, arguments or "{}", call.id or "")
+def encode_arguments(arguments: str | dict[str, Any] | None) -> str:
+    """Return the arguments of a call as JSON. Some clients send the parsed object."""
+    if isinstance(arguments, dict):
+        return msgspec.json.encode(arguments).decode()
+    return arguments or "{}"
 
 
 def text_of(content: Content, param: str, *, role: str = "user") -> str:
-    """The text of a message's content. Raises ApiError for images, audio and files.
+    """Return the text of a message's content. Raises ApiError for images, audio and files.
 
-    A user's parts are lines of their own; those of an assistant are pieces of one answer.
+    Parts of a user's message become lines. Parts of an assistant's message are pieces of one text.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return ("" if role == "assistant" else "\n").join(
-        _text(part, f"{param}[{at}]") for at, part in enumerate(content)
+    separator = "" if role == "assistant" else "\n"
+    return separator.join(
+        _part_text(part, f"{param}[{index}]") for index, part in enumerate(content)
     )
 
 
-def _text(part: ContentPart | str, param: str) -> str:
+def _part_text(part: ContentPart | str, param: str) -> str:
     if isinstance(part, str):
         return part
     if part.type not in _TEXT_PARTS:
@@ -143,10 +124,5 @@ def _text(part: ContentPart | str, param: str) -> str:
         )
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
-        raise ApiError(
-            400,
-            "missing_required_parameter",
-            f"The field '{param}.text' is required.",
-            param=f"{param}.text",
-        )
+        raise missing_field(f"{param}.text")
     return text

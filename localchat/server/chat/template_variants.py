@@ -1,46 +1,52 @@
-"""Variants of a conversation for chat templates that refuse or drop some messages."""
+"""Variants of a conversation for chat templates that refuse or drop some of its messages."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages
 from localchat.errors import NetworkError, TemplateError, UsageError
-from localchat.server.chat.messages import SEPARATOR, joined
+from localchat.server.chat.messages import SEPARATOR, join_messages
 from localchat.server.leases import AsyncLease
 
 
-async def template_fallbacks(lease: AsyncLease, prompt: Messages) -> list[Messages]:
-    """Variants of a conversation for rigid chat templates, best first.
+async def template_variants(lease: AsyncLease, prompt: Messages) -> list[Messages]:
+    """Return variants of a conversation, best first. The next one is tried if the template refuses one.
 
-    A late system message stays one only if the template renders all of them in place: some templates render
-    the last one alone, some move them to the beginning, which invalidates the prefix cache.
+    A late system message stays only if the template renders all of them in place. Some templates render only
+    the last one. Others move them to the beginning, which invalidates the prefix cache.
     """
-    replace = msgspec.structs.replace
     variants = [prompt]
-    if has_late_system(prompt.messages):
+    if any(message.role == "system" for message in prompt.messages[1:]):
         in_place = await asyncio.to_thread(_renders_system_in_place, lease.engine, prompt)
         variants = [prompt] if in_place else []
-        variants.append(replace(prompt, messages=late_as_users(prompt.messages)))
-        variants.append(replace(prompt, messages=hoisted(prompt.messages)))
-    if with_one_voice(prompt.messages) != prompt.messages:
-        variants += [replace(each, messages=with_one_voice(each.messages)) for each in variants]
-    if with_results_last(prompt.messages) != prompt.messages:
-        variants += [replace(each, messages=with_results_last(each.messages)) for each in variants]
+        variants.append(_changed(prompt, _late_system_as_user))
+        variants.append(_changed(prompt, _system_first))
+    for change in (_text_in_reasoning, _text_in_tool_result):
+        if change(prompt.messages) != prompt.messages:
+            variants += [_changed(variant, change) for variant in variants]
     if any(message.role == "system" for message in prompt.messages):
-        variants.append(replace(prompt, messages=without_system(variants[-1].messages)))
+        variants.append(replace(prompt, messages=_system_as_user(variants[-1].messages)))
     if prompt.continue_last:
-        variants += [replace(each, thinking="off") for each in variants if each.thinking != "off"]
+        variants += [
+            replace(variant, thinking="off") for variant in variants if variant.thinking != "off"
+        ]
         variants.append(replace(variants[0], continue_last=False))
     return variants
 
 
-def _renders_system_in_place(engine: Engine, prompt: Messages) -> bool:
-    """True if the template renders each system message after the user's messages before it.
+def _changed(
+    prompt: Messages, change: Callable[[Sequence[Message]], tuple[Message, ...]]
+) -> Messages:
+    return replace(prompt, messages=change(prompt.messages))
 
-    A remote server that does not offer rendering is trusted to.
+
+def _renders_system_in_place(engine: Engine, prompt: Messages) -> bool:
+    """Return True if the template renders each system message after the user's messages before it.
+
+    Assume so of a remote server that cannot render.
     """
     try:
         rendered = engine.render(prompt)
@@ -50,73 +56,61 @@ def _renders_system_in_place(engine: Engine, prompt: Messages) -> bool:
         return True
     end = 0
     for message in prompt.messages:
+        if message.role not in ("system", "user"):
+            continue
         text = message.content.strip()
-        at = rendered.find(text, end) if message.role in ("system", "user") else -1
-        if at >= 0:
-            end = at + len(text)
+        start = rendered.find(text, end)
+        if start >= 0:
+            end = start + len(text)
         elif message.role == "system":
             return False
     return True
 
 
-def has_late_system(messages: Sequence[Message]) -> bool:
-    """True if a later message is a system message, which many templates refuse or omit."""
-    return any(message.role == "system" for message in messages[1:])
+def _late_system_as_user(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Turn late system messages into user messages. The prefix before them stays cached."""
+    return join_messages([*messages[:1], *map(_as_user, messages[1:])])
 
 
-def late_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Late system messages as user messages; the prefix before them stays cached."""
-    return joined(
-        [
-            msgspec.structs.replace(message, role="user")
-            if at and message.role == "system"
-            else message
-            for at, message in enumerate(messages)
-        ]
-    )
-
-
-def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """All system messages as one, at the beginning."""
+def _system_first(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Join all system messages at the beginning."""
     system = [message for message in messages if message.role == "system"]
-    rest = [message for message in messages if message.role != "system"]
-    return joined([*system, *rest])
+    others = [message for message in messages if message.role != "system"]
+    return join_messages([*system, *others])
 
 
-def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """System messages as user messages, for templates without a system role."""
-    made = [
-        msgspec.structs.replace(message, role="user") if message.role == "system" else message
-        for message in messages
-    ]
-    return joined(made)
+def _system_as_user(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Turn system messages into user messages, for templates without a system role."""
+    return join_messages(list(map(_as_user, messages)))
 
 
-def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """User messages right after tool results as part of the last result.
+def _as_user(message: Message) -> Message:
+    if message.role == "system":
+        return replace(message, role="user")
+    return message
 
-    Some templates want an answer in between.
+
+def _text_in_tool_result(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Append a user message that follows tool results to the last result.
+
+    Some templates demand an answer in between.
     """
-    made: list[Message] = []
+    result: list[Message] = []
     for message in messages:
-        if made and made[-1].role == "tool" and message.role == "user" and message.content:
-            parts = [text for text in (made[-1].content, message.content) if text]
-            made[-1] = msgspec.structs.replace(made[-1], content=SEPARATOR.join(parts))
+        if result and result[-1].role == "tool" and message.role == "user" and message.content:
+            texts = [text for text in (result[-1].content, message.content) if text]
+            result[-1] = replace(result[-1], content=SEPARATOR.join(texts))
         else:
-            made.append(message)
-    return tuple(made)
+            result.append(message)
+    return tuple(result)
 
 
-def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Text next to a tool call as part of the reasoning before it.
-
-    Some templates have one place for both.
-    """
-    return tuple(
-        msgspec.structs.replace(
-            message, reasoning=f"{message.reasoning}{SEPARATOR}{message.content}", content=""
-        )
-        if message.tool_calls and message.reasoning and message.content
-        else message
-        for message in messages
-    )
+def _text_in_reasoning(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Append text beside a tool call to the reasoning: some templates have one place for both."""
+    result: list[Message] = []
+    for message in messages:
+        if message.tool_calls and message.reasoning and message.content:
+            reasoning = f"{message.reasoning}{SEPARATOR}{message.content}"
+            message = replace(message, reasoning=reasoning, content="")
+        result.append(message)
+    return tuple(result)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from localchat.server.chat.options import GenerationBody
+from localchat.server.chat.options import GenerationFields
 
 
 class ExtraFile(msgspec.Struct, frozen=True):
@@ -12,7 +12,7 @@ class ExtraFile(msgspec.Struct, frozen=True):
     filename: str | None = None
 
 
-class NativeBody(GenerationBody, frozen=True, kw_only=True):
+class NativeBody(GenerationFields, frozen=True, kw_only=True):
     """POST /infill and /completion."""
 
     prompt: str | list[int | str] | None = None

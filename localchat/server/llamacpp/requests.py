@@ -7,15 +7,15 @@ import msgspec
 
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, TextPrompt, TokenIds
 from localchat.server.chat.options import (
-    INFILL,
+    INFILL_PRIORITY,
     Client,
     answer_tokens,
-    checked_ids,
     checked_logprobs,
-    generation,
+    checked_token_ids,
+    generate_request,
 )
 from localchat.server.config import ServerLimits
-from localchat.server.errors import bad_request
+from localchat.server.errors import bad_request, missing_field
 from localchat.server.llamacpp.protocol import NativeBody
 
 _DEFAULT_FILENAME: Final = "tmp"
@@ -36,27 +36,25 @@ def infill_requests(
             if file.text
         ),
     )
-    request = _request(body, gap, limits, client, priority=INFILL)
+    request = _request(body, gap, limits, client, priority=INFILL_PRIORITY)
     return [msgspec.structs.replace(request, prompt=shorter) for shorter in _ever_shorter(gap)]
 
 
 def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -> GenerateRequest:
     """The request that continues a text. Raises ApiError."""
     if body.prompt is None:
-        raise bad_request(
-            "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
-        )
+        raise missing_field("prompt")
     match body.prompt:
         case str(text) | [str(text)]:
             return _request(body, TextPrompt(text, special=True), limits, client)
-        case given if any(isinstance(each, str) for each in given):
+        case tokens if any(isinstance(token, str) for token in tokens):
             raise bad_request(
                 "The prompt must be one string or one list of token ids here.",
                 param="prompt",
                 code="invalid_type",
             )
-        case ids:
-            return _request(body, TokenIds(tuple(checked_ids(ids))), limits, client)
+        case tokens:
+            return _request(body, TokenIds(checked_token_ids(tokens)), limits, client)
 
 
 def _request(
@@ -70,12 +68,12 @@ def _request(
         changes["seed"] = None  # llama.cpp's notation for a random seed
     if body.response_format is not None or body.grammar:
         changes["json_schema"] = None  # llama.cpp ignores it then
-    request = generation(
+    request = generate_request(
         msgspec.structs.replace(body, **changes),
         prompt,
         limits,
         client=client,
-        max_tokens=answer_tokens(tokens, limits, least=0),
+        max_tokens=answer_tokens(tokens, limits, minimum=0),
         logprobs=checked_logprobs(body.n_probs or 0, "n_probs") if reports_tokens(body) else None,
         priority=priority,
     )

@@ -28,8 +28,9 @@ from localchat.server.chat.content_blocks import (
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.request import ChatRequest, engine_request
 from localchat.server.embeddings import checked_texts, embed
-from localchat.server.errors import ApiError, bad_request
+from localchat.server.errors import ApiError, missing_field
 from localchat.server.formatters import json_response
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
 from localchat.server.generation_response import GenerationResponse
@@ -45,10 +46,8 @@ from localchat.server.ollama.requests import (
     as_chat,
     as_generation,
     context_headers,
-    engine_request,
     keep_alive_s,
 )
-from localchat.server.openai.protocol import ChatBody
 from localchat.server.request_body import read_json
 from localchat.server.sse import NDJSON
 from localchat.server.state import Service, client_of, service_of
@@ -63,9 +62,9 @@ async def chat(request: Request) -> ASGIApp:
     body = await read_json(request, OllamaChatBody, config.limits)
     if not body.messages:
         return await _load(request, service, body, _in_message)
-    translated = as_chat(body)
-    prompt = engine_request(translated, config.limits, client_of(request))
-    endpoint = _endpoint(service, body, translated, prompt, _in_message)
+    chat = as_chat(body)
+    prompt = engine_request(chat, config.limits, client_of(request))
+    endpoint = _endpoint(service, body, chat, prompt, _in_message)
     return GenerationResponse(request, endpoint, NDJSON)
 
 
@@ -76,8 +75,8 @@ async def generate(request: Request) -> ASGIApp:
     body = await read_json(request, OllamaGenerateBody, config.limits)
     if not body.prompt and not body.suffix:
         return await _load(request, service, body, _in_response)
-    translated, prompt = as_generation(body, config.limits, client_of(request))
-    endpoint = _endpoint(service, body, translated, prompt, _in_response)
+    chat, prompt = as_generation(body, config.limits, client_of(request))
+    endpoint = _endpoint(service, body, chat, prompt, _in_response)
     return GenerationResponse(request, endpoint, NDJSON)
 
 
@@ -88,9 +87,7 @@ async def embeddings(request: Request) -> Response:
     body = await read_json(request, OllamaEmbedBody, limits)
     given = body.input if body.input is not None else body.prompt
     if given is None:
-        raise bad_request(
-            "The field 'input' is required.", param="input", code="missing_required_parameter"
-        )
+        raise missing_field("input")
     began_s = time.perf_counter()
     keep_s = keep_alive_s(body.keep_alive)
     truncate = body.input is not None and body.truncate is not False
@@ -172,13 +169,14 @@ class OllamaEndpoint(ConversationEndpoint):
         return replace(spec, keep_alive_s=self.keep_alive_s, headers=headers)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "OllamaFormatter":
-        return OllamaFormatter(self.body.model or lease.name, self.piece, bool(self.body.logprobs))
+        model = self.chat.fields.model or lease.name
+        return OllamaFormatter(model, self.piece, self.chat.logprobs)
 
 
 def _endpoint(
     service: Service,
     body: AnswerBody,
-    chat: ChatBody,
+    chat: ChatRequest,
     prompt: GenerateRequest,
     piece: "Callable[[AnswerPiece], Json]",
 ) -> OllamaEndpoint:

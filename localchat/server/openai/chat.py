@@ -1,9 +1,8 @@
-"""POST /v1/chat/completions, and the base of all endpoints that answer a conversation."""
+"""POST /v1/chat/completions."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -18,7 +17,7 @@ from localchat.server.chat.content_blocks import (
 from localchat.server.chat.custom_tools import input_of
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import ChatTokenLogprob, chat_logprobs
-from localchat.server.chat.request import chat_request
+from localchat.server.chat.request import engine_request
 from localchat.server.formatters import new_id
 from localchat.server.generation import (
     ChoiceEnd,
@@ -38,7 +37,6 @@ from localchat.server.openai.protocol import (
     ChatChoice,
     ChatChunkChoice,
     ChatLogprobs,
-    ChatTool,
     CustomCall,
     CustomCallDelta,
     CustomToolCallDelta,
@@ -47,10 +45,9 @@ from localchat.server.openai.protocol import (
     FunctionCallDelta,
     MessageCustomToolCall,
     MessageToolCall,
-    NamedFunction,
-    NamedToolChoice,
     ToolCallDelta,
 )
+from localchat.server.openai.requests import as_chat, uses_functions
 from localchat.server.openai.tries import requested_tries
 from localchat.server.request_body import read_json
 from localchat.server.sse import DONE
@@ -63,45 +60,30 @@ from localchat.tries.spec import TriesSpec
 
 async def chat(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
-    config = service_of(request).config
-    body = await read_json(request, ChatBody, config.limits)
-    as_functions = bool(body.functions and not body.tools)
-    if as_functions:
-        body = with_tools(body)
-    prompt = chat_request(body, config.limits, client_of(request))
-    cards = service_of(request).engines.models()
+    service = service_of(request)
+    limits = service.config.limits
+    body = await read_json(request, ChatBody, limits)
+    chat = as_chat(body)
+    prompt = engine_request(chat, limits, client_of(request))
+    cards = service.engines.models()
     own_model = cards[0].name if cards else ""
-    tries = requested_tries(body, prompt, config.limits, own_model)
+    tries = requested_tries(body, chat, prompt, limits, own_model)
     if tries is not None:
         prompt = tries.widened(prompt)
-    endpoint = ChatEndpoint(body, prompt, config.loop_guard, as_functions, tries)
+    endpoint = ChatEndpoint(chat, prompt, service.config.loop_guard, body, tries)
     return GenerationResponse(request, endpoint)
-
-
-def with_tools(body: ChatBody) -> ChatBody:
-    """Translate the deprecated `functions` and `function_call` to tools, with one call at a time."""
-    choice = body.function_call
-    return msgspec.structs.replace(
-        body,
-        tools=[ChatTool(function) for function in body.functions or ()],
-        tool_choice=NamedToolChoice(choice) if isinstance(choice, NamedFunction) else choice,
-        parallel_tool_calls=False,
-    )
-
-
-# ---------------------------------------------------------------------------- endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEndpoint(ConversationEndpoint):
-    """A chat completion. as_functions: calls are written as the deprecated `function_call`."""
+    """A chat completion."""
 
-    as_functions: bool = False
+    body: ChatBody
     tries: TriesSpec | None = None
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
-        found = await ConversationEndpoint.spec(self, lease)
-        return replace(found, tries=self.tries)
+        spec = await ConversationEndpoint.spec(self, lease)
+        return replace(spec, tries=self.tries)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "ChatFormatter":
         options = self.body.stream_options
@@ -113,13 +95,10 @@ class ChatEndpoint(ConversationEndpoint):
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
             generation=generation if self.body.timings_per_token else None,
-            as_functions=self.as_functions,
-            custom=frozenset(tool.custom.name for tool in self.body.tools or () if tool.custom),
+            as_functions=uses_functions(self.body),
+            custom=frozenset(tool.custom.name for tool in self.chat.tools if tool.custom),
             tries=generation if isinstance(generation, TriesGeneration) else None,
         )
-
-
-# ---------------------------------------------------------------------------- formatter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +111,7 @@ class ChatFormatter(ChunkFormatter):
     """
 
     as_functions: bool = False
+    """Write calls as the deprecated `function_call`."""
     custom: frozenset[str] = frozenset()
     """Names of custom tools."""
     open_calls: dict[int, ContentBlocks] = field(default_factory=dict)

@@ -21,13 +21,13 @@ from localchat.server.generation import (
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.chunks import ChunkFormatter, ChunkHeader
-from localchat.server.openai.prompts import completion_requests
 from localchat.server.openai.protocol import (
     CompletionBody,
     CompletionChoice,
     CompletionLogprobs,
     completion_logprobs,
 )
+from localchat.server.openai.requests import completion_requests
 from localchat.server.request_body import read_json
 from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.timings import answer_timings

@@ -6,13 +6,15 @@ about unknown fields; null means "not given". Values are checked where they are 
 """
 
 from codecs import getincrementaldecoder
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 
 from localchat.engine.events import TokenLogprob, Usage
 from localchat.server.chat.logprobs import ChatTokenLogprob
-from localchat.server.chat.options import GenerationBody
+from localchat.server.chat.messages import Content
+from localchat.server.chat.options import GenerationFields
+from localchat.server.chat.tools import ChatTool, FunctionDefinition
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -205,17 +207,6 @@ class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 # ---------------------------------------------------------------------------- requests
 
 
-class ContentPart(msgspec.Struct, frozen=True):
-    """A part of a message's content. Only text is supported."""
-
-    type: str = "text"
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content: TypeAlias = str | list[ContentPart | str] | None
-
-
 class FunctionCallParam(msgspec.Struct, frozen=True):
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -246,27 +237,6 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-
-
-class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class CustomTool(msgspec.Struct, frozen=True):
-    """A tool that takes a text, of any form or of a grammar."""
-
-    name: str
-    description: str | None = None
-    format: dict[str, Any] | None = None
-
-
-class ChatTool(msgspec.Struct, frozen=True):
-    function: FunctionDefinition | None = None
-    type: str = "function"
-    custom: CustomTool | None = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
@@ -301,7 +271,7 @@ class TriesExtension(msgspec.Struct, frozen=True):
     """With `best_of`: the model itself picks."""
 
 
-class ChatBody(GenerationBody, frozen=True, kw_only=True):
+class ChatBody(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
@@ -336,7 +306,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """Continue the last message if it is the assistant's. True if absent."""
 
 
-class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+class CompletionBody(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]] | None = None

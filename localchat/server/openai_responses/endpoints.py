@@ -19,8 +19,7 @@ from localchat.server.chat.content_blocks import (
 from localchat.server.chat.custom_tools import input_of
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
-from localchat.server.chat.request import chat_request
-from localchat.server.chat.structure import with_format_field
+from localchat.server.chat.request import engine_request
 from localchat.server.errors import ApiError
 from localchat.server.fields import note_ignored
 from localchat.server.generation import Generation, OutputEvent, PromptProgress
@@ -52,10 +51,9 @@ async def responses(request: Request) -> ASGIApp:
     translated = as_chat(body)
     note_ignored(request.scope, translated.ignored)
     try:
-        prompt = chat_request(translated.chat, config.limits, client_of(request))
+        prompt = engine_request(translated.chat, config.limits, client_of(request))
     except ApiError as error:
         raise with_own_field_names(error) from error
-    prompt = with_format_field(prompt, "text.format")
     endpoint = ResponsesEndpoint(translated.chat, prompt, config.loop_guard, body, translated)
     return GenerationResponse(request, endpoint)
 
@@ -112,8 +110,6 @@ class ResponsesFormatter:
         status = final_status(choice.end)
         response = self._response.as_json(status, output, usage=usage)
         return msgspec.json.encode(response | self._response.timings(usage, done))
-
-    # ------------------------------------------------------------------------ events
 
     def _now(
         self, status: Status, usage: Usage | None = None, error: ApiError | None = None

@@ -4,8 +4,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.chat.structure import StructureBody
-from localchat.server.openai.protocol import ContentPart
+from localchat.server.chat.messages import ContentPart
+from localchat.server.chat.structure import StructureFields
 
 ContentParts: TypeAlias = str | list[ContentPart | str] | None
 
@@ -66,7 +66,7 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
     """Most tokens of reasoning (OpenRouter's)."""
 
 
-class ResponsesBody(StructureBody, frozen=True, kw_only=True):
+class ResponsesBody(StructureFields, frozen=True, kw_only=True):
     """POST /v1/responses. `include`, `store` and `truncation` have no effect beyond logprobs: the answer
     contains everything, nothing is stored, nothing is truncated. The response repeats `tools` and
     `tool_choice`."""
