@@ -10,8 +10,7 @@ from localchat.server.anthropic.endpoints import count_tokens, messages
 from localchat.server.body_budget import BodyBudget
 from localchat.server.config import ServerConfig
 from localchat.server.embeddings import embeddings
-from localchat.server.errors import ApiError
-from localchat.server.exception_handlers import HANDLERS
+from localchat.server.errors import ApiError, exception_handlers
 from localchat.server.health import health, metrics, props, root, slots
 from localchat.server.leases import AsyncEnginePool
 from localchat.server.llamacpp.endpoints import completion, infill
@@ -85,16 +84,16 @@ def create_app(
     """
     service = Service(engines, config)
 
-    def count_refusal(error: ApiError) -> None:
-        service.metrics.count_error(error.code or "error", error.status)
+    def count(error: ApiError) -> None:
+        service.metrics.count_error(error.label, error.status)
 
     app = Starlette(
         routes=[*ROUTES, *private],
         middleware=[
             Middleware(AccessLogMiddleware),
-            Middleware(SecurityMiddleware, config=config, on_refused=count_refusal),
+            Middleware(SecurityMiddleware, config=config, on_refused=count),
         ],
-        exception_handlers=HANDLERS,
+        exception_handlers=exception_handlers(count),
     )
     app.router.redirect_slashes = False
     app.state.service = service

@@ -89,7 +89,7 @@ class GenerationResponse:
         try:
             await _while_connected(self._answer(service, tracked, send), receive, tracked)
         except ApiError as error:
-            tracked.error = error.code or "error"
+            tracked.error = error.label
             raise
         except LocalchatError as error:
             tracked.error = error.code
@@ -195,7 +195,7 @@ class GenerationResponse:
         api_error = error if isinstance(error, ApiError) else to_api_error(error)
         if isinstance(error, LocalchatError):
             log.error("%s %s: %s", tracked.id, error.code, error.message)
-        tracked.error = api_error.code or "error"
+        tracked.error = api_error.label
         service.metrics.count_error(tracked.error, api_error.status)
         return api_error
 

@@ -22,13 +22,12 @@ from localchat.server.chat.content_blocks import (
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.request import conversation, engine_request
-from localchat.server.error_formats import anthropic_error
-from localchat.server.errors import ApiError
+from localchat.server.errors import ApiError, anthropic_error
 from localchat.server.formatters import json_response, new_id
 from localchat.server.generation import REPETITION, ChoiceEnd, Generation, OutputEvent
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.middleware.access_log import request_id
+from localchat.server.paths import request_id
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of

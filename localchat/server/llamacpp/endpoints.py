@@ -16,8 +16,7 @@ from starlette.types import ASGIApp
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest
 from localchat.server.chat.content_blocks import CollectedAnswer
-from localchat.server.error_formats import openai_error
-from localchat.server.errors import ApiError
+from localchat.server.errors import ApiError, openai_error
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,

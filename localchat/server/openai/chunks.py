@@ -7,8 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from localchat.engine.events import Done, Usage
-from localchat.server.error_formats import openai_error
-from localchat.server.errors import ApiError
+from localchat.server.errors import ApiError, openai_error
 from localchat.server.generation import Generation
 from localchat.server.openai.protocol import Chunk, usage_info
 from localchat.server.sse import DONE, event

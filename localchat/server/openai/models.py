@@ -10,7 +10,7 @@ from starlette.responses import Response
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import model_not_found
 from localchat.server.formatters import json_response
-from localchat.server.middleware.access_log import is_anthropic
+from localchat.server.paths import is_anthropic
 from localchat.server.state import service_of
 
 
