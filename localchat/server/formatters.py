@@ -1,4 +1,4 @@
-"""Answer formatters: the interface that writes an answer in a protocol, and shared parts."""
+"""AnswerFormatter, the interface that writes an answer in a protocol, and parts that formatters share."""
 
 import secrets
 from typing import Any, Protocol
@@ -13,39 +13,39 @@ from localchat.server.generation import OutputEvent
 
 
 class AnswerFormatter(Protocol):
-    """Writes one answer in a protocol, as events of a stream or as one response."""
+    """Writes one answer in a protocol, as the events of a stream or as one response."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
-        """Events before the first token. `prompt_tokens`: of all prompts together."""
+        """Return the events before the first token. `prompt_tokens`: sum of all prompts."""
         ...
 
     def event(self, event: OutputEvent) -> bytes:
-        """Complete events for one output event; empty if the client did not ask for it."""
+        """Return complete events for an output event; empty if the client did not request it."""
         ...
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
-        """Events after the last choice, to the end of the stream."""
+        """Return the events after the last choice, up to the end of the stream."""
         ...
 
     def error(self, error: ApiError) -> bytes:
-        """The end of a stream that failed, in place of `finish`."""
+        """Return the end of a stream that failed, instead of `finish`."""
         ...
 
     def heartbeat(self) -> bytes:
-        """An event without content; empty if the protocol has none."""
+        """Return an event without content; empty if the protocol has none."""
         ...
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
-        """The whole answer as one JSON object."""
+        """Return the whole answer as one JSON object."""
         ...
 
 
 def new_id(prefix: str) -> str:
-    """A random id with this prefix."""
+    """Return a random id with this prefix."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
 def json_response(value: Any) -> Response:  # noqa: ANN401 - any JSON
-    """A response of compact JSON."""
+    """Return a response of compact JSON."""
     body = msgspec.json.encode(value)
     return Response(body, headers={"content-type": "application/json"})

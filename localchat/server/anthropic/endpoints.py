@@ -35,13 +35,13 @@ from localchat.server.token_counts import count_prompt_tokens, estimated_tokens
 
 _PING: Final = named_event(b"ping", b'{"type":"ping"}')
 _SIGNATURE: Final = "localchat"
-"""Clients keep reasoning only if it is signed. This server does not check it when it comes back."""
+"""Signature of reasoning, without which clients drop it. This server ignores it in requests."""
 _DELTAS: Final = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""Type of a delta and the field with its piece, by the kind of block."""
+"""Type of a delta, and the field with its piece, by the kind of block."""
 
 
 async def messages(request: Request) -> ASGIApp:
@@ -55,9 +55,10 @@ async def messages(request: Request) -> ASGIApp:
 
 @dataclass(frozen=True, slots=True)
 class MessagesEndpoint(ConversationEndpoint):
-    """A message. request_id: named by errors inside of a stream."""
+    """A message."""
 
     request_id: str
+    """Reported by errors inside of a stream."""
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "MessagesFormatter":
         estimate = estimated_tokens(generation.spec.prompts[0][0].prompt)
@@ -74,14 +75,12 @@ async def count_tokens(request: Request) -> Response:
 
 
 class MessagesFormatter:
-    """Answers of the Messages API: every block is opened, filled and closed before the next.
-
-    estimated_prompt_tokens: used while the engine has not counted the prompt.
-    """
+    """Formats the answers of the Messages API. A block is opened, filled and closed before the next one."""
 
     def __init__(
         self, id_: str, model: str, request_id: str, estimated_prompt_tokens: int = 0
     ) -> None:
+        """`estimated_prompt_tokens` is reported until the engine has counted the prompt."""
         self._id = id_
         self._model = model
         self._request_id = request_id
@@ -89,7 +88,7 @@ class MessagesFormatter:
         self._blocks = ContentBlocks()
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
-        """Cached tokens are known only later: `finish` reports them and corrects an estimate."""
+        # The cached tokens are unknown so far. `finish` reports them, and corrects an estimate.
         usage = self._usage(Usage(prompt_tokens, 0, 0))
         return _event("message_start", message=self._message([], None, usage))
 
@@ -127,7 +126,7 @@ class MessagesFormatter:
         }
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        """In this protocol, input tokens leave out those from the cache."""
+        """Return the usage. In this protocol, input tokens exclude cached ones."""
         prompt = usage.prompt_tokens or self._estimated_prompt_tokens
         return {
             "input_tokens": max(prompt - usage.cached_tokens, 0),
@@ -148,12 +147,15 @@ def _block_event(change: BlockEvent) -> bytes:
         case BlockOpened(block):
             return _event("content_block_start", index=index, content_block=_empty_block(block))
         case BlockDelta(block, piece):
+            if not piece:
+                return b""
             kind, field = _DELTAS[block.kind]
-            return _delta(index, kind, field, piece) if piece else b""
+            return _delta(index, kind, field, piece)
         case BlockClosed(block):
-            signed = block.kind == "reasoning"
-            last = _delta(index, "signature_delta", "signature", _SIGNATURE) if signed else b""
-            return last + _event("content_block_stop", index=index)
+            stop = _event("content_block_stop", index=index)
+            if block.kind == "reasoning":
+                return _delta(index, "signature_delta", "signature", _SIGNATURE) + stop
+            return stop
 
 
 def _delta(index: int, kind: str, field: str, piece: str) -> bytes:
@@ -181,7 +183,7 @@ def _complete_block(block: ContentBlock) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; empty if the token limit cut them off."""
+    """Return the arguments as an object; empty if the token limit cut them off."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError:

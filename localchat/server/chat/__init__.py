@@ -1,1 +1,1 @@
-"""What all protocols share: the translated request, its checks, and the content of an answer."""
+"""Base of all protocols: the translated request, its checks, and the content of an answer."""

@@ -21,14 +21,14 @@ class ChatTokenLogprob(msgspec.Struct, frozen=True):
 def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> list[ChatTokenLogprob]:
     return [
         ChatTokenLogprob(
-            _shown(one.text),
-            one.logprob,
-            list(one.text),
-            [TopLogprob(_shown(text), logprob, list(text)) for _, text, logprob in one.top],
+            _decode(token.text),
+            token.logprob,
+            list(token.text),
+            [TopLogprob(_decode(text), logprob, list(text)) for _, text, logprob in token.top],
         )
-        for one in logprobs
+        for token in logprobs
     ]
 
 
-def _shown(token: bytes) -> str:
+def _decode(token: bytes) -> str:
     return token.decode("utf-8", "replace")

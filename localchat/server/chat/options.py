@@ -140,9 +140,12 @@ def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
             raise bad_request(
                 f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
             )
+    top_k = fields.top_k
+    if top_k is not None:
+        top_k = max(0, top_k)
     return Sampling(
         temperature=fields.temperature,
-        top_k=None if fields.top_k is None else max(0, fields.top_k),
+        top_k=top_k,
         typical_p=_first(fields.typical_p, fields.typ_p),
         top_p=fields.top_p,
         min_p=fields.min_p,
@@ -163,7 +166,9 @@ def _biases(
     logit_bias: LogitBias, limits: ServerLimits
 ) -> tuple[dict[int, float], dict[str, float]]:
     """Return biases by token id and by text. Raises ApiError."""
-    pairs = list(logit_bias.items() if isinstance(logit_bias, dict) else logit_bias)
+    if isinstance(logit_bias, dict):
+        logit_bias = list(logit_bias.items())
+    pairs: list[tuple[int | str, float | bool]] = logit_bias
     if len(pairs) > limits.biases:
         raise bad_request(
             f"There are {len(pairs)} biases; the limit is {limits.biases}.", param="logit_bias"

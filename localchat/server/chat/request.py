@@ -62,15 +62,16 @@ def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> G
     max_tokens = {name: value for name, value in chat.max_tokens.items() if value is not None}
     # llama.cpp's editors send 0 to fill the cache before the user has asked.
     minimum = 0 if max_tokens.get("n_predict") == 0 else 1
+    logprobs = None
+    if chat.logprobs:
+        logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
     request = generate_request(
         chat.fields,
         conversation(chat, limits),
         limits,
         client=client,
         max_tokens=answer_tokens(max_tokens, limits, minimum=minimum),
-        logprobs=checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
-        if chat.logprobs
-        else None,
+        logprobs=logprobs,
         format_field=chat.format_field,
     )
     # A limit that the operator chose replaces the default one.

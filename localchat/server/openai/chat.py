@@ -103,11 +103,11 @@ class ChatEndpoint(ConversationEndpoint):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormatter(ChunkFormatter):
-    """Chat completion answers.
+    """Formats the answers of chats.
 
     Clients expect one kind of delta per chunk, one tool call per chunk, the role first, and the finish reason
-    last in a chunk of its own. The role waits for the first delta, because benchmarks such as vLLM's take any
-    chunk for the first token.
+    in a last chunk of its own. The role waits for the first delta: benchmarks such as vLLM's mistake any chunk
+    for the first token.
     """
 
     as_functions: bool = False
@@ -115,11 +115,11 @@ class ChatFormatter(ChunkFormatter):
     custom: frozenset[str] = frozenset()
     """Names of custom tools."""
     open_calls: dict[int, ContentBlocks] = field(default_factory=dict)
-    """Calls of custom tools that are not complete, by choice."""
+    """Incomplete calls of custom tools, by choice."""
     silent: set[int] = field(default_factory=set)
     """Choices without a delta so far."""
     tries: TriesGeneration | None = None
-    """Of an answer that is made of several."""
+    """Set if several tries make up the answer."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         self.silent.update(range(choices))
@@ -132,27 +132,29 @@ class ChatFormatter(ChunkFormatter):
         return self._plain_event(event)
 
     def _custom_event(self, event: Text | Reasoning | ToolCall | ChoiceEnd) -> bytes:
-        """Write an event where custom tools may be called: their text is inside of JSON, and is sent once
-        that is complete."""
+        """Format an event if custom tools may be called.
+
+        The text of their call is a JSON string, and is sent once it is complete.
+        """
         blocks = self.open_calls.setdefault(event.choice, ContentBlocks())
-        written = b""
+        events = b""
         for change in blocks.add(event):
             block = change.block
             if block.kind != "call" or block.name not in self.custom:
                 continue
             delta = None
             if isinstance(change, BlockOpened):
-                named = CustomCallDelta("", block.name)
-                delta = CustomToolCallDelta(block.call, named, block.id, "custom")
+                start = CustomCallDelta("", block.name)
+                delta = CustomToolCallDelta(block.call, start, block.id, "custom")
             elif isinstance(change, BlockClosed):
                 delta = CustomToolCallDelta(block.call, CustomCallDelta(input_of(block.text)))
             if delta is not None:
-                written += self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
+                events += self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
         if isinstance(event, ToolCall) and any(
             block.call == event.call and block.name in self.custom for block in blocks.calls
         ):
-            return written
-        return written + self._plain_event(event)
+            return events
+        return events + self._plain_event(event)
 
     def _plain_event(self, event: OutputEvent) -> bytes:
         match event:
@@ -207,7 +209,7 @@ class ChatFormatter(ChunkFormatter):
         return self._role(choice.index) + self.choice_event(choice)
 
     def _role(self, index: int) -> bytes:
-        """Write the role of a choice before its first piece."""
+        """Return the event with the role, before the first piece of a choice."""
         if index not in self.silent:
             return b""
         self.silent.discard(index)
@@ -216,25 +218,28 @@ class ChatFormatter(ChunkFormatter):
 
     def _choice(self, index: int, choice: ContentBlocks) -> ChatChoice:
         assert choice.end is not None
-        text = choice.text
-        calls = [
-            _custom_call(block) if block.name in self.custom else _call(block)
-            for block in choice.calls
-        ]
-        function = next(
-            (call.function for call in calls if isinstance(call, MessageToolCall)), None
-        )
+        text: str | None = choice.text
+        calls = [self._call(block) for block in choice.calls]
+        if calls and not text:
+            text = None
+        functions = [call.function for call in calls if isinstance(call, MessageToolCall)]
         message = AssistantMessage(
             role="assistant",
-            content=text if text or not calls else None,
+            content=text,
             refusal=None,
             reasoning_content=choice.reasoning or None,
             tool_calls=None if self.as_functions else calls or None,
-            function_call=function if self.as_functions else None,
+            function_call=functions[0] if self.as_functions and functions else None,
         )
         logprobs = ChatLogprobs(chat_logprobs(choice.logprobs)) if self.with_logprobs else None
         reason = self._finish_reason(choice.end.reason)
         return ChatChoice(index, message, reason, logprobs, choice.end.why)
+
+    def _call(self, block: ContentBlock) -> MessageToolCall | MessageCustomToolCall:
+        if block.name in self.custom:
+            call = CustomCall(block.name, input_of(block.text))
+            return MessageCustomToolCall(block.id, "custom", call)
+        return MessageToolCall(block.id, "function", FunctionCall(block.name, block.text))
 
     def _finish_reason(self, reason: Reason) -> str:
         if self.as_functions and reason == "tool_calls":
@@ -246,11 +251,3 @@ def _call_delta(call: ToolCall) -> ToolCallDelta:
     if call.id:
         return ToolCallDelta(call.call, FunctionCallDelta("", call.name), call.id, "function")
     return ToolCallDelta(call.call, FunctionCallDelta(call.arguments))
-
-
-def _custom_call(block: ContentBlock) -> MessageCustomToolCall:
-    return MessageCustomToolCall(block.id, "custom", CustomCall(block.name, input_of(block.text)))
-
-
-def _call(block: ContentBlock) -> MessageToolCall:
-    return MessageToolCall(block.id, "function", FunctionCall(block.name, block.text))

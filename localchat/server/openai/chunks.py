@@ -18,7 +18,7 @@ _AFTER_CHOICE: Final = b"]}\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """Fields that every chunk of an OpenAI answer repeats."""
+    """The fields that all chunks of an answer repeat."""
 
     id: str
     kind: str
@@ -26,7 +26,7 @@ class ChunkHeader:
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     _before_choice: bytes = field(init=False, repr=False)
-    """An event up to its only choice, prepared once for all of an answer."""
+    """Start of an event with one choice, encoded once per answer."""
 
     def __post_init__(self) -> None:
         before = event(self.chunk([])).removesuffix(_AFTER_CHOICE)
@@ -40,7 +40,7 @@ class ChunkHeader:
         progress: dict[str, float] | None = None,
         extension: dict[str, Any] | None = None,
     ) -> bytes:
-        """A chunk or a whole answer, as compact JSON."""
+        """Return a chunk or a whole answer, as compact JSON."""
         return msgspec.json.encode(
             Chunk(
                 self.id,
@@ -57,16 +57,16 @@ class ChunkHeader:
         )
 
     def event(self, choice: object) -> bytes:
-        """One event with one choice."""
+        """Return an event with one choice."""
         return b"".join((self._before_choice, msgspec.json.encode(choice), _AFTER_CHOICE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFormatter:
-    """Base of OpenAI's chat and completion formatters: their chunks, and how their streams end.
+    """Base of OpenAI's formatters: chunks, and the end of a stream.
 
-    The timings are part of the last chunk, as in llama.cpp. Many clients read `choices[0]` of every chunk, so
-    without a usage chunk the end of the last choice waits for the timings.
+    The last chunk contains the timings, as in llama.cpp. Many clients read `choices[0]` of every chunk. Without
+    a usage chunk, the end of the last choice therefore waits for the timings.
     """
 
     header: ChunkHeader
@@ -75,7 +75,7 @@ class ChunkFormatter:
     """Add the metrics of the request to the timings."""
     with_logprobs: bool = False
     generation: Generation | None = None
-    """Set if every chunk has the timings so far."""
+    """Set if every chunk reports the timings so far."""
     running: RunningTimings = field(default_factory=RunningTimings)
     unfinished: set[int] = field(default_factory=set)
     """Choices of a stream that have not ended."""
@@ -83,7 +83,7 @@ class ChunkFormatter:
     """The end of the last choice, until the timings are known."""
 
     def choice_event(self, choice: object) -> bytes:
-        """Write one piece of a choice."""
+        """Return the event for a piece of a choice."""
         if self.generation is None:
             return self.header.event(choice)
         generation = self.generation
@@ -91,7 +91,7 @@ class ChunkFormatter:
         return event(self.header.chunk([choice], timings=timings))
 
     def end_event(self, index: int, choice: object) -> bytes:
-        """Write the end of a choice, or keep it until the stream ends."""
+        """Return the event for the end of a choice, or buffer it until the stream ends."""
         self.unfinished.discard(index)
         if self.with_usage or self.unfinished:
             return self.header.event(choice)
@@ -104,12 +104,14 @@ class ChunkFormatter:
     def last_chunk(
         self, usage: Usage, done: Done | None, extension: dict[str, Any] | None = None
     ) -> bytes:
-        """Write usage, timings, and the end of the last choice if it was kept."""
+        """Return the event with usage, timings, and the end of the last choice if it was buffered."""
         if not self.with_usage and not self.last_end and extension is None:
             return b""
-        shown = usage if self.with_usage else None
         timings = answer_timings(usage, done, own=self.with_timings)
-        return event(self.header.chunk(self.last_end, shown, timings, extension=extension))
+        chunk = self.header.chunk(
+            self.last_end, usage if self.with_usage else None, timings, extension=extension
+        )
+        return event(chunk)
 
     def error(self, error: ApiError) -> bytes:
         return event(openai_error(error))
