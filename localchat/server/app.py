@@ -1,4 +1,4 @@
-"""The ASGI application: routes, middleware and exception handlers."""
+"""ASGI application: routes, middleware and exception handlers."""
 
 from collections.abc import Sequence
 
@@ -78,7 +78,7 @@ def create_app(
     config: ServerConfig,
     private: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The application for these engines; its `state.service` is a Service.
+    """Create the application. Its `state.service` is a Service.
 
     private: routes under security.PRIVATE, which check a token of their own instead of an API key.
     """

@@ -1,6 +1,6 @@
-"""Cancellation: notices that a client left, undoes what a cancelled task started.
+"""Cancellation: detects that a client disconnected, and undoes what a cancelled task started.
 
-A module of its own because leases, answers and the local API need it and do not import each other.
+Leases, answers and the local API use this module, and do not import each other.
 """
 
 import asyncio

@@ -28,7 +28,10 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
 
 async def embeddings(request: Request) -> Response:
-    """Embed texts. Vectors are lists, or base64 of little-endian float32, the default of OpenAI's libraries."""
+    """Embed texts.
+
+    Vectors are lists, or base64 of little-endian float32, the default of OpenAI's libraries.
+    """
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, EmbeddingsBody, limits)
@@ -43,22 +46,22 @@ async def embeddings(request: Request) -> Response:
         vectors, tokens = await asyncio.to_thread(embed, lease.engine, texts, body.dimensions)
         name = body.model or lease.name
     data = [
-        {"object": "embedding", "index": at, "embedding": _encoded(vector, encoding)}
-        for at, vector in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
+        for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return json_response({"object": "list", "data": data, "model": name, "usage": usage})
 
 
 def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerLimits) -> list[str]:
-    """The texts to embed. Raises ApiError."""
-    given = [source] if isinstance(source, str) else source
-    if not given or len(given) > limits.inputs:
+    """Return the texts to embed. Raises ApiError."""
+    inputs = [source] if isinstance(source, str) else source
+    if not inputs or len(inputs) > limits.inputs:
         raise bad_request(
-            f"There are {len(given)} inputs; 1 to {limits.inputs} are allowed.", param="input"
+            f"There are {len(inputs)} inputs; 1 to {limits.inputs} are allowed.", param="input"
         )
-    texts = [each for each in given if isinstance(each, str)]
-    if len(texts) < len(given):
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
         raise bad_request(
             "The input contains token ids, which belong to another tokenizer; send text. In LangChain: "
             "OpenAIEmbeddings(check_embedding_ctx_length=False).",
@@ -73,7 +76,7 @@ def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerL
 def embed(
     engine: Engine, texts: Sequence[str], dimensions: int | None, *, truncate: bool = False
 ) -> tuple[list[list[float]], int]:
-    """Vectors and the number of tokens that they took. Raises ApiError, LocalchatError."""
+    """Return the vectors and the number of tokens of the texts. Raises ApiError, LocalchatError."""
     try:
         vectors = engine.embed(texts, truncate=truncate)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""State that all routes share: engine pool, configuration, request tracker, metrics."""
+"""The state that all routes share: engine pool, configuration, request tracker, metrics."""
 
 import hashlib
 
@@ -20,7 +20,7 @@ _MAX_USER_AGENT = 120
 
 
 class Service:
-    """The state of one application. Routes get it from `service_of`."""
+    """State of one application. Routes get it from `service_of`."""
 
     def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
@@ -29,12 +29,14 @@ class Service:
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
         self.ready = True
-        """True once the server's own model has answered its first lease; cleared while it loads at the start.
-        """
+        """False while the server's own model loads at the start."""
 
     async def lease(self, model: str | None, request: Request) -> AsyncLease:
-        """Lease the engine for a request. An unknown name means the server's own model, unless the
-        configuration forbids it; a name that looks like a path is never looked up. Raises ApiError."""
+        """Lease the engine for a request. Raises ApiError.
+
+        An unknown name means the server's own model, unless the configuration forbids it. A name that looks
+        like a path is never looked up.
+        """
         name = model or ""
         user = user_agent(request)
         if _is_model_name(name):
@@ -54,32 +56,26 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The Service of the application that got this request."""
-    found = request.app.state.service
-    assert isinstance(found, Service)
-    return found
+    """Return the Service of the application that received the request."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
 
 
 def user_agent(request: Request) -> str:
-    """The User-Agent header, safe to print in a log line."""
+    """Return the User-Agent header, safe to print in a log line."""
     return sanitize_line(request.headers.get("user-agent", ""))[:_MAX_USER_AGENT]
 
 
 def client_of(request: Request) -> Client:
-    """The client of a request. Clients with different API keys share no prefix cache; without keys all share
-    one."""
-    return Client(_key_hash(request.scope.get("localchat.key", "")), user_agent(request))
-
-
-def _key_hash(key: str) -> str:
-    """What stands for an API key where the key itself must not: its hash; empty without a key."""
-    if key:
-        return hashlib.sha256(key.encode()).hexdigest()[:16]
-    return ""
+    """Return the client of a request. Each API key has a prefix cache of its own."""
+    key: str = request.scope.get("localchat.key", "")
+    salt = hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+    return Client(salt, user_agent(request))
 
 
 def fingerprint(info: EngineInfo) -> str:
-    """The `system_fingerprint` of OpenAI's API."""
+    """Return the `system_fingerprint` of OpenAI's API."""
     return f"fp_{info.fingerprint}"
 
 

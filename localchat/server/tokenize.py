@@ -1,5 +1,4 @@
-"""POST /tokenize, /detokenize, /apply-template and the counts of input tokens, by the model's own tokenizer
-and template."""
+"""Routes that tokenize, detokenize, render and count with the model's own tokenizer and template."""
 
 import asyncio
 from typing import Any
@@ -39,16 +38,16 @@ async def tokenize(request: Request) -> Response:
             tokens = await asyncio.to_thread(_tokens, lease, body)
         pieces = await asyncio.to_thread(_pieces, lease.engine, tokens, body, limits)
         context = lease.info.context_tokens
-    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
+    reply: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
     if body.with_pieces:
-        answer["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
+        reply["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
     if body.return_token_strs:
-        answer["token_strs"] = [pieces[token] for token in tokens]
-    return json_response(answer)
+        reply["token_strs"] = [pieces[token] for token in tokens]
+    return json_response(reply)
 
 
 def _tokens(lease: AsyncLease, body: TokenizeBody) -> list[int]:
-    """The tokens of a text, by the rules of the field that it is in."""
+    """Tokenize a text by the rules of its field."""
     if body.content is not None:
         text = body.content
         special = bool(body.parse_special)
@@ -67,21 +66,19 @@ def _tokens(lease: AsyncLease, body: TokenizeBody) -> list[int]:
 def _pieces(
     engine: Engine, tokens: list[int], body: TokenizeBody, limits: ServerLimits
 ) -> dict[int, str]:
-    """The texts of the tokens, if the body asks for them. Raises ApiError."""
-    asks = {"with_pieces": body.with_pieces, "return_token_strs": body.return_token_strs}
-    field = next((name for name, wanted in asks.items() if wanted), None)
-    if field is None:
+    """Return the texts of the tokens, if the client requests them. Raises ApiError."""
+    if not body.with_pieces and not body.return_token_strs:
         return {}
     if len(tokens) > limits.values:
         raise bad_request(
             f"There are {len(tokens)} tokens; pieces are returned for at most {limits.values}.",
-            param=field,
+            param="with_pieces" if body.with_pieces else "return_token_strs",
         )
     return {token: engine.detokenize([token]) for token in set(tokens)}
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Special tokens and chat template, as vLLM serves them for programs that tokenize over HTTP."""
+    """Describe special tokens and chat template, as vLLM does for programs that tokenize over HTTP."""
     service = service_of(request)
     async with await service.lease(request.query_params.get("model"), request) as lease:
         info = lease.info.tokenizer

@@ -82,6 +82,9 @@ def as_generation(
         chat = replace(chat, messages=[*system, Message("user", body.prompt or "")])
         return chat, engine_request(chat, limits, client)
     tokens = chat.max_tokens["n_predict"]
+    logprobs = None
+    if chat.logprobs:
+        logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
     request = generate_request(
         chat.fields,
         prompt,
@@ -90,9 +93,7 @@ def as_generation(
         max_tokens=answer_tokens(
             {} if tokens is None else {"num_predict": tokens}, limits, minimum=0
         ),
-        logprobs=checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
-        if chat.logprobs
-        else None,
+        logprobs=logprobs,
         priority=INFILL_PRIORITY if body.suffix else CHAT_PRIORITY,
         format_field=chat.format_field,
     )
@@ -152,6 +153,8 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     """Translate the fields that chats and prompts share."""
     options = body.options or OllamaOptions()
     limit = options.num_predict
+    if limit is not None and limit < 0:
+        limit = None
     fields = GenerationFields(
         model=body.model,
         stream=body.stream is not False,
@@ -171,7 +174,7 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
         fields=fields,
         template_options={"enable_thinking": body.think} if isinstance(body.think, bool) else {},
         reasoning_effort=body.think if isinstance(body.think, str) else None,
-        max_tokens={"n_predict": limit if limit is not None and limit >= 0 else None},
+        max_tokens={"n_predict": limit},
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
         format_field="format",
