@@ -143,9 +143,6 @@ def command(
     They reach it as they would reach OpenAI's API, at http://127.0.0.1:8114/v1. MODEL is a name or the path of
     a GGUF file; without one it is the model that a prompt would go to. Ctrl+C ends it.
     """
-    from dataclasses import replace
-
-    from localchat.batch.run import clients_for
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
@@ -159,9 +156,7 @@ def command(
     # A server that runs may have the port of the unit.
     sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
-    limits = replace(ServerLimits(), batch_requests=clients_for(parallel or _SLOTS))
-    if longest:
-        limits = replace(limits, answer_tokens=longest)
+    limits = ServerLimits(answer_tokens=longest) if longest else ServerLimits()
     config = ServerConfig(
         hosts=frozenset((*names, *_names(host, addresses))),
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
@@ -272,8 +267,7 @@ def _serve(
     with open_server_context(spec) as context:
         with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
-        batches = None if private else setup.paths.data_dir / "batches"
-        app = create_app(context.engines, config, context.private, batches)
+        app = create_app(context.engines, config, context.private)
         _log_requests(setup)
         announce = partial(_announce, setup, config, sockets, info)
         on_stop = _stop_at_end_of_input if private else context.on_stop

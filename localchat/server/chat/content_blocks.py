@@ -1,8 +1,8 @@
-"""Collects an answer as ordered content blocks per choice.
+"""Collects an answer as ordered content blocks, for each choice.
 
 A block is a text, a stretch of reasoning or a tool call. Anthropic's and the Responses API number the blocks
-of an answer and stream their changes: each is opened, filled and closed before the next. An answer without
-content gets one empty text block, because clients read the first block without checking that there is one.
+and stream their changes: a block is opened, filled and closed before the next one. An answer without content
+gets one empty text block, because clients read the first block without checking.
 """
 
 import time
@@ -20,10 +20,10 @@ class ContentBlock:
     """A text, a stretch of reasoning or a tool call."""
 
     index: int
-    """Position in the answer."""
+    """Index in the answer."""
     kind: BlockKind
     call: int = -1
-    """Number of the tool call within the answer."""
+    """Index of the tool call in the answer."""
     id: str = ""
     """Id of the tool call."""
     name: str = ""
@@ -31,11 +31,11 @@ class ContentBlock:
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     complete: bool = True
-    """False if the token limit cut it off."""
+    """False if the token limit cut off the block."""
 
     @property
     def text(self) -> str:
-        """Content so far: text, or the arguments of a call as JSON."""
+        """Content so far: a text, or the arguments of a call as JSON."""
         return "".join(self.pieces)
 
 
@@ -57,7 +57,7 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockClosed:
-    """The block does not change any more."""
+    """A block is final."""
 
     block: ContentBlock
 
@@ -66,7 +66,7 @@ BlockEvent: TypeAlias = BlockOpened | BlockDelta | BlockClosed
 
 
 class ContentBlocks:
-    """The content of one choice, as blocks in the order they began."""
+    """The content of one choice, as blocks in their order."""
 
     def __init__(self) -> None:
         self.blocks: list[ContentBlock] = []
@@ -96,7 +96,7 @@ class ContentBlocks:
         return tuple(token for block in self.blocks for token in block.logprobs)
 
     def add(self, event: OutputEvent) -> list[BlockEvent]:
-        """Add an event of this choice. Returns the changes, in order."""
+        """Add an event of this choice, and return the changes in order."""
         match event:
             case Text(text=text, logprobs=logprobs) if text or logprobs:
                 return self._extend("text", text, logprobs)
@@ -111,7 +111,9 @@ class ContentBlocks:
                 self.prompt = tokens
             case ChoiceEnd(reason=reason):
                 self.end = event
-                changes = [] if self.blocks else self._extend("text", "")
+                changes: list[BlockEvent] = []
+                if not self.blocks:
+                    changes = self._extend("text", "")
                 if self._open is not None:
                     self._open.complete = reason != "length"
                 return [*changes, *self._close()]
@@ -148,7 +150,9 @@ class ContentBlocks:
     def _close(self) -> list[BlockEvent]:
         block = self._open
         self._open = None
-        return [] if block is None else [BlockClosed(block)]
+        if block is None:
+            return []
+        return [BlockClosed(block)]
 
 
 class CollectedAnswer:
@@ -157,7 +161,7 @@ class CollectedAnswer:
     def __init__(self, choices: int) -> None:
         self.choices = [ContentBlocks() for _ in range(choices)]
         self.first_text_s: float | None = None
-        """When the first text came, by time.perf_counter."""
+        """Time of the first text, by time.perf_counter."""
         self.last_text_s = 0.0
 
     def add(self, event: OutputEvent) -> None:

@@ -5,6 +5,7 @@ import base64
 import struct
 from collections.abc import Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,13 +14,24 @@ from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 from localchat.server.formatters import json_response
-from localchat.server.openai.protocol import EmbeddingsBody
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
 
 
+class EmbeddingsBody(msgspec.Struct, frozen=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+
+
 async def embeddings(request: Request) -> Response:
-    """Embed texts. Vectors are lists, or base64 of little-endian float32, the default of OpenAI's libraries."""
+    """Embed texts.
+
+    Vectors are lists, or base64 of little-endian float32, the default of OpenAI's libraries.
+    """
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, EmbeddingsBody, limits)
@@ -34,22 +46,22 @@ async def embeddings(request: Request) -> Response:
         vectors, tokens = await asyncio.to_thread(embed, lease.engine, texts, body.dimensions)
         name = body.model or lease.name
     data = [
-        {"object": "embedding", "index": at, "embedding": _encoded(vector, encoding)}
-        for at, vector in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
+        for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return json_response({"object": "list", "data": data, "model": name, "usage": usage})
 
 
 def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerLimits) -> list[str]:
-    """The texts to embed. Raises ApiError."""
-    given = [source] if isinstance(source, str) else source
-    if not given or len(given) > limits.inputs:
+    """Return the texts to embed. Raises ApiError."""
+    inputs = [source] if isinstance(source, str) else source
+    if not inputs or len(inputs) > limits.inputs:
         raise bad_request(
-            f"There are {len(given)} inputs; 1 to {limits.inputs} are allowed.", param="input"
+            f"There are {len(inputs)} inputs; 1 to {limits.inputs} are allowed.", param="input"
         )
-    texts = [each for each in given if isinstance(each, str)]
-    if len(texts) < len(given):
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
         raise bad_request(
             "The input contains token ids, which belong to another tokenizer; send text. In LangChain: "
             "OpenAIEmbeddings(check_embedding_ctx_length=False).",
@@ -64,7 +76,7 @@ def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerL
 def embed(
     engine: Engine, texts: Sequence[str], dimensions: int | None, *, truncate: bool = False
 ) -> tuple[list[list[float]], int]:
-    """Vectors and the number of tokens that they took. Raises ApiError, LocalchatError."""
+    """Return the vectors and the number of tokens of the texts. Raises ApiError, LocalchatError."""
     try:
         vectors = engine.embed(texts, truncate=truncate)
     except UsageError as error:
