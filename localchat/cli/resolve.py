@@ -277,9 +277,9 @@ def engine_options(setup: Setup) -> EngineOptions:
 
 
 def request_for(
-    settings: Settings, prompt: Prompt, grammar: Grammar | None = None, logprobs: int | None = None
+    settings: Settings, prompt: Prompt, grammar: Grammar | None = None
 ) -> GenerateRequest:
-    """One request with these settings."""
+    """Return a request with these settings."""
     return GenerateRequest(
         prompt=prompt,
         sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
@@ -287,7 +287,6 @@ def request_for(
         max_tokens=settings.max_tokens,
         stop=settings.stop,
         grammar=grammar,
-        logprobs=logprobs,
         speculation=settings.speculation,
         loop_guard=settings.loop_guard,
         default_limit=True,

@@ -26,7 +26,9 @@ COMMANDS: Final = (
     Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
     Command("set", "[KEY VALUE]", "Change a parameter; without one, all of them with their cost."),
     Command("think", "[on|off|auto]", "Let the model reason before it answers, or not."),
-    Command("tries", "HOW", "For the next message: vote N, best N, or critique.", required=True),
+    Command(
+        "tries", "HOW", "For the next message: vote N, best N [judge], or critique.", required=True
+    ),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
     Command("edit", "", "Change the last question and send it as a new branch."),
     Command("undo", "", "Undo the last question and its answer."),

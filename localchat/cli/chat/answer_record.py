@@ -144,7 +144,7 @@ class AnswerRecord:
 
 def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
     reason = answer.reasons.get(choice)
-    if answer.interrupted or reason in (None, "cancelled"):
+    if reason in (None, "cancelled"):
         return "stopped"
     if reason in ("length", "repetition"):
         return "length"

@@ -15,6 +15,7 @@ from localchat.cli.chat.ask_options import AskOptions, ask_options
 from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
 from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
+from localchat.cli.chat.tries import with_slots
 from localchat.cli.context import AppContext
 from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
@@ -38,7 +39,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if nothing and model_word is None:
         raise _nothing_to_ask()
     before = resumed(ctx)
-    setup = options.tries.applied(_resolved(ctx, model_word, before))
+    setup = with_slots(_resolved(ctx, model_word, before), options.tries)
     if nothing:
         raise _nothing_to_ask()
     conversation = before or Conversation()
@@ -49,7 +50,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
         )
-    if not text and (options.tries.method or options.tries.critique):
+    if not text and options.tries is not None:
         raise UsageError(
             "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )

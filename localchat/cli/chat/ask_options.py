@@ -5,11 +5,12 @@ from typing import Final
 import click
 import msgspec
 
-from localchat.cli.chat.tries_options import TriesOptions, requested_tries
+from localchat.cli.chat.tries import requested_tries
 from localchat.cli.options import utf8_argument
 from localchat.config.paths import expand_home
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
+from localchat.tries.spec import TriesSpec
 
 
 class AskOptions(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class AskOptions(msgspec.Struct, frozen=True):
     raw_prompt: bool
     require_complete: bool
     grammar: Grammar | None
-    tries: TriesOptions
+    tries: TriesSpec | None
 
 
 def ask_options(ctx: click.Context) -> AskOptions:

@@ -22,17 +22,17 @@ from localchat.cli.chat.context_advice import steps_for, with_advice
 from localchat.cli.chat.json_report import context_line, report
 from localchat.cli.chat.memory_choice import RoomMaker
 from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
-from localchat.cli.chat.tries import CritiqueReport, Judge, add_usage, criticize
+from localchat.cli.chat.tries import start_tries, with_slots
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
 from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.cli.streams import Terminal
-from localchat.engine.events import Event, Finished
+from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
-from localchat.engine.request import Message, Messages, TextPrompt
+from localchat.engine.request import Message, Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
+from localchat.engine.stream import Stream
 from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
-from localchat.tries.collection import Tries, TriesReport
 
 DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
 """A question behind the documents that it mentions, and their places."""
@@ -62,7 +62,7 @@ def answer(
                 raise
         if conversation.head is not None and conversation.head != before:
             conversation.remove_last(conversation.head)
-        setup = options.tries.applied(room.setup(step))
+        setup = with_slots(room.setup(step), options.tries)
 
 
 def with_documents(
@@ -118,27 +118,17 @@ def _answer_once(
     )
     answer = ReceivedAnswer()
     error: LocalchatError | None = None
-    asked = () if options.raw_prompt else sent_messages(conversation)
     record = None if options.raw_prompt else AnswerRecord(setup, conversation, question, answer)
-    tries = options.tries.begin()
-    report_: TriesReport | CritiqueReport | None = None
     try:
-        display = _display(setup, engine, options, tries)
+        display = _display(setup, engine, options)
         if options.raw_prompt:
             prompt = TextPrompt(text, special=True)
-            logprobs = options.tries.logprobs
-            request = request_for(settings, prompt, options.grammar, logprobs)
-            stream = engine.generate(owned(request, settings, conversation.id))
-            receive(stream, display, answer)
+            receive(_send(setup, engine, options, conversation, prompt, answer), display, answer)
         else:
             _receive_fitting(setup, engine, conversation, display, answer, options)
-        remember(setup, engine.info, answer.done if settings.n == 1 else None)
-        judge = Judge(setup, engine, asked)
-        if tries is not None:
-            report_ = _choose(tries, answer, judge, options)
-        elif options.tries.critique:
-            report_ = criticize(judge, answer, options.grammar)
-        _print_rest(setup, engine, options, answer, report_)
+        generated_alone = settings.n == 1 and options.tries is None
+        remember(setup, engine.info, answer.done if generated_alone else None)
+        _print_rest(setup, engine, options, answer)
         _offer_rebuild(setup, engine, options, answer)
     except ContextExceeded as problem:
         error = problem
@@ -157,13 +147,21 @@ def _answer_once(
     return ExitCode.OK
 
 
-def _choose(tries: Tries, answer: ReceivedAnswer, judge: Judge, options: AskOptions) -> TriesReport:
-    """Choose the answer among the tries."""
-    if options.tries.judge and not answer.interrupted:
-        judge.pick(tries)
-        add_usage(answer, judge)
-    answer.chosen = tries.chosen
-    return tries.report(sum(usage.completion_tokens for usage in judge.spent))
+def _send(
+    setup: Setup,
+    engine: Engine,
+    options: AskOptions,
+    conversation: Conversation,
+    prompt: Prompt,
+    answer: ReceivedAnswer,
+) -> Stream:
+    """Send a prompt, with all its tries. `answer` gets the tries."""
+    settings = setup.settings
+    request = owned(request_for(settings, prompt, options.grammar), settings, conversation.id)
+    if options.tries is None:
+        return engine.generate(request)
+    answer.best = start_tries(engine, request, options.tries)
+    return answer.best.stream
 
 
 def _offer_rebuild(
@@ -176,19 +174,9 @@ def _offer_rebuild(
         setup.terminal.notify(sentence)
 
 
-def _display(
-    setup: Setup, engine: Engine, options: AskOptions, tries: Tries | None
-) -> AnswerDisplay:
+def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay:
     terminal = setup.terminal
     settings = setup.settings
-
-    def watch(event: Event) -> bool:
-        if tries is None:
-            return False
-        tries.add(event)
-        if isinstance(event, Finished):
-            terminal.progress(tries.progress())
-        return tries.method == "vote" and bool(tries.vote.open) and tries.decided
 
     def begin() -> None:
         info = engine.info()
@@ -197,7 +185,7 @@ def _display(
             terminal.warn(info.warning)
 
     # With --stats and --json the answer must end by itself: its metrics come last.
-    alone = settings.n == 1 and not options.tries.critique
+    alone = settings.n == 1 and options.tries is None
     stops_early = options.extract and not (options.as_json or settings.stats) and alone
     return AnswerDisplay(
         terminal,
@@ -205,13 +193,12 @@ def _display(
         reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
         on_begin=begin,
         is_enough=_closed_block if stops_early else lambda text: False,
-        watch=watch,
     )
 
 
 def _prints_whole(setup: Setup, options: AskOptions) -> bool:
     """Whether the answer is printed when it is complete."""
-    several = setup.settings.n > 1 or options.tries.critique
+    several = setup.settings.n > 1 or options.tries is not None
     # A value with a format is data, which is not printed before it is known to be whole.
     return several or options.as_json or options.extract or options.grammar is not None
 
@@ -235,8 +222,7 @@ def _receive_fitting(
             thinking=settings.think,
             think_budget=settings.think_budget,
         )
-        request = request_for(settings, prompt, options.grammar, options.tries.logprobs)
-        receive(engine.generate(owned(request, settings, conversation.id)), display, answer)
+        receive(_send(setup, engine, options, conversation, prompt, answer), display, answer)
 
     try:
         send()
@@ -264,12 +250,12 @@ def _print_rest(
     engine: Engine,
     options: AskOptions,
     answer: ReceivedAnswer,
-    tries: TriesReport | CritiqueReport | None,
 ) -> None:
     """Print everything that was not printed while the answer arrived."""
     terminal = setup.terminal
     settings = setup.settings
-    one = tries is not None or options.tries.critique
+    tries = None if answer.best is None else answer.best.report
+    one = answer.best is not None
     reported = [answer.chosen] if one else list(range(settings.n))
     unfinished = _unfinished(answer, reported, options)
     if unfinished and not options.as_json:
@@ -290,10 +276,13 @@ def _print_rest(
         terminal.end_answer(empty=not answer.interrupted)
     if not options.extract:
         _report_ends(setup, engine, answer, reported)
-    if tries is not None and settings.stats:
-        terminal.print_line(tries.sentence())
-    elif tries is not None and terminal.stdout_is_terminal:
-        terminal.notify(tries.sentence())  # several tries cost several times as much
+    if tries is not None:
+        if settings.stats:
+            terminal.print_line(tries.sentence())
+        elif terminal.stdout_is_terminal:
+            terminal.notify(tries.sentence())  # several tries cost several times as much
+        elif tries.notice:
+            terminal.notify(tries.notice)
     if settings.stats and answer.done:
         terminal.print_line(stats_line(answer.done))
     if settings.stats and (answer.done or tries is not None):
@@ -309,7 +298,7 @@ def _print_rest(
 def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
     """Texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
     wanted = {*range(choices), answer.chosen}
-    if options.extract and (options.tries.method or options.tries.critique):
+    if options.extract and options.tries is not None:
         wanted = {answer.chosen}
     texts = {choice: answer.texts[choice] for choice in sorted(wanted) if choice in answer.texts}
     if not options.extract:

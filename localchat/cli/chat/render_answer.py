@@ -4,18 +4,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from localchat.cli.signals import immediate
 from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
     Done,
-    Event,
     Finished,
     FinishReason,
     Loading,
     MetricsSnapshot,
     Prefill,
+    Progress,
     Queued,
     Reasoning,
     Text,
@@ -24,6 +25,9 @@ from localchat.engine.events import (
 from localchat.engine.stream import Stream
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import progress_words
+
+if TYPE_CHECKING:
+    from localchat.tries.best_answer import BestAnswer
 
 
 @dataclass(slots=True)
@@ -39,8 +43,13 @@ class ReceivedAnswer:
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     interrupted: bool = False
-    chosen: int = 0
-    """The choice that is the answer."""
+    best: "BestAnswer | None" = None
+    """The tries that the choices belong to, if there are several."""
+
+    @property
+    def chosen(self) -> int:
+        """Number of the choice that is the answer."""
+        return 0 if self.best is None else self.best.chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,6 @@ class AnswerDisplay:
     """Called once, before the first text; the engine is loaded then."""
     is_enough: Callable[[str], bool] = lambda text: False
     """True of the text so far: the answer ends early."""
-    watch: Callable[[Event], bool] = lambda event: False
-    """Sees every event; True ends the answer early."""
 
 
 def receive(
@@ -86,13 +93,15 @@ def receive(
                     case Accepted() | Queued() | Loading() | Prefill():
                         if status.update(event):
                             display.terminal.progress(progress_words(status, time.monotonic()))
+                    case Progress(phrase=phrase):
+                        display.terminal.progress(phrase)
                 _collect(answer, event, display)
-                if display.watch(event):
-                    break
                 if isinstance(event, Text) and display.is_enough(answer.texts[0]):
                     break
     except KeyboardInterrupt:
         answer.interrupted = True
+        if answer.best is not None:
+            answer.best.stop()
     finally:
         display.terminal.progress("")
     return answer

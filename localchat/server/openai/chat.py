@@ -68,7 +68,7 @@ from localchat.server.sse import DONE
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.timings import answer_timings
-from localchat.server.tries import TriesGeneration
+from localchat.tries.best_answer import BestAnswer
 from localchat.tries.spec import TriesSpec
 
 
@@ -83,8 +83,6 @@ async def chat(request: Request) -> ASGIApp:
     cards = service_of(request).engines.models()
     own_model = cards[0].name if cards else ""
     tries = requested_tries(body, prompt, config.limits, own_model)
-    if tries is not None:
-        prompt = tries.widened(prompt)
     endpoint = ChatEndpoint(body, prompt, config.loop_guard, as_functions, tries)
     return GenerationResponse(request, endpoint)
 
@@ -209,7 +207,7 @@ class ChatEndpoint(ConversationEndpoint):
             generation=generation if self.body.timings_per_token else None,
             as_functions=self.as_functions,
             custom=frozenset(tool.custom.name for tool in self.body.tools or () if tool.custom),
-            tries=generation if isinstance(generation, TriesGeneration) else None,
+            best=generation.best,
         )
 
 
@@ -232,7 +230,8 @@ class ChatFormatter(ChunkFormatter):
     """Calls of custom tools that are not complete, by choice."""
     silent: set[int] = field(default_factory=set)
     """Choices without a delta so far."""
-    tries: TriesGeneration | None = None
+    best: BestAnswer | None = None
+    """The tries that the answer is chosen from."""
     """Of an answer that is made of several."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
@@ -307,9 +306,10 @@ class ChatFormatter(ChunkFormatter):
 
     @property
     def _extension(self) -> dict[str, Any] | None:
-        if self.tries is None:
+        report = None if self.best is None else self.best.report
+        if report is None:
             return None
-        return {"tries": self.tries.report}
+        return {"tries": report.as_json()}
 
     def _delta(
         self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None

@@ -1,8 +1,8 @@
 """Tries: gathered from events, and the one that is kept."""
 
 from localchat.engine.events import Finished, FinishReason, MetricsSnapshot, Text, TokenLogprob
-from localchat.tries.collection import Tries
-from localchat.tries.extractor import last_number
+from localchat.tries.best_answer import Tries
+from localchat.tries.vote import last_number
 
 
 def _text(choice: int, text: str, logprob: float | None = None) -> Text:
