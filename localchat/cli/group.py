@@ -1,74 +1,22 @@
 """Root group of commands. A verb loads its module when it is used; anything else is a prompt."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from localchat import gc_control
 from localchat.cli.options import ARGUMENTS
-from localchat.cli.verb_words import ALIASES, refuse_meant_verb, spoken
+from localchat.cli.verb_words import refuse_meant_verb, translate, without_alias
 from localchat.errors import UsageError
+from localchat.verbs import ALIASES, HEADINGS, VERBS
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class Verb(NamedTuple):
-    """One verb. The table lists all of them for `--help` without importing their modules."""
-
-    module: str
-    """Holds the click command as `command`."""
-    about: str
-    """Its line in the overview."""
-
-
-VERBS: Final = {
-    "run": Verb("localchat.cli.chat.run", "Chat with a model, or ask it one question."),
-    "serve": Verb(
-        "localchat.cli.serving.serve", "Serve models over the OpenAI, Anthropic and Ollama APIs."
-    ),
-    "pull": Verb("localchat.cli.models.pull", "Download a model, or resume a download."),
-    "list": Verb("localchat.cli.models.list", "List the models on this machine."),
-    "show": Verb("localchat.cli.models.show", "Show a model's size, license and capabilities."),
-    "fit": Verb(
-        "localchat.cli.models.fit",
-        "Check whether a model fits in memory, and show what to change if it does not.",
-    ),
-    "batch": Verb("localchat.cli.serving.batch", "Answer a file of prompts."),
-    "bench": Verb("localchat.cli.measure.bench", "Measure a model or a server under load."),
-    "quality": Verb(
-        "localchat.cli.measure.quality",
-        "Compare the answers of models, quantizations and KV cache types.",
-    ),
-    "tune": Verb(
-        "localchat.cli.measure.tune", "Find the fastest settings of a model on this machine."
-    ),
-    "plan": Verb(
-        "localchat.cli.measure.plan", "Estimate how many users a model can serve, and at what cost."
-    ),
-    "cp": Verb("localchat.cli.models.cp", "Give a model another name."),
-    "rm": Verb("localchat.cli.models.rm", "Remove models, aliases and imported links."),
-    "import": Verb(
-        "localchat.cli.models.import_", "Add a model file under a name, or all models of a folder."
-    ),
-    "learn": Verb("localchat.cli.chat.learn", "Index documents, then ask about them with @NAME."),
-    "history": Verb("localchat.cli.chat.history", "List, search, show and export conversations."),
-    "cache": Verb("localchat.cli.chat.cache", "Show or clear the KV cache on disk."),
-    "ps": Verb("localchat.cli.serving.ps", "List the models that the running server has loaded."),
-    "stop": Verb(
-        "localchat.cli.serving.stop", "Stop the running server, or unload one of its models."
-    ),
-    "doctor": Verb(
-        "localchat.cli.settings.doctor", "Show what this machine and this build can do."
-    ),
-    "config": Verb("localchat.cli.settings.config", "Show and change settings."),
-    "preset": Verb("localchat.cli.settings.preset", "List and edit presets, which @NAME applies."),
-    "completion": Verb(
-        "localchat.cli.settings.completion", "Print the completion script of a shell."
-    ),
-}
-
+_QUESTION_WIDTH = 36
+"""Columns of the questions in the overview, so that each fits in one line."""
 _PROMPT_MODULE = "localchat.cli.chat.run"
 _OWN_FLAGS = ("--help", "-h", "--version", "-V")
 _HELP_WORDS = ("--help", "-h", "help")
@@ -98,19 +46,22 @@ class RootGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == _PROMPT:
             return _prompt_command()
-        verb = ALIASES.get(cmd_name, cmd_name)
-        return _command(VERBS[verb].module) if verb in VERBS else None
+        return _command(VERBS[cmd_name].module) if cmd_name in VERBS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if len(args) == 2 and args[0] in _HELP_WORDS and args[1] == "all":
             ctx.meta[_HELP_ALL] = True
             args = ["--help"]
         if args and not ctx.resilient_parsing:
-            verb, prompt = spoken(args, VERBS)
-            args = [_PROMPT, *prompt] if prompt is not None else verb or args
+            verb, prompt = translate(args)
+            if prompt is not None:
+                args = [_PROMPT, *prompt]
+            elif verb is not None:
+                args = verb
+        args = without_alias(args)
         completing_first_word = ctx.resilient_parsing and not args
         if not completing_first_word and (
-            not args or args[0] not in (_PROMPT, *VERBS, *ALIASES, *_OWN_FLAGS)
+            not args or args[0] not in (_PROMPT, *VERBS, *_OWN_FLAGS)
         ):
             args = [_PROMPT, *args]
         return super().parse_args(ctx, args)
@@ -144,11 +95,16 @@ class RootGroup(click.Group):
         if ctx.meta.get(_HELP_ALL):
             write_all(ctx, formatter, flags)
             return
-        with formatter.section("Verbs (each has --help)"):
-            formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
+        column = max(map(len, VERBS))
+        for folder, heading in HEADINGS.items():
+            verbs = [verb for verb in VERBS.values() if verb.folder == folder]
+            with formatter.section(heading):
+                # Padded, so that the texts of all sections begin in one column.
+                formatter.write_dl([(verb.name.ljust(column), verb.about) for verb in verbs])
         with formatter.section("By question"):
             formatter.write_dl(
-                [(question.asked, ", ".join(question.commands)) for question in QUESTIONS]
+                [(question.asked, ", ".join(question.commands)) for question in QUESTIONS],
+                col_max=_QUESTION_WIDTH,
             )
         write_short(ctx, formatter, flags)
 
@@ -167,6 +123,16 @@ def _command(module: str) -> click.Command:
     command = import_module(module).command
     assert isinstance(command, click.Command)
     gc_control.resume_gc()
+    return command
+
+
+def _verb_command(name: str) -> click.Command:
+    """Return the command of a verb or of an alias."""
+    verb, *subcommands = ALIASES.get(name, (name,))
+    command = _command(VERBS[verb].module)
+    for subcommand in subcommands:
+        assert isinstance(command, click.Group)
+        command = command.commands[subcommand]
     return command
 
 
@@ -200,7 +166,7 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
         ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         for name in _PROMPT_FLAGS
     ):
-        refuse_meant_verb(words, VERBS, as_prompt)
+        refuse_meant_verb(words, as_prompt)
 
 
 def question_instead(args: list[str], *, is_missing: bool) -> str:
@@ -212,7 +178,7 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     if not args or args[0] not in (*VERBS, *ALIASES) or "--" in args:
         return ""
     words = [arg for arg in args[1:] if not arg.startswith("-")]
-    verb = _command(VERBS[ALIASES.get(args[0], args[0])].module)
+    verb = _verb_command(args[0])
     if isinstance(verb, click.Group) and words and words[0] in verb.commands:
         return ""
     needed = 1
@@ -228,8 +194,7 @@ def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, 
     """The intended command line, and the given flags that its verb does not take."""
     import shlex
 
-    verb = ALIASES.get(words[0], words[0])
-    known = {param.name: param for param in _command(VERBS[verb].module).params}
+    known = {param.name: param for param in _verb_command(words[0]).params}
     line = ["localchat", *words]
     left = []
     for param in ctx.command.params:

@@ -31,8 +31,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
     cls=RootGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="localchat alone, on a terminal, begins a conversation. Everything after -- is a prompt, even "
-    f"if it looks like a verb. Also understood: {ALSO}.",
+    epilog="localchat VERB --help explains a verb. localchat alone, on a terminal, starts a conversation. "
+    "Everything after -- is a prompt, even if it looks like a verb. "
+    f"Also understood: {ALSO}.",
 )
 @click.version_option(__version__, "-V", "--version", message="localchat %(version)s")
 def root() -> None:
@@ -144,7 +145,7 @@ def _invoked(args: Sequence[str], app: AppContext) -> object:
 
 
 def _completed(app: AppContext) -> int:
-    """Print completions for a shell, as the script of `localchat completion` asks."""
+    """Print completions for a shell, as the script of `localchat config completion` asks."""
     from click.shell_completion import shell_complete
 
     return shell_complete(root, {"obj": app}, "localchat", _COMPLETE, app.environ[_COMPLETE])

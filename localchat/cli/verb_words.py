@@ -3,58 +3,43 @@
 Everything that is not surely such a word stays a prompt: `help me write a mail` is one.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from localchat.errors import UsageError
-
-ALIASES: Final = {"ls": "list"}
-"""Names that other programs use for a verb."""
+from localchat.verbs import ALIASES, VERBS, shell_advice
 
 ALSO: Final = "chat [MODEL], ask PROMPT, models (list), ls (list), help [VERB], version"
 """What is understood beside the verbs, for the help."""
 
 _HELP: Final = ("help", "version")
+_LONG_ALIASES: Final = tuple(alias for alias in ALIASES if len(alias) > 3)
+"""Aliases that are long enough to be recognized behind a slip."""
 _SPOKEN: Final = "models"
 """Of what `spoken` understands, the word that is long enough to be told from a prompt by a slip."""
-_INSTEAD: Final = {
-    "search": "localchat list shows the models here, localchat pull NAME fetches one, "
-    "and localchat history search TEXT searches conversations",
-    "download": "localchat pull NAME",
-    "get": "localchat pull NAME",
-    "fetch": "localchat pull NAME",
-    "install": "localchat pull NAME",
-    "remove": "localchat rm NAME",
-    "delete": "localchat rm NAME",
-    "info": "localchat show NAME",
-    "benchmark": "localchat bench NAME",
-    "measure": "localchat bench NAME",
-    "perf": "localchat bench NAME, and localchat tune NAME for faster settings",
-    "optimize": "localchat tune NAME",
-    "capacity": "localchat plan NAME --users N",
-    "diagnose": "localchat doctor",
-    "check": "localchat doctor, or localchat fit NAME",
-    "status": "localchat ps, or localchat doctor",
-    "settings": "localchat config",
-    "export": "localchat history export ID; localchat history lists them",
-    "create": "localchat preset add NAME, or localchat cp MODEL NAME",
-}
-"""Verbs of other programs, and what they are here."""
 
 
-def spoken(
-    args: Sequence[str], verbs: Collection[str]
-) -> tuple[list[str] | None, list[str] | None]:
-    """Arguments of a verb, or of a prompt, that these stand for; (None, None): they are what they are."""
+def without_alias(args: list[str]) -> list[str]:
+    """Replace an alias at the beginning by its verb."""
+    if args and args[0] in ALIASES:
+        return [*ALIASES[args[0]], *args[1:]]
+    return args
+
+
+def translate(args: Sequence[str]) -> tuple[list[str] | None, list[str] | None]:
+    """Return the arguments of a verb or those of a prompt that words of other programs stand for.
+
+    Both are None if the arguments already mean what they say.
+    """
     first, *rest = args
     flags_only = all(arg.startswith("-") for arg in rest)
     match first, rest:
         case ["help", []]:
             return ["--help"], None
-        case ["help", [verb]] if verb in (*verbs, *ALIASES):
+        case ["help", [verb]] if verb in VERBS or verb in ALIASES:
             return [verb, "--help"], None
-        case ["help", [("history" | "config" | "preset") as verb, under]]:
-            return [verb, under, "--help"], None
+        case ["help", [("history" | "config" | "preset") as verb, *subcommands]]:
+            return [verb, *subcommands, "--help"], None
         case ["version", []]:
             return ["--version"], None
         case ["models", _] if flags_only:
@@ -76,7 +61,7 @@ def _names_a_model(word: str) -> bool:
     return not word.startswith("-") and not word.split()[1:] and any(sign in word for sign in ":/.")
 
 
-def refuse_meant_verb(words: Sequence[str], verbs: Iterable[str], as_prompt: str) -> None:
+def refuse_meant_verb(words: Sequence[str], as_prompt: str) -> None:
     """Raise UsageError if the words of a prompt were surely meant as a verb: one word, or one and its
     argument. `as_prompt`: the command line that sends them as a prompt."""
     to_ask = f"To ask the model: {as_prompt}"
@@ -84,28 +69,29 @@ def refuse_meant_verb(words: Sequence[str], verbs: Iterable[str], as_prompt: str
     if len(words) > 2 or any(word.split()[1:] for word in words):
         return
     if first in _HELP:
-        verb = similar_verb(words[-1], verbs, alone=False) if len(words) == 2 else None
+        verb = similar_verb(words[-1], alone=False) if len(words) == 2 else None
         if verb is not None:
             raise UsageError(
                 f"there is no verb {words[1]!r}; did you mean localchat help {verb}?",
                 hint=to_ask,
             )
         return
-    if instead := _INSTEAD.get(first.lower()):
-        raise UsageError(f"there is no verb {first!r}", hint=f"{instead}\n{to_ask}")
-    verb = similar_verb(first, verbs, alone=len(words) == 1)
+    if advice := shell_advice(first.lower()):
+        raise UsageError(f"there is no verb {first!r}", hint=f"{advice}\n{to_ask}")
+    verb = similar_verb(first, alone=len(words) == 1)
     if verb is not None:
-        raise UsageError(f"there is no verb {first!r}; did you mean {verb}?", hint=to_ask)
+        meant = " ".join(ALIASES.get(verb, (verb,)))
+        raise UsageError(f"there is no verb {first!r}; did you mean {meant}?", hint=to_ask)
 
 
-def similar_verb(word: str, verbs: Iterable[str], *, alone: bool = True) -> str | None:
+def similar_verb(word: str, *, alone: bool = True) -> str | None:
     """The verb that a word was probably meant to be. `alone`: nothing follows it; less likeness is enough."""
     from localchat.suggestions import closest
 
     # Short verbs are like half of all short words (`it` and `fit`), and long words contain verbs (`important`).
     candidates = [
         verb
-        for verb in (*verbs, *_HELP, *((_SPOKEN,) if alone else ()))
+        for verb in (*VERBS, *_LONG_ALIASES, *_HELP, *((_SPOKEN,) if alone else ()))
         if abs(len(verb) - len(word)) <= 2 and (len(verb) > 3 or word[:1].lower() == verb[0])
     ]
     slips = [verb for verb in candidates if _is_slip(word.lower(), verb)]

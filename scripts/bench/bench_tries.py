@@ -112,14 +112,13 @@ def main() -> None:
                     vote = ask(engine, question, tries, number, options.temperature)
                     if not number:
                         continue  # warms up
-                    report = vote.report()
                     total = totals.setdefault((question.kind, tries), Total())
-                    said = (report.answer or "").strip('"')
+                    said = (vote.vote.leader or "").strip('"')
                     total.asked += 1
                     total.right += said == question.right
-                    total.ended += report.ended
-                    total.tokens += report.tokens
-                    total.seconds += report.seconds
+                    total.ended += len(vote.vote.answers)
+                    total.tokens += vote.tokens
+                    total.seconds += vote.seconds
     finally:
         engine.close()
     print(f"{'':8} {'N':>2} {'right':>8} {'tries ended':>12} {'tokens':>7} {'s':>7} {'ratio':>6}")

@@ -8,6 +8,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import print_json, print_lines
+from localchat.cli.settings import completion, cp, preset
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.config.settings import DEFAULT_SAMPLING, UNSET
@@ -16,7 +17,7 @@ from localchat.errors import LocalchatError
 
 @click.group("config", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
-    """Show and change settings.
+    """Show and change settings, presets and aliases.
 
     Without a command, it shows them. A flag wins over the environment (LOCALCHAT_ and the key in capitals), the
     environment over the settings file, and the file over the default. In the file, [models."NAME"] wins over
@@ -103,6 +104,10 @@ def keys() -> None:
         click.echo(
             f"{key}\n  {words.about} It takes {words.valid}.\n  {words.flag} · {variable(key)}"
         )
+
+
+for _module in (preset, cp, completion):
+    command.add_command(_module.command)
 
 
 def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapping[str, str]]:

@@ -1,4 +1,4 @@
-"""Command `localchat cp`: gives a model another name. No file is copied."""
+"""Command `localchat config cp`: gives a model another name. No file is copied."""
 
 import click
 
