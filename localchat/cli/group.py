@@ -132,7 +132,9 @@ def _verb_command(name: str) -> click.Command:
     command = _command(VERBS[verb].module)
     for subcommand in subcommands:
         assert isinstance(command, click.Group)
-        command = command.commands[subcommand]
+        child = command.get_command(click.Context(command), subcommand)
+        assert child is not None
+        command = child
     return command
 
 
@@ -179,7 +181,10 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
         return ""
     words = [arg for arg in args[1:] if not arg.startswith("-")]
     verb = _verb_command(args[0])
-    if isinstance(verb, click.Group) and words and words[0] in verb.commands:
+    subcommands: list[str] = []
+    if isinstance(verb, click.Group):
+        subcommands = verb.list_commands(click.Context(verb))
+    if words and words[0] in subcommands:
         return ""
     needed = 1
     if is_missing:

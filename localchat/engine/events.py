@@ -66,7 +66,7 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
     """Time that this took."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class AnswerProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Progress of an answer that takes several requests, such as a vote."""
 
     phrase: str
@@ -239,7 +239,7 @@ Event: TypeAlias = (
     | Queued
     | Loading
     | Prefill
-    | Progress
+    | AnswerProgress
     | PromptLogprobs
     | Text
     | Reasoning

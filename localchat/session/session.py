@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from localchat.chat.conversation import Conversation, Inclusion, Node
-from localchat.engine.events import Event, MetricsSnapshot, Progress, Reasoning, Text
+from localchat.engine.events import AnswerProgress, Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
@@ -513,7 +513,7 @@ class ChatSession:
     def track(self, event: Event) -> None:
         """Update the status from an event. Snapshots come ten times a second and are shown half as often:
         nobody reads them faster, and drawing takes CPU time from the engine."""
-        if isinstance(event, Progress):
+        if isinstance(event, AnswerProgress):
             self._set_task(event.phrase)
         elif self.status.update(event):
             self._metrics_due = True

@@ -14,13 +14,13 @@ import msgspec
 
 from localchat.engine.events import (
     Accepted,
+    AnswerProgress,
     Done,
     Event,
     Finished,
     Loading,
     MetricsSnapshot,
     Prefill,
-    Progress,
     Reasoning,
     Text,
     ToolCall,
@@ -403,7 +403,7 @@ class BestAnswer:
         return self._relay.generate(self._engine, request)
 
     def _show_progress(self, phrase: str) -> None:
-        self._relay.send(Progress(phrase))
+        self._relay.send(AnswerProgress(phrase))
 
 
 def best_answer(

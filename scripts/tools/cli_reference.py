@@ -106,7 +106,12 @@ def commands() -> Iterator[tuple[str, ...]]:
 def _with_subcommands(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
     yield words
     if isinstance(command, click.Group):
-        for name, subcommand in command.commands.items():
+        context = click.Context(command)
+        # Groups list subcommands by name; the page keeps the order of their definition.
+        names = dict.fromkeys((*command.commands, *command.list_commands(context)))
+        for name in names:
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
             yield from _with_subcommands((*words, name), subcommand)
 
 

@@ -174,8 +174,12 @@ def test_flags_are_those_of_the_command_line() -> None:
 
     def flags(command: click.Command) -> set[str]:
         own = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
-        inner = command.commands.values() if isinstance(command, click.Group) else ()
-        return own.union(*(flags(one) for one in inner))
+        if not isinstance(command, click.Group):
+            return own
+        context = click.Context(command)
+        names = command.list_commands(context)
+        inner = [command.get_command(context, name) for name in names]
+        return own.union(*(flags(one) for one in inner if one is not None))
 
     with click.Context(root) as context:
         verbs = [root.get_command(context, name) for name in VERBS]

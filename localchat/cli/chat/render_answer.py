@@ -1,4 +1,4 @@
-"""Reads the events of one request, prints them as they arrive, and collects the answer."""
+"""Print the events of one request as they arrive, and collect the answer."""
 
 import time
 from collections import defaultdict
@@ -10,13 +10,13 @@ from localchat.cli.signals import immediate
 from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
+    AnswerProgress,
     Done,
     Finished,
     FinishReason,
     Loading,
     MetricsSnapshot,
     Prefill,
-    Progress,
     Queued,
     Reasoning,
     Text,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ReceivedAnswer:
-    """The answer to a request so far. Texts and reasoning are by choice."""
+    """Answer to a request so far. Texts and reasoning are stored by choice."""
 
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasoning: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
@@ -49,7 +49,9 @@ class ReceivedAnswer:
     @property
     def chosen(self) -> int:
         """Number of the choice that is the answer."""
-        return 0 if self.best is None else self.best.chosen
+        if self.best is None:
+            return 0
+        return self.best.chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,9 @@ class AnswerDisplay:
     reasoning: bool = True
     """Print the reasoning to stderr."""
     on_begin: Callable[[], None] = lambda: None
-    """Called once, before the first text; the engine is loaded then."""
+    """Called once before the first text, when the engine is loaded."""
     is_enough: Callable[[str], bool] = lambda text: False
-    """True of the text so far: the answer ends early."""
+    """Returns True if the text so far suffices, which ends the answer early."""
 
 
 def receive(
@@ -72,8 +74,10 @@ def receive(
 ) -> ReceivedAnswer:
     """Read the stream to its end. Ctrl+C cancels it between two events and keeps the text so far.
 
-    Raises what the stream raises; `answer`, if given, then holds the text so far."""
-    answer = ReceivedAnswer() if answer is None else answer
+    Raises what the stream raises. A given `answer` then contains the text so far.
+    """
+    if answer is None:
+        answer = ReceivedAnswer()
     begun = False
     status = EngineStatus()
     status.begin()
@@ -93,7 +97,7 @@ def receive(
                     case Accepted() | Queued() | Loading() | Prefill():
                         if status.update(event):
                             display.terminal.progress(progress_words(status, time.monotonic()))
-                    case Progress(phrase=phrase):
+                    case AnswerProgress(phrase=phrase):
                         display.terminal.progress(phrase)
                 _collect(answer, event, display)
                 if isinstance(event, Text) and display.is_enough(answer.texts[0]):
