@@ -1,4 +1,4 @@
-"""Root group of commands. A verb loads its module when it is used; anything else is a prompt."""
+"""Root group of commands. A verb loads its module when it is used. Anything else is a prompt."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -21,24 +21,24 @@ _PROMPT_MODULE = "localchat.cli.chat.run"
 _OWN_FLAGS = ("--help", "-h", "--version", "-V")
 _HELP_WORDS = ("--help", "-h", "help")
 _HELP_ALL = "localchat.cli.group.help_all"
-"""Key of the context's notes: the help lists every flag."""
+"""Key in the notes of the context. If set, the help lists every flag."""
 _PROMPT = "\0prompt"
-"""Internal name of the prompt command in the arguments; no shell can pass a zero byte."""
-_MOST_VERB_WORDS = 3
-"""Words after which a verb behind flags is the beginning of a sentence."""
+"""Internal name of the prompt command in the arguments. No shell can pass a zero byte."""
+_MAX_VERB_WORDS = 3
+"""Words up to which a verb after flags is a verb. More words are a sentence."""
 _SEVERAL_NAMES = ("bench", "cp", "import", "quality", "rm")
-"""Verbs that take more than one name, so that two words are no sentence yet."""
+"""Verbs that take several names. Two words after them are not yet a sentence."""
 _PROMPT_FLAGS = (
     *("model", "remote", "system", "files", "continue_last", "conversation", "interactive"),
     *("schema", "regex", "grammar", "extract", "raw_prompt", "max_tokens", "temperature"),
 )
-"""Names of parameters that say that the words are a prompt."""
+"""Names of parameters that only prompts have."""
 _AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull", "rm", "stop")}
-"""Flags of a prompt whose value these verbs take as their MODEL argument."""
+"""Verbs that take the value of a prompt's flag as their MODEL argument, by flag."""
 
 
 class RootGroup(click.Group):
-    """Runs `localchat VERB …`. Everything else goes to the prompt command, which refuses a near verb."""
+    """Runs `localchat VERB …`. Everything else goes to the prompt command, which refuses misspelled verbs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -53,11 +53,11 @@ class RootGroup(click.Group):
             ctx.meta[_HELP_ALL] = True
             args = ["--help"]
         if args and not ctx.resilient_parsing:
-            verb, prompt = translate(args)
-            if prompt is not None:
-                args = [_PROMPT, *prompt]
-            elif verb is not None:
-                args = verb
+            translation = translate(args)
+            if translation is not None:
+                args = translation.args
+                if translation.is_prompt:
+                    args = [_PROMPT, *args]
         args = without_alias(args)
         completing_first_word = ctx.resilient_parsing and not args
         if not completing_first_word and (
@@ -69,17 +69,19 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return ("" if name == _PROMPT else name), command, rest
+        name, command, remaining = super().resolve_command(ctx, args)
+        if name == _PROMPT:
+            name = ""
+        return name, command, remaining
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        found = super().shell_complete(ctx, incomplete)
+        items = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("@"):
             words = next(param for param in _prompt_command().params if param.name == "words")
-            found += words.shell_complete(ctx, incomplete)
+            items += words.shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            found += _prompt_command().shell_complete(ctx, incomplete)
-        return found
+            items += _prompt_command().shell_complete(ctx, incomplete)
+        return items
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         name = ctx.command_path
@@ -110,11 +112,11 @@ class RootGroup(click.Group):
 
 
 class DefaultGroup(click.Group):
-    """A verb with subcommands. Without one of them, the first runs with the given flags."""
+    """A verb with subcommands. Without a subcommand, the first one runs with the given flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = bool(args) and args[0].startswith("-") and args[0] not in ctx.help_option_names
-        if flags or not (args or ctx.resilient_parsing):
+        has_flag = bool(args) and args[0].startswith("-") and args[0] not in ctx.help_option_names
+        if has_flag or not (args or ctx.resilient_parsing):
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
 
@@ -139,42 +141,41 @@ def _verb_command(name: str) -> click.Command:
 
 
 def _prompt_command() -> click.Command:
-    """The command of a prompt. It resumes garbage collection itself, once the engine is open."""
+    """Return the command of a prompt. It resumes garbage collection once the engine is open."""
     command = import_module(_PROMPT_MODULE).prompt_command
     assert isinstance(command, click.Command)
     return command
 
 
 def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
-    """Raise UsageError if the words of a prompt were surely meant as a verb. `ctx`: of the prompt command."""
+    """Raise UsageError if a prompt was certainly meant as a verb. `ctx` is that of the prompt command."""
     from localchat.cli.chat.prompt_words import prompt_line
 
     first = words[0]
     as_prompt = prompt_line(ctx.meta[ARGUMENTS], ctx.command.params)
     if first in (*VERBS, *ALIASES):
-        if len(words) > _MOST_VERB_WORDS:
+        if len(words) > _MAX_VERB_WORDS:
             raise UsageError(
                 "a prompt that begins with a verb needs -- before it",
                 hint=f"To ask the model: {as_prompt}",
             )
-        intended, left = _intended_command(words, ctx)
-        unknown = f" ({first} takes no {', '.join(left)})" if left else ""
+        command_line, unknown_flags = _intended_command(words, ctx)
+        if unknown_flags:
+            command_line += f" ({first} takes no {', '.join(unknown_flags)})"
         raise UsageError(
-            f"put flags after the verb: {intended}{unknown}",
+            f"put flags after the verb: {command_line}",
             hint=f"To ask the model: {as_prompt}",
         )
     # A flag that only prompts have shows that a prompt was meant.
-    if not any(
-        ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        for name in _PROMPT_FLAGS
-    ):
+    if not any(_is_given(ctx, name) for name in _PROMPT_FLAGS):
         refuse_meant_verb(words, as_prompt)
 
 
 def question_instead(args: list[str], *, is_missing: bool) -> str:
-    """Return the command that sends `args` as a prompt, if a sentence began with a verb; else nothing.
+    """Return the command that sends `args` as a prompt if they are a sentence that begins with a verb.
 
-    `is_missing`: the verb failed because a model or a file does not exist."""
+    Otherwise return an empty string. `is_missing`: the verb failed because a model or a file does not exist.
+    """
     from localchat.cli.chat.prompt_words import prompt_line
 
     if not args or args[0] not in (*VERBS, *ALIASES) or "--" in args:
@@ -186,46 +187,52 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
         subcommands = verb.list_commands(click.Context(verb))
     if words and words[0] in subcommands:
         return ""
-    needed = 1
+    min_words = 1
     if is_missing:
         # One name, or two for some verbs, is more likely a typo than a sentence.
-        needed = 3 if args[0] in _SEVERAL_NAMES else 2
-    if len(words) < needed or any(sign in word for word in words[:2] for sign in ":/.\\"):
+        min_words = 3 if args[0] in _SEVERAL_NAMES else 2
+    if len(words) < min_words or any(sign in word for word in words[:2] for sign in ":/.\\"):
         return ""
     return prompt_line(args, _prompt_command().params)
 
 
 def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
-    """The intended command line, and the given flags that its verb does not take."""
+    """Return the intended command line, and the flags that its verb does not take."""
     import shlex
 
-    known = {param.name: param for param in _verb_command(words[0]).params}
+    verb_params = {param.name for param in _verb_command(words[0]).params}
     line = ["localchat", *words]
-    left = []
+    unknown_flags = []
     for param in ctx.command.params:
         if not isinstance(param, click.Option) or param.name is None:
             continue
-        if ctx.get_parameter_source(param.name) is not click.core.ParameterSource.COMMANDLINE:
+        if not _is_given(ctx, param.name):
             continue
         value = ctx.params.get(param.name)
-        flag = (
-            param.secondary_opts[-1] if value is False and param.secondary_opts else param.opts[-1]
-        )
-        if param.name in known:
-            value = (
-                [] if param.is_flag or not isinstance(value, str | int | float) else [str(value)]
-            )
-            line += [flag, *value]
+        flag = param.opts[-1]
+        if value is False and param.secondary_opts:
+            flag = param.secondary_opts[-1]
+        if param.name in verb_params:
+            line.append(flag)
+            if not param.is_flag and isinstance(value, str | int | float):
+                line.append(str(value))
         elif len(words) == 1 and words[0] in _AS_WORD.get(param.name, ()):
             line.insert(2, f"remote:{value}" if param.name == "remote" else str(value))
         else:
-            left.append(flag)
-    return shlex.join(line), left
+            unknown_flags.append(flag)
+    return shlex.join(line), unknown_flags
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Return True if the command line contains this parameter."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def other_spelling(problem: click.NoSuchOption) -> str:
-    """A replacement for a flag that a verb does not take; empty if there is none."""
-    word = {"--remote": "remote", "-m": "model", "--model": "model"}.get(problem.option_name, "")
-    if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(word, ()):
+    """Return a replacement for a flag that a verb does not take, or an empty string."""
+    names = {"--remote": "remote", "-m": "model", "--model": "model"}
+    name = names.get(problem.option_name, "")
+    if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(name, ()):
         return ""
-    return f"write {problem.ctx.command_path} {'remote:NAME' if word == 'remote' else 'MODEL'}"
+    argument = "remote:NAME" if name == "remote" else "MODEL"
+    return f"write {problem.ctx.command_path} {argument}"

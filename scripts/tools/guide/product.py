@@ -85,10 +85,10 @@ def refusal(command: str) -> str:
         words = shlex.split(command.rstrip(": "))[1:]
     except ValueError as problem:
         return str(problem)
-    verb_words, prompt = translate(words) if words else (None, None)
+    translation = translate(words) if words else None
     first = re.match(r"localchat ([a-z]+)(?= |$)", command)
-    if verb_words is not None or prompt is not None:
-        words = verb_words or prompt or []
+    if translation is not None:
+        words = translation.args
     elif first and first[1] not in (*VERBS, *ALIASES):
         return f"{first[1]!r} is not a verb, and a prompt would be in quotes"
     words = [_STANDS_FOR.get(word, re.sub(r"(?<=\w)\|.*", "", word)) for word in words]
