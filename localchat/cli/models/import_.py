@@ -1,4 +1,4 @@
-"""Command `localchat import`: links a file, names a checkpoint, or adds a folder."""
+"""Command `localchat import`: link a file, name a checkpoint, or add a folder."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -27,27 +27,27 @@ def command(
 ) -> None:
     """Add a model file under a name, or all models of a folder.
 
-    A file gets a link in the models folder and is not copied: a hard link, which outlives the file, or a
-    symbolic one where that is impossible. A folder is added to those that are searched, and its models stay in
-    it; a folder of safetensors is a model itself, and is used in place.
+    A file is linked into the models folder, not copied. The link is a hard link, which outlives the file, or a
+    symbolic link where that is impossible. A folder is added to the searched folders, and its models stay in
+    place. A folder of safetensors is itself a model, and is used in place.
     """
     from localchat.model_files.checkpoint import is_checkpoint
 
-    given = expand_home(path).absolute()
-    alone = is_checkpoint(given) and (name is not None or not any(given.glob("*.gguf")))
-    if alone and not forget:
+    path = expand_home(path).absolute()
+    is_model = is_checkpoint(path) and (name is not None or not any(path.glob("*.gguf")))
+    if is_model and not forget:
         if how is not None:
-            raise UsageError("a checkpoint is used in place: it takes no --symlink or --copy")
-        _checkpoint(app, given, given.name if name is None else name, as_json=as_json)
-    elif forget or given.is_dir():
+            raise UsageError("a checkpoint is used in place and takes no --symlink or --copy")
+        _import_checkpoint(app, path, path.name if name is None else name, as_json=as_json)
+    elif forget or path.is_dir():
         if name is not None or how is not None:
-            raise UsageError("a folder is used in place: it takes no name, --symlink or --copy")
-        _folder(app, given, forget=forget, as_json=as_json)
+            raise UsageError("a folder is used in place and takes no name, --symlink or --copy")
+        _change_folders(app, path, forget=forget, as_json=as_json)
     else:
-        _file(app, given, name, how or "hard link", as_json=as_json)
+        _import_file(app, path, name, how or "hard link", as_json=as_json)
 
 
-def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
+def _import_file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
     from localchat.backend_api.registry import choose_for_file
     from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
@@ -55,14 +55,15 @@ def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: b
     from localchat.models.link import How, link_model
 
     header = read_header(path)
-    chosen = plain_stem(path) if name is None else name
+    if name is None:
+        name = plain_stem(path)
     paths = find_paths(app.environ)
-    if _is_imported(app, chosen, path, as_json=as_json):
+    if _is_imported(app, name, path, as_json=as_json):
         return
-    _check_free(app, chosen)
-    linked = link_model(header.parts, paths.models_dir, chosen, cast(How, how))
+    _check_free(app, name)
+    linked = link_model(header.parts, paths.models_dir, name, cast(How, how))
     record = {
-        "name": chosen,
+        "name": name,
         "path": str(linked.path),
         "how": linked.how,
         "source": str(path),
@@ -72,13 +73,13 @@ def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: b
     _announce(app, record, f"a {linked.how}", as_json=as_json)
 
 
-def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
+def _import_checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
     from localchat.backend_api.registry import choose_for_model
     from localchat.model_files.checkpoint import read_checkpoint
     from localchat.models.aliases import add_alias
     from localchat.models.index import files_of
 
-    found = read_checkpoint(folder)
+    checkpoint = read_checkpoint(folder)
     if _is_imported(app, name, folder, as_json=as_json):
         return
     _check_free(app, name)
@@ -89,40 +90,41 @@ def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> N
         "how": "alias",
         "source": str(folder),
         "size_bytes": sum(file.stat().st_size for file in files_of(folder)),
-        "warning": choose_for_model(found, "safetensors").backend.objection(found) or None,
+        "warning": choose_for_model(checkpoint, "safetensors").backend.objection(checkpoint)
+        or None,
     }
     _announce(app, record, "used in place", as_json=as_json)
 
 
 def _is_imported(app: AppContext, name: str, path: Path, *, as_json: bool) -> bool:
-    """Whether the name means this file or folder already, which is then said."""
+    """Report a name that already means this file or folder, and return True."""
     from localchat.models.index import read_index
 
-    there = read_index(find_paths(app.environ), app.environ).find(name)
-    if there is None or there.path is None or not there.path.samefile(path):
+    model = read_index(find_paths(app.environ), app.environ).find(name)
+    if model is None or model.path is None or not model.path.samefile(path):
         return False
     record = {
-        "name": there.name,
-        "path": str(there.path),
+        "name": model.name,
+        "path": str(model.path),
         "how": "already imported",
         "source": str(path),
-        "size_bytes": there.size_bytes,
-        "warning": there.trouble or None,
+        "size_bytes": model.size_bytes,
+        "warning": model.trouble or None,
     }
     _announce(app, record, "imported already", as_json=as_json)
     return True
 
 
 def _check_free(app: AppContext, name: str) -> None:
-    """Raise UsageError for an invalid name, or one that another model has."""
+    """Raise UsageError if the name is invalid or belongs to another model."""
     from localchat.models.aliases import check_name
     from localchat.models.index import read_index
 
     check_name(name)
-    there = read_index(find_paths(app.environ), app.environ).find(name)
-    if there is not None:
+    model = read_index(find_paths(app.environ), app.environ).find(name)
+    if model is not None:
         raise UsageError(
-            f"there is a model {there.name} already ({there.origin})",
+            f"there is a model {model.name} already ({model.origin})",
             hint="give another name after the path",
         )
 
@@ -131,13 +133,13 @@ def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: boo
     if as_json:
         print_json(app.environ, record)
         return
-    place = sanitize_line(record["path"])
-    tell(f"localchat: {record['name']} is {place}, {how} ({size(record['size_bytes'])})")
+    path = sanitize_line(record["path"])
+    tell(f"localchat: {record['name']} is {path}, {how} ({size(record['size_bytes'])})")
     if record["warning"]:
         tell(f"localchat: it cannot be run: {sanitize_line(record['warning'])}")
 
 
-def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
+def _change_folders(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
     from localchat.models.aliases import add_folder, remove_folder
     from localchat.models.external.base import FOLDER
     from localchat.models.external.discovery import find_external_models
