@@ -66,6 +66,13 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
     """Time that this took."""
 
 
+class AnswerProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Progress of an answer that takes several requests, such as a vote."""
+
+    phrase: str
+    """Text of a progress line."""
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     """One entry for each prompt token after the first; sent once, before the first text."""
 
@@ -224,7 +231,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     process_bytes: int = 0
     """Resident memory of the engine process."""
     routed: dict[str, int] = {}
-    """Of a route: answers and tokens of the small and the large model (tries/route_figures.py)."""
+    """Of a route: answers and tokens of the small and the large model (tries/route_engine.py)."""
 
 
 Event: TypeAlias = (
@@ -232,6 +239,7 @@ Event: TypeAlias = (
     | Queued
     | Loading
     | Prefill
+    | AnswerProgress
     | PromptLogprobs
     | Text
     | Reasoning

@@ -387,7 +387,7 @@ def test_the_guide_never_answers_a_batch_by_default(
     outcome = batch()
     assert outcome.code == 2
     assert "localchat batch needs a model" in outcome.err
-    assert "only the built-in guide is here" in outcome.err
+    assert "the only model here is the built-in guide" in outcome.err
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 

@@ -1,4 +1,4 @@
-"""Command `localchat cp`: gives a model another name. No file is copied."""
+"""Command `localchat config cp`: give a model another name. No file is copied."""
 
 import click
 
@@ -19,7 +19,7 @@ from localchat.sanitize import sanitize_line
 def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
     """Give a model another name.
 
-    The alias follows its model when that is pulled again; `localchat rm NAME` removes the alias alone.
+    After another pull of the model, the alias names the new files. `localchat rm NAME` removes the alias alone.
     """
     from localchat.models.aliases import add_alias, check_name, read_aliases
     from localchat.models.index import read_index
@@ -27,13 +27,13 @@ def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
 
     paths = find_paths(app.environ)
     check_name(name)
-    found = locate(word, paths, IN_COMMAND, app.environ)
-    target = read_aliases(paths).aliases.get(word, found.word)
-    there = read_index(paths, app.environ).find(name)
-    if there is not None and there.kind != "alias":
-        raise UsageError(f"there is a model {there.name} already", hint="choose another name")
+    model = locate(word, paths, IN_COMMAND, app.environ)
+    target = read_aliases(paths).aliases.get(word, model.word)
+    existing = read_index(paths, app.environ).find(name)
+    if existing is not None and existing.kind != "alias":
+        raise UsageError(f"there is a model {existing.name} already", hint="choose another name")
     add_alias(paths, name, target)
     if as_json:
-        print_json(app.environ, {"name": name, "alias_of": target, "path": str(found.path)})
+        print_json(app.environ, {"name": name, "alias_of": target, "path": str(model.path)})
     else:
         tell(f"localchat: {name} is now an alias of {sanitize_line(target)}")
