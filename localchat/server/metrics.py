@@ -124,8 +124,10 @@ class Metrics:
 
 _GAUGES: Final = (
     *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
-    *("kv_parked_tokens", "kv_total_tokens"),
+    *("kv_swapped_tokens", "kv_total_tokens"),
 )
+_OLD_GAUGES: Final = {"kv_parked_tokens": "kv_swapped_tokens"}
+"""Former names of gauges, with the current ones. Dashboards get both for one release."""
 
 
 class _EngineMetrics(Collector):
@@ -146,9 +148,10 @@ class _EngineMetrics(Collector):
         yield _gauge("http_waiting", "Requests of the endpoint that wait for an engine.", ()).add(
             (), self._tracker.waiting
         )
-        for name in _GAUGES:
-            yield _gauge(name, METRICS[name].about, ("model",)).each(
-                [((model,), getattr(stats.now, name)) for model, stats in self.latest]
+        for name in (*_GAUGES, *_OLD_GAUGES):
+            field = _OLD_GAUGES.get(name, name)
+            yield _gauge(name, METRICS[field].about, ("model",)).each(
+                [((model,), getattr(stats.now, field)) for model, stats in self.latest]
             )
         yield _gauge("process_bytes", "Resident memory of an engine's process.", ("model",)).each(
             [((model,), stats.process_bytes) for model, stats in self.latest]

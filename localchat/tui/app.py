@@ -197,6 +197,8 @@ class ChatApp(App[int]):
         chat.composer.documents = session.context.library.names
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
+        for notice in session.context.notices:
+            session.notice(notice, "warning")
         if session.conversation.nodes:
             chat.commands.resume(session.conversation)
         await self._open_history()

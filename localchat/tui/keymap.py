@@ -78,7 +78,6 @@ KEYS: Final = (
     KeyBinding("question.previous", "alt+up", "question(-1)", "Previous question"),
     KeyBinding("question.next", "alt+down", "question(1)", "Next question; then the end"),
     KeyBinding("view.panel", "ctrl+o", "panel", "Show or hide the panel of metrics"),
-    KeyBinding("metrics.terms", "f12", "metric_terms", "Metrics in plain words or terms"),
     KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
     KeyBinding("screen.settings", "f2", "open_screen('settings')", "Settings"),
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),

@@ -251,7 +251,6 @@ SCENES: dict[str, Scene] = {
     "answer": Scene(talk, RICH),
     "answer-wide": Scene(talk, RICH, ((200, 40),)),
     "panel-wide": Scene(panel, RICH, ((200, 40),)),
-    "panel-terms": Scene(panel, {**RICH, "changes": {"technical_metrics": True}}),
     "answer-small": Scene(talk, RICH, SMALL),
     "answer-light": Scene(talk, theme("light"), ((80, 24),)),
     "answer-high-contrast": Scene(talk, theme("high-contrast"), ((80, 24),)),

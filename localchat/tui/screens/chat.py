@@ -19,7 +19,7 @@ from textual.screen import Screen
 
 from localchat.chat.conversation import Inclusion
 from localchat.errors import EngineClosed, LocalchatError
-from localchat.session.blocks import AnswerBlock, NoticeBlock, Offer
+from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
@@ -30,11 +30,10 @@ from localchat.tui.focused_message import FocusedMessage
 from localchat.tui.footer_keys import FooterState, footer_keys
 from localchat.tui.keymap import bindings, offer_key
 from localchat.tui.message_queue import MessageQueue
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.textual_internals.compositor import redraw_changes_only
 from localchat.tui.textual_internals.driver import alert, terminal_released, terminal_writer
-from localchat.tui.transcript_view import TranscriptView, with_other_footer
+from localchat.tui.transcript_view import TranscriptView
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
@@ -114,7 +113,6 @@ class ChatScreen(Screen[None]):
         from localchat.tui.widgets.metrics_panel import MetricsPanel
 
         panel = MetricsPanel(self.session.status, id="panel")
-        panel.words = self.status.words
         self.query_one("#body").mount(panel)
         return panel
 
@@ -151,27 +149,10 @@ class ChatScreen(Screen[None]):
             return
         self._show_keys()
         self._show_progress()
-        self._show_metric_words()
         self.status.refresh_metrics()
         if self.shows_panel:
             self.panel.refresh_metrics()
         self.query_one(TitleBar).show(self.session)
-
-    @property
-    def technical_metrics(self) -> bool:
-        """Whether metrics are shown in the terms of the field."""
-        return self.status.words.technical
-
-    def _show_metric_words(self) -> None:
-        """Take the words for metrics from the settings; what is on the screen changes, too."""
-        technical = self.session.setup.settings.technical_metrics
-        if technical != self.technical_metrics:
-            self.status.words = MetricWords(technical=technical)
-            if "panel" in self.__dict__:
-                self.panel.words = self.status.words
-            for block in self.transcript.blocks:
-                if isinstance(block, AnswerBlock):
-                    self.transcript.put(with_other_footer(block))
 
     def _show_keys(self) -> None:
         """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
@@ -181,8 +162,7 @@ class ChatScreen(Screen[None]):
         offers = self.transcript.open_offers if self.talk.has_transcript else ()
         covered = self.is_covered
         continues = session.can_continue
-        panel = self.technical_metrics if self.shows_panel else None
-        state = FooterState(focus, session.busy, covered, queue, continues, offers, panel)
+        state = FooterState(focus, session.busy, covered, queue, continues, offers)
         keys = footer_keys(state, self.session.context.keys)
         self.query_one(KeyFooter).show(keys)
         first = keys[:1] if state.is_urgent or state.is_covered else keys[-1:]
@@ -192,9 +172,7 @@ class ChatScreen(Screen[None]):
     def _show_progress(self) -> None:
         """Show what the request waits for at the end of the transcript, until its first words."""
         status = self.session.status
-        terms = self.technical_metrics
-        now_s = time.monotonic()
-        block = progress_block(status, now_s, technical=terms) if self.session.busy else None
+        block = progress_block(status, time.monotonic()) if self.session.busy else None
         if block is not None:
             self.transcript.put(block)
         elif self.talk.has_transcript and self.transcript.block(PROGRESS_ID) is not None:
@@ -535,12 +513,6 @@ class ChatScreen(Screen[None]):
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
         self.status_changed()
-
-    def action_metric_terms(self) -> None:
-        """Show metrics in plain words, or in the terms of the field; the settings keep it."""
-        technical = not self.session.setup.settings.technical_metrics
-        self.commands.save_setting("technical_metrics", "true" if technical else "false")
-        self.hint(f"Metrics in {'technical terms' if technical else 'plain words'}")
 
     def action_palette(self) -> None:
         self.app.action_command_palette()
