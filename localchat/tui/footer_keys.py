@@ -33,9 +33,9 @@ class FooterState(NamedTuple):
 def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey, ...]:
     """The keys, most useful first; at most what a wide window shows. `table`: the keymap of the settings."""
 
-    def key(id_: str, word: str, rank: int = 0) -> FooterKey:
+    def key(id_: str, label: str, rank: int = 0) -> FooterKey:
         shown = key_names(id_, table).partition(", ")[0]
-        return FooterKey(shown.replace("Ctrl+", "^"), word, rank)
+        return FooterKey(shown.replace("Ctrl+", "^"), label, rank)
 
     metrics = key("view.panel", "metrics", 2)
     help_ = key("screen.help", "help", 1)

@@ -169,7 +169,7 @@ async def past(pilot: Pilot[int]) -> None:
     """Some conversations in the history, and the list of them."""
     for words in ("Plan a week in Norway", "Why is the sky blue?", "Explain paged attention"):
         await say(pilot, words)
-        app_of(pilot).chat.commands.run("/new")
+        app_of(pilot).chat.run_command("/new")
         await pilot.pause()
         await until(pilot, lambda: not app_of(pilot).session.conversation.nodes)
     await pilot.press("ctrl+r")

@@ -55,7 +55,7 @@ def visible(app: Any) -> str:
         ("/fit tiny", "weights"),
         ("/fit nothing", "no model 'nothing'"),
         ("/bogus", "there is no command /bogus"),
-        ("/copy many", "it takes a number of messages"),
+        ("/copy many", "expected a number of messages"),
         ("/system", "There are no instructions"),
         ("/pull tiny", "cannot be downloaded"),
         ("/set top_k", "needs a value"),
@@ -94,7 +94,7 @@ def test_a_pull_is_seen_at_once_and_how_it_ends_too(
         app.chat.composer.write("/pull tiny")
         await pilot.press("enter")
         await until(pilot, lambda: app.session.status.pulling == "pull tiny")
-        app.chat.commands._pull_failed("tiny", NetworkError("the hub cannot be reached"))
+        app.chat.pulls.failed("tiny", NetworkError("the hub cannot be reached"))
         await until(pilot, lambda: "the hub cannot be reached" in visible(app))
 
     play(Stage(tmp_path, script=lambda request: told(LONG)), what)
@@ -213,7 +213,7 @@ def test_a_failed_first_download_leaves_the_models_where_they_are(tmp_path: Path
         welcome = app.chat.query_one(Welcome)
         await until(pilot, lambda: len(welcome.offers) == 6)
         problem = NetworkError("the hub cannot be reached")
-        app.chat.commands._pull_failed("qwen2.5:0.5b", problem)
+        app.chat.pulls.failed("qwen2.5:0.5b", problem)
         await until(pilot, lambda: app.chat.transcript.display)
         assert "Alt+4  qwen2.5:0.5b" in str(welcome.render())
         assert "Alt+8  resume download" in visible(app)
@@ -373,7 +373,7 @@ def test_a_long_answer_that_nobody_looks_at_rings(
     looked_at: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[str] = []
-    monkeypatch.setattr("localchat.tui.screens.chat._LONG_S", -1.0)
+    monkeypatch.setattr("localchat.tui.screens.chat._MIN_ALERT_S", -1.0)
     monkeypatch.setattr("localchat.tui.screens.chat.alert", lambda app, text: rung.append(text))
 
     async def what(pilot: Pilot[int]) -> None:
