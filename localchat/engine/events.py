@@ -217,8 +217,6 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     draft_steps: int = 0
     preemptions: int = 0
     evictions: int = 0
-    late_rows: int = 0
-    """Steps that still computed a request after the one in which its cancel arrived; 0 is the promise."""
     tpot_ms: tuple[float, ...] = ()
     """Of the last tokens generated, oldest first, 512 at most."""
     requests: tuple[RunningRequest, ...] = ()

@@ -24,10 +24,10 @@ from localchat.bench.sweep import (
 )
 from localchat.bench.workload import SHAPES, Shape
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import ContextExceeded
 from tests.support.bench_samples import point
 from tests.support.http_server import running
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 SHORT = Shape("30+4", 30, 4)
 A, B = BenchVariant("a", "m", {"threads": "1"}), BenchVariant("b", "m", {"threads": "2"})

@@ -11,7 +11,6 @@ import pytest
 from localchat.bench.sweep import BenchVariant
 from localchat.engine.events import Finished, ToolCall
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import UsageError
 from localchat.quality.comparison import Comparison, QualityTarget
 from localchat.quality.record import VariantQuality
@@ -19,6 +18,7 @@ from localchat.quality.schemas import fits, schema_task, tool_task
 from localchat.quality.tasks import is_right, read_questions
 from localchat.quality.verdict import verdict, verdicts
 from tests.support.quality_specs import quality_spec
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 Script = Callable[[GenerateRequest], ScriptedAnswer]
 

@@ -14,11 +14,11 @@ from localchat.cli.streams import Terminal
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded
 from localchat.history.store import History
 from localchat.models.resolve import ResolvedModel
+from tests.support.scripted_engine import ScriptedEngine
 
 
 class TightEngine(ScriptedEngine):

@@ -31,7 +31,6 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.load_options import LoadOptions
@@ -44,6 +43,7 @@ from localchat.session.context import CatalogEstimate, ModelSetup, SessionContex
 from localchat.session.engine_holder import EngineHolder
 from localchat.tui.app import ChatApp
 from localchat.tui.widgets.key_footer import KeyFooter
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 GB = 1_000_000_000
 DONE = Done(

@@ -12,13 +12,13 @@ from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, NetworkError, UsageError
 from localchat.history.store import History
 from tests.support.cli_program import DONE
 from tests.support.line_mode import Talk, TightEngine, talk_by_lines
 from tests.support.remote_server import Exchange, Server, piece
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 Run = Callable[..., Talk]
 

@@ -11,8 +11,8 @@ from localchat.cli.context import AppContext
 from localchat.engine.events import Event, Finished, Text, TokenLogprob
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from tests.support.cli_program import BEGIN, ScriptedApp
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.terminal_screen import Call
 
 

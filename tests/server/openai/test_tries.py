@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from localchat.engine.events import Event, Finished, Text, TokenLogprob
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.tries import judge
 from tests.support.http_server import Stage, Wire, chat, serving, settled
+from tests.support.scripted_engine import ScriptedAnswer
 
 FAULTS = (
     "Check your answer: is it right, does it answer what was asked, is anything missing? Reply with JSON: "

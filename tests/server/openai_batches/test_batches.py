@@ -19,7 +19,6 @@ from openai import OpenAI
 from openai.types import Batch
 
 from localchat.engine.request import GenerateRequest
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.server import multipart
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.openai_batches import completion, runner
@@ -27,6 +26,7 @@ from localchat.server.openai_batches import runner as batch_runner
 from localchat.server.openai_batches.runner import BatchRunner
 from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
 from tests.support.http_server import UNHURRIED, Stage, ask, said, serving, settled
+from tests.support.scripted_engine import ScriptedAnswer
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 KEYS = ("the-first-key", "the-second-key")

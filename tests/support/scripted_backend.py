@@ -38,12 +38,12 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
-from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ContextExceeded, DeviceFault, EngineClosed, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.checksum import payload_sums
+from tests.support.scripted_kv import BlockStorage, SlotStorage, storage_for
 
 BOS = 256
 EOS = 257
@@ -395,7 +395,7 @@ class ScriptedModel:
 
 
 class ScriptedBackend(MinimalBackend):
-    """Backend of scripts. Not an entry target: its name is `localchat.backend_api.scripted:ScriptedBackend`."""
+    """Backend of scripts. Not an entry target: its name is `tests.support.scripted_backend:ScriptedBackend`."""
 
     name = "scripted"
 
