@@ -46,6 +46,7 @@ BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
 _METRICS_EVERY_S: Final = 0.15
+_STOP_POLL_S: Final = 0.01
 
 
 class ChatSession:
@@ -336,6 +337,12 @@ class ChatSession:
         if self._stream is not None:
             self._stream.close()
         return True
+
+    async def stop_and_wait(self) -> None:
+        """Stop generating, and wait until the answer has ended."""
+        self.stop()
+        while self.busy:
+            await asyncio.sleep(_STOP_POLL_S)
 
     async def answer(self, parent: str, *, continued: Node | None = None) -> Outcome:
         """Answer the message `parent`. Failures become notices and are part of the outcome."""
