@@ -335,7 +335,7 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     if progress.looping:
         yield (
             f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
-            "repetition_penalty 1.1 in these lines"
+            "frequency_penalty 0.3 in these lines"
         )
     if failed := progress.failed + progress.failed_before:
         yield (
