@@ -24,10 +24,10 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
-from localchat.core.spec_decode.draft_credit import DraftFund
+from localchat.core.spec_decode.draft_model import DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event
@@ -101,11 +101,10 @@ class EngineCore:
         rewinds = can.rewind != "checkpoint"
         self._speculation = speculation and (rewinds or holds)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
-        self._draft_fund = DraftFund()
         costs = self._step_costs = CostModel(can.widths.decode)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
         drafter = cast(DraftingRunner, runner).drafter if can.draft_model else None
-        self._draft_model = DraftModel(drafter, costs, rewinds=rewinds) if drafter else None
+        self._draft_model = DraftModel(drafter, costs) if drafter else None
         self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
         self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner)
         self._event_sender = EventSender(
@@ -121,6 +120,7 @@ class EngineCore:
             self._event_sender,
             self._counters,
             self._step_costs,
+            self._draft_planner,
         )
         self._commands_lock = threading.Lock()
         self._step = 0
@@ -233,7 +233,7 @@ class EngineCore:
             self._update_sole_request()  # a runner may begin to compute at once
             self._runner.launch(following.plan)
             if self._depth > 1 and came_back_s and following.is_decode:
-                came_back_s += self._draft_planner.drafting_s  # which is counted apart
+                came_back_s += following.drafting_s  # which is counted apart
                 self._step_costs.observe_wait(time.perf_counter() - came_back_s)
                 self._followed_s = came_back_s if len(self._in_flight) == 1 else 0.0
             came_back_s = 0.0
@@ -331,22 +331,10 @@ class EngineCore:
         wanted = request_state.request.speculation and not request_state.deterministic
         if self._speculation and wanted:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
-            ngrams = NgramProposer(
-                request_state.tokens,
-                self._step_costs,
-                earlier,
-                rewinds=self._runner.capabilities.rewind != "checkpoint",
-                fund=self._draft_fund,
+            first.drafts = SequenceDrafts(
+                NgramProposer(request_state.tokens, earlier),
+                uses_model=self._draft_model is not None,
             )
-            first.proposer = ngrams
-            if self._draft_model is not None:
-                first.proposer = DraftProposer(
-                    first.number,
-                    request_state.tokens,
-                    first.sampling,
-                    self._draft_model,
-                    ngrams,
-                )
         for other in others:
             other.state = State.FORKING
         self._scheduler.add(first)

@@ -289,7 +289,10 @@ class Scheduler:
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
         padded = self._can.widths.padded(step.decode_width, step.width - step.decode_width)
-        return ScheduledStep(plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded)
+        drafting_s = self._draft_planner.drafting_s if step.drafts else 0.0
+        return ScheduledStep(
+            plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded, drafting_s
+        )
 
     # ------------------------------------------------------------------------ rows
 
