@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
+from localchat.verbs import ALIASES, VERBS, slash_advice
 
 
 class Command(NamedTuple):
@@ -26,7 +27,9 @@ COMMANDS: Final = (
     Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
     Command("set", "[KEY VALUE]", "Change a parameter; without one, all of them with their cost."),
     Command("think", "[on|off|auto]", "Let the model reason before it answers, or not."),
-    Command("tries", "HOW", "For the next message: vote N, best N, or critique.", required=True),
+    Command(
+        "tries", "HOW", "For the next message: vote N, best N [judge], or critique.", required=True
+    ),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
     Command("edit", "", "Change the last question and send it as a new branch."),
     Command("undo", "", "Undo the last question and its answer."),
@@ -61,29 +64,6 @@ QUESTIONS: Final = (
     ShellQuestion("Is my build good?", ("doctor",)),
 )
 
-_INSTEAD: Final = {
-    "/model": ("models", "list", "ls", "load", "run", "switch", "use"),
-    "/new": ("reset", "restart"),
-    "/system": ("prompt", "instructions"),
-    "/set": ("settings", "config", "configure", "options", "parameters", "params"),
-    "/regen": ("retry", "redo", "again", "regenerate"),
-    "/export FILE": ("save", "write"),
-    "/history": ("resume", "conversations", "sessions", "chats", "open", "rename", "delete"),
-    "/stats": ("metrics", "usage", "tokens", "cost", "status"),
-    "/pull NAME": ("download", "get", "fetch", "install"),
-    "/think": ("reasoning", "effort"),
-    "/help": ("commands", "keys", "shortcuts", "h"),
-    "@FILE in a message": ("file", "read", "attach", "add", "include"),
-    "F2": ("theme", "themes", "dark", "light", "colors"),
-}
-"""What there is for commands of other programs."""
-
-_SHELL: Final = (
-    *("batch", "bench", "cache", "completion", "cp", "doctor", "import", "learn"),
-    *("plan", "preset", "ps", "quality", "rm", "serve", "show", "stop", "tune"),
-)
-"""Verbs of the command line that are no slash commands."""
-
 _BY_NAME: Final = {
     word: command for command in COMMANDS for word in (command.name, *command.aliases)
 }
@@ -112,10 +92,11 @@ def instead(word: str, names: Sequence[str] = ()) -> str:
     from localchat.config.settings import KEYS, find_key  # the questions are shown without settings
 
     meant = word.lower()
-    if found := next((name for name, words in _INSTEAD.items() if meant in words), ""):
-        return f"use {found}"
-    if meant in _SHELL:
-        return f"in the shell there is `localchat {meant}`"
+    if advice := slash_advice(meant):
+        return f"use {advice}"
+    if meant in VERBS or meant in ALIASES:
+        verb = " ".join(ALIASES.get(meant, (meant,)))
+        return f"in the shell there is `localchat {verb}`"
     keys = [key for key in KEYS if key.startswith(meant)] if len(meant) > 1 else []
     if len(keys) == 1 and not matching(meant):
         return f"use /set {keys[0]} VALUE"

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from localchat.engine.events import RunningRequest
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
 from tests.support.paths import ROOT
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.single_engine import SingleEngine
 
 

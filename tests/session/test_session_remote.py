@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from localchat.engine.events import EngineStats, MetricsSnapshot
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, NetworkError
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.metric_words import MetricWords
 from localchat.tui.widgets.metrics_panel import panel_rows
 from tests.support.chat_sessions import Chat, run
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import INFO, Stage, told
 
 TERMS = MetricWords(technical=True)

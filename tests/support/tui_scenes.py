@@ -16,12 +16,12 @@ from localchat.engine.events import (
     Text,
     ToolCall,
 )
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied
 from localchat.models.hub.download import DownloadRate
 from localchat.models.onboarding import FirstRun
 from localchat.models.recommended_models import Recommendation
 from localchat.session.blocks import NoticeBlock
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import HOLD, INFO, app_of, say, told, until
 
 Act = Callable[[Pilot[int]], Awaitable[None]]

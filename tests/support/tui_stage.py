@@ -31,12 +31,11 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep
 from localchat.models.assess import ExpectedSpeed
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel
@@ -44,6 +43,7 @@ from localchat.session.context import CatalogEstimate, ModelSetup, SessionContex
 from localchat.session.engine_holder import EngineHolder
 from localchat.tui.app import ChatApp
 from localchat.tui.widgets.key_footer import KeyFooter
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 GB = 1_000_000_000
 DONE = Done(

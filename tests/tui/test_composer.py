@@ -11,7 +11,6 @@ from localchat.chat.conversation import Conversation
 from localchat.config.presets import Preset
 from localchat.engine.events import Text
 from localchat.engine.request import Message
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import NetworkError, UsageError
 from localchat.history.store import History
 from localchat.session.blocks import NoticeBlock
@@ -19,6 +18,7 @@ from localchat.session.commands import is_command
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
 
 PASTE = "line\n" * 500

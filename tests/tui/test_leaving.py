@@ -12,13 +12,13 @@ from localchat.chat.conversation import Node
 from localchat.engine.events import Done
 from localchat.engine.interface import EngineInfo
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.history.store import History
 from localchat.models.resolve import ResolvedModel
 from localchat.tui import app as program
 from localchat.tui.app import ChatApp
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.widgets.composer import Composer
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, told
 
 Act = Callable[[ChatApp], Awaitable[object]]

@@ -8,10 +8,10 @@ from textual.pilot import Pilot
 
 from localchat.engine.events import Event, Finished, Text
 from localchat.engine.request import GenerateRequest
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock, TriesBlock
 from localchat.session.tries import parse_tries
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import Stage, app_of, play, say
 
 

@@ -10,7 +10,6 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.engine.events import Accepted, Loading, MetricsSnapshot, Prefill
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import EngineDied, NetworkError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.engine_status import EngineStatus
@@ -25,6 +24,7 @@ from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.metrics_panel import panel_rows
 from localchat.tui.widgets.status_bar import status_parts
 from localchat.tui.widgets.welcome import Welcome
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_scenes import FIRST
 from tests.support.tui_stage import (
     DONE,

@@ -18,13 +18,13 @@ from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
 from localchat.history.store import History
 from localchat.models.resolve import ResolvedModel
 from tests.support.cli_program import DONE
 from tests.support.remote_server import Exchange, Server, piece
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 
 class TightEngine(ScriptedEngine):
