@@ -15,7 +15,6 @@ from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.backend_api.prepared_steps import PreparingRunner
 from localchat.core.event_sender import EventSender
-from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.output_processor import OutputProcessor
@@ -79,7 +78,7 @@ class EngineCore:
         counters: EngineCounters | None = None,
         audit: bool = False,
         coalesce_s: float = 0.0,
-        disk_tier: DiskTier | BlockDiskTier | None = None,
+        disk_tier: DiskTier | None = None,
     ) -> None:
         """`speculation`: requests may have drafts. `counters` are shared with whoever else counts
         requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
@@ -129,8 +128,6 @@ class EngineCore:
         self._metrics = self._event_sender.snapshot(None, 0, 0)
         self._metrics_s = 0.0
 
-    # ------------------------------------------------------------------------ commands
-
     def submit(self, request_state: RequestState) -> None:
         """Queue a request whose sequences are made."""
         self._commands.put(request_state)
@@ -158,8 +155,6 @@ class EngineCore:
     @property
     def preemptions(self) -> int:
         return self._scheduler.preemptions
-
-    # ------------------------------------------------------------------------ steps
 
     def run(self) -> None:
         """Serve until `stop`."""

@@ -83,8 +83,6 @@ class OutputProcessor:
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
 
-    # ------------------------------------------------------------------------ results
-
     def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Update every sequence of a step by its result."""
         now_s = time.perf_counter()
@@ -325,8 +323,6 @@ class OutputProcessor:
                 child.drafts = row.sequence.drafts.fork()
             self._scheduler.start_fork(row.sequence, child)
 
-    # ------------------------------------------------------------------------ short results
-
     def _roll_back(self, row: ScheduledRow, computed: int, earliest: int) -> None:
         """Keep what a short step computed, but for its samples; the rest is launched again later.
 
@@ -383,8 +379,6 @@ class OutputProcessor:
                     hint=f"shorten the input or use a shorter context (--ctx){self.or_smaller_kv}",
                 ),
             )
-
-    # ------------------------------------------------------------------------ ends
 
     def cancel(self, id_: int) -> None:
         """Cancel a request: nothing more of it is computed or sent."""
