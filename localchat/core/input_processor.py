@@ -104,8 +104,6 @@ class InputProcessor:
                 )
         return defaults
 
-    # ------------------------------------------------------------------------ requests
-
     def accept(self, id_: int, request: GenerateRequest) -> tuple[RequestState, Accepted]:
         """Make the state of a request for the engine core. Raises UsageError, TemplateError,
         ContextExceeded."""
@@ -276,8 +274,6 @@ class InputProcessor:
                 field=field,
             )
 
-    # ------------------------------------------------------------------------ prompts
-
     def _prompt(self, request: GenerateRequest) -> tuple[Rendered | None, Several[int]]:
         tokenizer = self._model.tokenizer
         match request.prompt:
@@ -349,8 +345,6 @@ class InputProcessor:
             if sentence not in self._warned:
                 self._warned.add(sentence)
                 self._notify(sentence)
-
-    # ------------------------------------------------------------------------ queries
 
     @property
     def warning(self) -> str:
