@@ -58,10 +58,15 @@ def table(
     width: int | None = None,
     keep: int = 1,
 ) -> list[str]:
-    """Align cells in columns, two spaces apart. right: columns that are aligned to the right. width: what is
-    wider continues below, where the first `keep` columns are shown again."""
-    cells = [list(head), *([sanitize_line(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    """Align cells in columns, two spaces apart, below a head, which may be empty.
+
+    `right` lists the columns to align to the right. Columns beyond `width` continue below, where the first
+    `keep` columns are repeated.
+    """
+    cells = [[sanitize_line(cell) for cell in row] for row in rows]
+    if head:
+        cells.insert(0, list(head))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for columns in _parts(widths, width, keep):
         for row in cells:

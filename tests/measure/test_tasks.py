@@ -13,10 +13,9 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import UsageError
 from localchat.measure.comparison import Comparison, QualityTarget
-from localchat.measure.quality_record import VariantQuality
-from localchat.measure.schemas import fits, schema_task, tool_task
-from localchat.measure.sweep import BenchVariant
-from localchat.measure.tasks import is_right, read_questions
+from localchat.measure.records import VariantQuality
+from localchat.measure.tasks import fits, is_right, read_questions, schema_task, tool_task
+from localchat.measure.variants import BenchVariant
 from localchat.measure.verdict import verdict, verdicts
 from tests.support.quality_specs import quality_spec
 

@@ -183,12 +183,11 @@ def _server(
 ) -> "Iterator[BatchServer]":
     """The server that answers: a process of our own, or one that runs. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
-    from localchat.cli.measure.bench_servers import BenchServers
+    from localchat.cli.measure.targets import BenchTargets
     from localchat.engine.remote.client import base_url
     from localchat.measure.endpoint import first_model
     from localchat.measure.server_process import server_properties
-    from localchat.measure.sweep import BenchVariant
-    from localchat.measure.variants import is_running
+    from localchat.measure.variants import BenchVariant, is_running
 
     asked = ctx.params
     chosen = _chosen_model(ctx, batch)
@@ -202,7 +201,7 @@ def _server(
     if not running:
         shown.status(f"loading {word}")
         parallel = parallel or _slots(ctx, word)
-    servers = BenchServers(ctx, terminal, loop_guard=True)
+    servers = BenchTargets(ctx, terminal, loop_guard=True)
     with servers.open(BenchVariant(word, word, {}, parallel)) as (endpoint, _):
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
