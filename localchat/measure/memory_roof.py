@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from localchat.fit.hardware import Machine
-from localchat.fit.memory_bandwidth import ram_bandwidth
 from localchat.fit.memory_plan import CacheSpec, MemoryPlan, kv_layer_bytes
+from localchat.fit.speed import ram_bandwidth
 from localchat.measure.statistics import PointFigures
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import ModelSummary

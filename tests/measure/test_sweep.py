@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import pytest
 
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import ContextExceeded
 from localchat.measure.endpoint import BenchEndpoint
 from localchat.measure.memory_roof import MemoryRoof
@@ -28,6 +27,7 @@ from localchat.measure.variants import BenchVariant
 from localchat.measure.workload import SHAPES, Shape
 from tests.support.bench_samples import point
 from tests.support.http_server import running
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 SHORT = Shape("30+4", 30, 4)
 A, B = BenchVariant("a", "m", {"threads": "1"}), BenchVariant("b", "m", {"threads": "2"})

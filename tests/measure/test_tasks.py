@@ -10,7 +10,6 @@ import pytest
 
 from localchat.engine.events import Finished, ToolCall
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import UsageError
 from localchat.measure.comparison import Comparison, QualityTarget
 from localchat.measure.records import VariantQuality
@@ -18,6 +17,7 @@ from localchat.measure.tasks import fits, is_right, read_questions, schema_task,
 from localchat.measure.variants import BenchVariant
 from localchat.measure.verdict import verdict, verdicts
 from tests.support.quality_specs import quality_spec
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 Script = Callable[[GenerateRequest], ScriptedAnswer]
 

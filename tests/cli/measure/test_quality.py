@@ -13,7 +13,7 @@ from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call, Outcome
 
 Quality = Callable[..., Outcome]
-SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 SHORT = ("--only", "questions", "--backend", SCRIPTED)
 
 
