@@ -54,13 +54,6 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     output_tokens: float
     target: LatencyTarget = LatencyTarget()
 
-    @property
-    def users(self) -> float | None:
-        """Users that make these requests."""
-        if self.requests_per_s is None:
-            return None
-        return self.requests_per_s * self.every_s
-
 
 class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Costs of a thousand answers. None if the hardware or the prices are unknown."""

@@ -6,16 +6,17 @@ from typing import Final
 
 import msgspec
 
-from localchat.config.settings import KEYS, Given, convert
+from localchat.config.parameters import PARAMETERS
+from localchat.config.settings import Given, convert
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
 PARALLEL: Final = "parallel"
 """Key for the requests that a server computes at once, which is not a setting."""
-_LOAD_KEYS: Final = (
-    *("backend", "llamacpp_library", "context_length", "kv_cache_type", "cache_ram_mib"),
-    *("gpu_layers", "experts_on_cpu", "vram_gb", "kv_gb", "threads", "speculation"),
-    *("head_int8", "dummy_weights", "quantize", "draft"),
+_SAME_SPEED: Final = ("cache_disk_gb", "require_gpu", "anyway")
+"""Settings of a load that change neither speed nor answers."""
+_LOAD_KEYS: Final = tuple(
+    key for key, parameter in PARAMETERS.items() if parameter.loads and key not in _SAME_SPEED
 )
 """Settings that change how a model is loaded or runs."""
 _ON_OFF: Final = {"on": "true", "off": "false"}
@@ -106,8 +107,8 @@ def setting_key(name: str) -> str | None:
 
 def flag_name(key: str) -> str:
     """Return the name of a key's flag without dashes: `kv-type` for kv_cache_type."""
-    if key in KEYS:
-        return KEYS[key].flag.removeprefix("--").removeprefix("no-")
+    if key in PARAMETERS:
+        return PARAMETERS[key].flag.removeprefix("--").removeprefix("no-")
     return key
 
 

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from localchat.cli.streams import Terminal
-from localchat.cli.terminal_bar import TerminalBar
+from localchat.cli.terminal_bar import ProgressDisplay
 from localchat.units import counted, duration, rate
 
 if TYPE_CHECKING:
@@ -12,24 +12,14 @@ if TYPE_CHECKING:
     from localchat.measure.sweep import PointKey, SweepEvent
 
 
-class MeasureProgress:
-    """Progress on stderr. A context manager that lasts as long as the measurement."""
+class MeasureProgress(ProgressDisplay):
+    """Progress of a measurement on stderr, with the time left."""
 
     def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._bar = TerminalBar(terminal) if terminal.animated else None
+        super().__init__(terminal)
         self._began_s = time.monotonic()
         self._done = 0
         self._total = 0
-
-    def __enter__(self) -> "MeasureProgress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is None:
-            self._terminal.progress("")
-        else:
-            self._bar.close()
 
     def show_sweep(self, event: "SweepEvent") -> None:
         """Show an event of a benchmark. Called on the thread of the sweep."""
@@ -43,44 +33,34 @@ class MeasureProgress:
 
         match event:
             case ServerStarted(variant):
-                self._status(f"{variant}: starting")
+                self._show(f"{variant}: starting")
             case PointStarted(key, done, total):
                 self._done = done
                 self._total = total
-                self._status(_describe(key))
+                self._show(_describe(key))
             case PointAdvanced(key, requests, tokens_per_s, failed):
                 failures = f", {failed} failed" if failed else ""
-                self._status(
+                self._show(
                     f"{_describe(key)}: {counted(requests, 'answer')}, {rate(tokens_per_s)}{failures}"
                 )
             case PointMeasured(point):
                 figures = point.figures
                 tpot = f", {figures.tpot_ms.p50:.1f} ms per token" if figures.tpot_ms else ""
-                self._print(
+                self.say(
                     f"{_describe(point.key)}: {rate(figures.tokens_per_s)}, TTFT "
                     f"{figures.ttft_ms.p50:.0f} ms{tpot}"
                 )
             case PointRefused(key, reason):
-                self._print(f"{_describe(key)}: skipped: {reason}")
+                self.say(f"{_describe(key)}: skipped: {reason}")
 
     def show_quality(self, progress: "QualityProgress") -> None:
         """Show a step of a quality comparison."""
         self._done = progress.done
         self._total = progress.total
-        self._status(f"{progress.variant}: {progress.step}")
+        self._show(f"{progress.variant}: {progress.step}")
 
-    def _status(self, text: str) -> None:
-        text += self._time_left()
-        if self._bar is None:
-            self._terminal.progress(text)
-        else:
-            self._bar.update(text, completed=self._done, total=self._total or None)
-
-    def _print(self, sentence: str) -> None:
-        if self._bar is None:
-            self._terminal.notify(sentence)
-        else:
-            self._bar.say(sentence)
+    def _show(self, text: str) -> None:
+        self.status(text + self._time_left(), self._done, self._total or None)
 
     def _time_left(self) -> str:
         if not self._done:

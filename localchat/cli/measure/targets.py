@@ -50,9 +50,11 @@ class _Targets:
     def _setup(self, variant: "BenchVariant") -> "Setup":
         from localchat.cli.resolve import Inputs, resolve_inputs
         from localchat.config.settings import Given
+        from localchat.measure.variants import flag_name
 
         varied = {
-            key: Given(value, f"--vary {key}={value}") for key, value in variant.settings.items()
+            key: Given(value, f"--vary {flag_name(key)}={value}")
+            for key, value in variant.settings.items()
         }
         inputs = Inputs(self._app, {**self._flags, **varied}, variant.model)
         return resolve_inputs(inputs, self._terminal)
@@ -81,7 +83,7 @@ class BenchTargets(_Targets):
     @contextmanager
     def open(self, variant: "BenchVariant") -> "Iterator[tuple[BenchEndpoint, MemoryRoof | None]]":
         """Serve the variant during the block. Raises LocalchatError."""
-        from localchat.config.settings import KEYS
+        from localchat.config.parameters import PARAMETERS
         from localchat.measure.endpoint import BenchEndpoint
         from localchat.measure.server_process import ServerCommand, server_process
         from localchat.measure.variants import is_running, setting_text
@@ -92,7 +94,9 @@ class BenchTargets(_Targets):
             return
         if variant.name not in self._roofs:
             self._roofs[variant.name] = self._roof(variant)
-        flags = {key: setting_text(flag.value) for key, flag in self._flags.items() if key in KEYS}
+        flags = {
+            key: setting_text(flag.value) for key, flag in self._flags.items() if key in PARAMETERS
+        }
         settings = {**flags, **variant.settings}
         command = ServerCommand(variant.model, settings, variant.parallel, self._loop_guard)
         with server_process(command, self._app.environ) as url:

@@ -21,7 +21,7 @@ from localchat.units import counted, duration, rate
 if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
     from localchat.batch.run import BatchRun, BatchServer
-    from localchat.cli.serving.batch_progress import BatchLines
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.work_model import WorkModel
 
 _STDIN = Path("-")
@@ -157,12 +157,12 @@ def _answer(
     ctx: click.Context, terminal: Terminal, batch: "BatchRun"
 ) -> tuple[LocalchatError | None, bool]:
     """Run the batch. Return the error that ended it, and True if it was interrupted at once."""
-    from localchat.cli.serving.batch_progress import batch_progress_for
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.signals import calling, terminate_gracefully
 
     if not batch.progress.total:
         return None, False
-    with batch_progress_for(terminal) as view, terminate_gracefully():
+    with BatchDisplay(terminal) as view, terminate_gracefully():
 
         def end() -> None:
             batch.end()
@@ -183,7 +183,7 @@ def _answer(
 
 @contextmanager
 def _server(
-    ctx: click.Context, terminal: Terminal, view: "BatchLines", batch: "BatchRun"
+    ctx: click.Context, terminal: Terminal, view: "BatchDisplay", batch: "BatchRun"
 ) -> "Iterator[BatchServer]":
     """Yield the server that answers: a running one, or a new process. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
