@@ -18,7 +18,7 @@ from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
 _MOST: Final = 2**31 - 1
-"""Of a whole number: what the engine's and llama.cpp's fields hold."""
+"""Largest whole number that the fields of the engine and of llama.cpp hold."""
 _Count = Annotated[int, Meta(ge=1, le=_MOST)]
 _Whole = Annotated[int, Meta(ge=0, le=_MOST)]
 _Gigabytes = Annotated[float, Meta(gt=0, le=1_000_000)]
@@ -27,7 +27,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings with type and default. None: the program or the model decides."""
+    """All settings with type and default. None leaves a value to the program or the model."""
 
     model: Annotated[str, Meta(min_length=1)] | None = None
     system: str | None = None
@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
-"""How msgspec says that a number is above its bound."""
+"""Message of msgspec about a number above its bound."""
 
 SAMPLING_KEYS: Final = tuple(
     key
@@ -89,12 +89,12 @@ SAMPLING_KEYS: Final = tuple(
 )
 """Keys that are also fields of a request's `Sampling`."""
 DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
-"""Sampling of the engine where neither the user nor the maker of the model chose it."""
+"""Sampling of the engine, if neither the user nor the model's maker chose it."""
 REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
 }
-"""Settings and key actions of earlier releases, and why they are gone. A settings file may still have them."""
+"""Settings and key actions of earlier releases, which a settings file may still have, and why they are gone."""
 
 
 class Given(NamedTuple):
@@ -102,19 +102,19 @@ class Given(NamedTuple):
 
     value: object
     origin: str
-    """Its source, a phrase that an error or `config show` can begin with."""
+    """Source of the value, as errors and `config show` name it."""
 
 
 class Resolved(NamedTuple):
-    """The settings in force."""
+    """Settings in effect."""
 
     settings: Settings
     origins: Mapping[str, str]
-    """The source of every key; `default` where nothing set it."""
+    """Source of every key; `default` if nothing set it."""
 
 
 def variable(key: str) -> str:
-    """The environment variable of a key."""
+    """Return the environment variable of a key."""
     return f"LOCALCHAT_{key.upper()}"
 
 
@@ -128,38 +128,42 @@ def check_key(key: str, where: str) -> None:
         )
 
 
-def find_key(word: str, where: str) -> str:
-    """The key that a word names by its own name or its flag's: `ctx`, `kv-type`. Raises UsageError."""
-    written = word.lower().removeprefix("--").replace("_", "-")
+def find_key(name: str, where: str) -> str:
+    """Return the key for its own name or its flag's, such as `ctx` or `kv-type`. Raises UsageError."""
+    flag = name.lower().removeprefix("--").replace("_", "-")
     for key, parameter in PARAMETERS.items():
-        # The flag of a switch that is on by default turns it off: its word would mean the opposite.
-        if parameter.flag == f"--{written}" and not written.startswith("no-"):
+        # The flag of a switch that is on by default turns it off, so its name means the opposite.
+        if parameter.flag == f"--{flag}" and not flag.startswith("no-"):
             return key
-    key = written.replace("-", "_")
+    key = flag.replace("-", "_")
     check_key(key, where)
     return key
 
 
-def convert(key: str, given: Given) -> object:
+def convert(key: str, entry: Given) -> object:
     """Convert a value to the type of its key.
 
-    Text from a flag or the environment is read leniently ("12" is a number), values of a file are not. Raises
-    UsageError naming origin, key, value and what is valid.
+    Text from a flag or the environment is parsed leniently: "12" is a number. Values of a file are not. Raises
+    UsageError with origin, key, value and the valid values.
     """
     kind = _types()[key]
-    value = _parsed(key, given.value)
+    value = _parse(key, entry.value)
     try:
         return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
     except msgspec.ValidationError as problem:
-        texts = value if key == "stop" and isinstance(value, list) else [given.value]
+        texts = [entry.value]
+        if key == "stop" and isinstance(value, list):
+            texts = value
         shown = ", ".join(map(repr, texts))[:80]
+        subject = entry.origin
         # A flag names its key already.
-        named = given.origin if given.origin.startswith("--") else f"{given.origin}: {key}"
-        raise UsageError(f"{named} must be {_valid(key, problem)}, not {shown}") from problem
+        if not subject.startswith("--"):
+            subject += f": {key}"
+        raise UsageError(f"{subject} must be {_valid(key, problem)}, not {shown}") from problem
 
 
 def _valid(key: str, problem: msgspec.ValidationError) -> str:
-    """What a key takes; its bound, where that was exceeded and is not among these words."""
+    """Return the valid values, or the bound that was exceeded if they do not state it."""
     bound = _TOO_LARGE.match(str(problem))
     valid = PARAMETERS[key].valid
     if bound is None or bound[1] in valid:
@@ -168,7 +172,7 @@ def _valid(key: str, problem: msgspec.ValidationError) -> str:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
-    """Settings from the environment. An empty variable counts as not set."""
+    """Return the settings of the environment. An empty variable counts as not set."""
     return {
         key: Given(environ[variable(key)], variable(key))
         for key in PARAMETERS
@@ -177,64 +181,65 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 
 def resolve(*layers: Mapping[str, Given]) -> Resolved:
-    """Merge layers of settings, a later one over an earlier one. Raises UsageError."""
+    """Merge layers of settings. Later layers override earlier ones. Raises UsageError."""
     values: dict[str, object] = {}
     origins = dict.fromkeys(PARAMETERS, "default")
     for layer in layers:
-        for key, given in layer.items():
-            values[key] = convert(key, given)
-            origins[key] = given.origin
+        for key, entry in layer.items():
+            values[key] = convert(key, entry)
+            origins[key] = entry.origin
     return Resolved(msgspec.convert(values, Settings), origins)
 
 
 def offline_reason(resolved: Resolved, environ: Mapping[str, str]) -> str:
-    """Where offline is set: by a setting, or by a variable of the Hugging Face tools. Empty: nowhere."""
+    """Return the setting or Hugging Face variable that turns the network off; empty if none does."""
     if resolved.settings.offline:
         return resolved.origins["offline"]
-    yes = ("1", "on", "true", "yes")
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return next((name for name in names if environ.get(name, "").lower() in yes), "")
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if environ.get(name, "").lower() in ("1", "on", "true", "yes"):
+            return name
+    return ""
 
 
 @cache
 def _types() -> dict[str, Any]:
-    """The type of each key without None, which no source can state."""
+    """Return the type of each key without None, which no source can express."""
     hints = get_type_hints(Settings, include_extras=True)
     return {key: _without_none(hint) for key, hint in hints.items()}
 
 
 def _without_none(hint: Any) -> Any:  # noqa: ANN401 - a type expression has no type
-    rest = [part for part in get_args(hint) if part is not type(None)]
-    if type(None) in get_args(hint) and len(rest) == 1:
-        return rest[0]
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if type(None) in get_args(hint) and len(parts) == 1:
+        return parts[0]
     return hint
 
 
-def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a type expression has no type
-    """Lower-case a value that is one of several words: Q8_0 becomes q8_0."""
-    words = [one for part in (kind, *get_args(kind)) for one in get_args(part)]
-    if not isinstance(value, str) or value.lower() not in (*words, *get_args(kind)):
-        return value
-    return value.lower()
+def _lower_choice(kind: Any, value: object) -> object:  # noqa: ANN401 - a type expression has no type
+    """Lower-case a value of a key with a list of choices: Q8_0 becomes q8_0."""
+    choices = [choice for part in (kind, *get_args(kind)) for choice in get_args(part)]
+    if isinstance(value, str) and value.lower() in (*choices, *get_args(kind)):
+        return value.lower()
+    return value
 
 
-def _parsed(key: str, value: object) -> object:
-    """Parse text for the two keys that are not one word, as JSON or as one text; and `4k` as 4,096."""
+def _parse(key: str, value: object) -> object:
+    """Parse text: `4k` as 4,096, and the two keys that take several values as JSON or a single text."""
     if isinstance(value, str) and key in ("context_length", "max_tokens", "think_budget"):
         return _tokens(value)
     if not isinstance(value, str) or key not in ("stop", "logit_bias"):
-        return _in_its_spelling(_types()[key], value)
+        return _lower_choice(_types()[key], value)
     try:
         parsed: object = msgspec.json.decode(value)
     except msgspec.DecodeError:
         parsed = value
-    if key == "logit_bias":
+    if key == "logit_bias" or isinstance(parsed, list):
         return parsed
-    return parsed if isinstance(parsed, list) else [value]
+    return [value]
 
 
 def _tokens(text: str) -> str:
-    """Tokens that are written in units of 1,024, as models name their contexts, in digits."""
+    """Expand a unit of 1,024, as in the context lengths of models: `4k` becomes `4096`."""
     number = text[:-1]
     unit = text[-1:].lower()
     if unit != "k" or not number.replace(".", "", 1).isdecimal():

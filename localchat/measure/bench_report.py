@@ -43,8 +43,10 @@ def heading(record: BenchRecord, series: list[Point]) -> str:
     shape = _shape(record, key)
     # A shape of lengths states them in its name.
     lengths = "" if "+" in shape.name else f" ({shape.prompt_tokens}+{shape.output_tokens} tokens)"
-    context = f", after {key.context_tokens:,} tokens of context" if key.context_tokens else ""
-    return f"{key.variant} · {shape.name}{lengths}{context}"
+    text = f"{key.variant} · {shape.name}{lengths}"
+    if key.context_tokens:
+        text += f", after {key.context_tokens:,} tokens of context"
+    return text
 
 
 def _shape(record: BenchRecord, key: PointKey) -> Shape:

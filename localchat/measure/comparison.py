@@ -205,7 +205,9 @@ class _VariantRun:
 
     def _greedy(self) -> tuple[GreedyText, ...]:
         measured = self.comparison.measured
-        base_texts = {text.prompt: text for text in measured[0].greedy} if measured else {}
+        base_texts: dict[str, GreedyText] = {}
+        if measured:
+            base_texts = {text.prompt: text for text in measured[0].greedy}
         texts = []
         for prompt in GREEDY_PROMPTS:
             self.comparison.start_step(self.variant, "greedy texts")

@@ -145,4 +145,6 @@ def server_properties(url: str, key: str = "") -> dict[str, object]:
             properties = client.get(f"{url}/props").raise_for_status().json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return {}
-    return properties if isinstance(properties, dict) else {}
+    if not isinstance(properties, dict):
+        return {}
+    return properties

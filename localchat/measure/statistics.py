@@ -53,8 +53,10 @@ class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_met_by(self, sample: RequestSample) -> bool:
         """Return True if a request met the target."""
-        tpot_s = sample.tpot_s
-        return self.is_met(sample.ttft_s * 1e3, None if tpot_s is None else tpot_s * 1e3)
+        tpot_ms = None
+        if sample.tpot_s is not None:
+            tpot_ms = sample.tpot_s * 1e3
+        return self.is_met(sample.ttft_s * 1e3, tpot_ms)
 
 
 class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

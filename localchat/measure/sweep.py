@@ -220,7 +220,9 @@ class Sweep:
             measured.append(clients)
             self.show(PointMeasured(point))
             rate = point.figures.tokens_per_s
-            levels_without_rise = levels_without_rise + 1 if rate < best * _RISE else 0
+            levels_without_rise += 1
+            if rate >= best * _RISE:
+                levels_without_rise = 0
             best = max(best, rate)
             is_open_ended = earlier is None and not self.spec.clients
             if is_open_ended and levels_without_rise == _LEVELS_WITHOUT_RISE:

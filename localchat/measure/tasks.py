@@ -246,7 +246,10 @@ class ExamQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def answers(self) -> tuple[str, ...]:
         """Right answers as text."""
-        answers = self.answer if isinstance(self.answer, tuple) else (self.answer,)
+        if isinstance(self.answer, tuple):
+            answers = self.answer
+        else:
+            answers = (self.answer,)
         return tuple(f"{answer:g}" if isinstance(answer, float) else answer for answer in answers)
 
 

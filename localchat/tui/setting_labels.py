@@ -1,5 +1,6 @@
-"""Settings as people read them: a label, a unit, a group, and the value in force."""
+"""Text of the settings screens: label and value of each setting."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,14 +23,12 @@ _LABEL_CELLS: Final = 24
 
 
 def label_column(key: str) -> str:
-    """The label of a setting, padded to the width of its column."""
+    """Return the label of a setting, padded to the width of its column."""
     return f"{LABELS[key].text:<{_LABEL_CELLS}}"
 
 
 def setting_line(key: str, value: str, style: str, width: int, head: str = "") -> Content:
-    """The label of a setting and its value, which stands below the label where it does not fit beside it.
-
-    `head`: what stands before them."""
+    """Return the label of a setting after `head`, and its value beside it, or below if that is too wide."""
     before = Content.styled(head, "$primary")
     shown = Content.styled(value, style)
     if len(head) + _LABEL_CELLS + cell_len(value) <= width:
@@ -38,14 +37,14 @@ def setting_line(key: str, value: str, style: str, width: int, head: str = "") -
 
 
 def matches(key: str, text: str) -> bool:
-    """Whether a filter matches a setting, by its key, label or group."""
+    """Return True if a filter matches the key, label or group of a setting."""
     label = LABELS[key]
     words = f"{key} {key.replace('_', ' ')} {label.text} {label.group}".lower()
     return text.strip().lower() in words
 
 
 def value_words(key: str, value: object) -> str:
-    """A value as people read it: with its unit, `yes` and `no`, or what happens without one."""
+    """Format a value with its unit, as `yes` or `no`, or as the default."""
     label = LABELS[key]
     if value is None or value in ("", (), {}):
         return label.unset or PARAMETERS[key].default
@@ -53,38 +52,62 @@ def value_words(key: str, value: object) -> str:
         return label.unset
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if key == "keep_alive" and value == -1:
+        return "forever"
     if key == "keep_alive" and isinstance(value, int):
-        return "forever" if value < 0 else duration(value)
+        return duration(value)
     if key == "threads" and value == 0:
         return "every physical core"
     if label.unit == "tokens" and isinstance(value, int):
         return tokens(value)
-    shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return f"{shown} {label.unit}".rstrip()
+    if not isinstance(value, str):
+        value = msgspec.json.encode(value).decode()
+    return f"{value} {label.unit}".rstrip()
 
 
 def effective_words(
     key: str, settings: "Settings", info: "EngineInfo | None", recommended: "dict[str, float]"
 ) -> str:
-    """The value that is in force for this conversation, and who chose it. `recommended`: sampling that the
-    makers of the model recommend, by key."""
+    """Return the value in effect for this conversation, and its source.
+
+    `recommended` holds the sampling that the makers of the model recommend, by key.
+    """
     value = getattr(settings, key)
-    local = info if info is not None and info.backend != "remote" else None
-    if key == "context_length" and local is not None:
-        most = local.context_tokens >= local.context_train > 0
-        chosen = "" if value else ", the model's limit" if most else ", as many as fit"
-        return f"{tokens(local.context_tokens)}{chosen}"
-    if key == "kv_cache_type" and value is None and local is not None and local.kv_type:
-        return f"{local.kv_type}, chosen for this model"
-    if key == "threads" and not value and local is not None:
-        return f"{local.threads}, every physical core"
-    if key == "gpu_layers" and local is not None:
-        chosen = ", chosen for this model" if value == "auto" else ""
-        return f"{local.gpu_layers} of {local.layers}{chosen}"
-    if value is None and key in recommended:
+    local = info is not None and info.backend != "remote"
+    if info is not None and local and (text := _load_words(key, value, info)):
+        return text
+    if value is not None:
+        return value_words(key, value)
+    if key in recommended:
         return f"{recommended[key]:g}, recommended for this model"
-    if value is None and local is not None and local.sampling and LABELS[key].group == "Sampling":
-        if key in local.sampling:
-            return f"{local.sampling[key]:g}, model default"
-        return "off" if key != "seed" else LABELS[key].unset
+    if info is not None and local and info.sampling and LABELS[key].group == "Sampling":
+        return _sampling_words(key, info.sampling)
     return value_words(key, value)
+
+
+def _load_words(key: str, value: object, info: "EngineInfo") -> str:
+    """Format a value that the load of a local model decided; empty for other keys."""
+    if key == "context_length":
+        text = tokens(info.context_tokens)
+        if value:
+            return text
+        if info.context_tokens >= info.context_train > 0:
+            return f"{text}, the model's limit"
+        return f"{text}, as many as fit"
+    if key == "kv_cache_type" and value is None and info.kv_type:
+        return f"{info.kv_type}, chosen for this model"
+    if key == "threads" and not value:
+        return f"{info.threads}, every physical core"
+    if key == "gpu_layers":
+        text = f"{info.gpu_layers} of {info.layers}"
+        return f"{text}, chosen for this model" if value == "auto" else text
+    return ""
+
+
+def _sampling_words(key: str, sampling: Mapping[str, float]) -> str:
+    """Format the model's own value of a sampling setting."""
+    if key in sampling:
+        return f"{sampling[key]:g}, model default"
+    if key == "seed":
+        return LABELS[key].unset
+    return "off"
