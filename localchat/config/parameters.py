@@ -36,7 +36,7 @@ class Parameter(NamedTuple):
     loads: bool = False
     """True if every command that loads a model has the flag."""
     applies: Literal["", "reload", "now"] = ""
-    """When a change in a conversation takes effect; empty if it cannot change there."""
+    """Effect of a change in a conversation; empty if a conversation cannot change it."""
 
     @property
     def is_switch(self) -> bool:
@@ -64,8 +64,9 @@ class Parameter(NamedTuple):
     @property
     def flag_help(self) -> str:
         """Help of the flag, with its default."""
-        text = self.help if self.is_switch else f"{self.help}: {self.valid}"
-        return f"{text}. Default: {self.default}."
+        if self.is_switch:
+            return f"{self.help}. Default: {self.default}."
+        return f"{self.help}: {self.valid}. Default: {self.default}."
 
 
 _SHARE: Final = "a number from 0 to 1"

@@ -28,7 +28,7 @@ def label_column(key: str) -> str:
 
 
 def setting_line(key: str, value: str, style: str, width: int, head: str = "") -> Content:
-    """Return the label of a setting after `head`, and its value beside it, or below if that is too wide."""
+    """Return `head`, label and value. A value that is too wide moves below the label."""
     before = Content.styled(head, "$primary")
     shown = Content.styled(value, style)
     if len(head) + _LABEL_CELLS + cell_len(value) <= width:

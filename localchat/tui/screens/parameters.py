@@ -22,7 +22,7 @@ _GROUPS = ("Memory", "Sampling", "Answers", "Model")
 
 
 def _keys(applies: str) -> list[str]:
-    """Return the keys whose change takes effect at this time, in the order of the screen."""
+    """Return the keys with this effect, in the order of the screen."""
     keys = [key for key, parameter in PARAMETERS.items() if parameter.applies == applies]
     return sorted(keys, key=lambda key: _GROUPS.index(LABELS[key].group))
 
