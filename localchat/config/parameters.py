@@ -18,6 +18,23 @@ class Label(NamedTuple):
     """Short form of the default; empty for `Parameter.default`."""
 
 
+class Sampler(NamedTuple):
+    """Number of a request that shapes the sampling."""
+
+    engine_range: tuple[float, float]
+    """Lowest and highest value that the engine accepts."""
+    off: float
+    """Value without effect."""
+    client_range: tuple[float, float] | None = None
+    """Values that a client of the server can mean; None for `engine_range`."""
+    alias: str = ""
+    """Second name of the field in requests."""
+    llamacpp_name: str = ""
+    """Name in the settings that llama.cpp reports; empty for the key."""
+    llamacpp_stage: str = ""
+    """Name in llama.cpp's list of samplers; empty for one that the list cannot turn off."""
+
+
 class Parameter(NamedTuple):
     """Description of a setting."""
 
@@ -37,6 +54,8 @@ class Parameter(NamedTuple):
     """True if every command that loads a model has the flag."""
     applies: Literal["", "reload", "now"] = ""
     """Effect of a change in a conversation; empty if a conversation cannot change it."""
+    sampler: Sampler | None = None
+    """Meaning in requests, for a number of the sampling."""
 
     @property
     def is_switch(self) -> bool:
@@ -321,6 +340,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="a number from 0 to 10",
         default="the model maker's value, or 0.7",
         applies="now",
+        sampler=Sampler((0.0, 100.0), off=0.0, client_range=(0.0, 10.0)),
     ),
     "top_k": Parameter(
         "Sample from this many of the most likely tokens",
@@ -330,6 +350,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="a whole number; 0 is off",
         default="the model maker's value, or off",
         applies="now",
+        # Clients write -1 for off.
+        sampler=Sampler((0, 1 << 31), off=0, client_range=(-1, 1 << 31), llamacpp_stage="top_k"),
     ),
     "top_p": Parameter(
         "Sample from the most likely tokens whose probabilities add up to this (1 is off)",
@@ -339,6 +361,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_SHARE,
         default="the model maker's value, or 0.95",
         applies="now",
+        sampler=Sampler((0.0, 1.0), off=1.0, llamacpp_stage="top_p"),
     ),
     "min_p": Parameter(
         "Drop tokens less likely than this share of the most likely one",
@@ -348,6 +371,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_SHARE,
         default="the model maker's value, or 0.05",
         applies="now",
+        sampler=Sampler((0.0, 1.0), off=0.0, llamacpp_stage="min_p"),
     ),
     "typical_p": Parameter(
         "Keep tokens of typical information (1 is off)",
@@ -356,6 +380,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_SHARE,
         default="off",
         applies="now",
+        sampler=Sampler((0.0, 1.0), off=1.0, alias="typ_p", llamacpp_stage="typ_p"),
     ),
     "repetition_penalty": Parameter(
         "Penalty on tokens of the context (1 is off)",
@@ -364,6 +389,14 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="a number above 0, up to 10",
         default="off",
         applies="now",
+        sampler=Sampler(
+            (1e-3, 100.0),
+            off=1.0,
+            client_range=(1e-3, 10.0),
+            alias="repeat_penalty",
+            llamacpp_name="repeat_penalty",
+            llamacpp_stage="penalties",
+        ),
     ),
     "frequency_penalty": Parameter(
         "Penalty on a token for each earlier use (0 is off)",
@@ -372,6 +405,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_PENALTY,
         default="off",
         applies="now",
+        sampler=Sampler((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
     ),
     "presence_penalty": Parameter(
         "Penalty on a token for any earlier use (0 is off)",
@@ -380,6 +414,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_PENALTY,
         default="off",
         applies="now",
+        sampler=Sampler((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
     ),
     "logit_bias": Parameter(
         "Numbers to add to the logits of tokens",
@@ -451,3 +486,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         default="300",
     ),
 }
+
+SAMPLERS: Final[Mapping[str, Sampler]] = {
+    key: parameter.sampler for key, parameter in PARAMETERS.items() if parameter.sampler is not None
+}
+"""Numbers of the sampling by key."""
