@@ -18,7 +18,7 @@ class Label(NamedTuple):
     """Short form of the default; empty for `Parameter.default`."""
 
 
-class Sampler(NamedTuple):
+class SamplingNumber(NamedTuple):
     """Number of a request that shapes the sampling."""
 
     engine_range: tuple[float, float]
@@ -54,7 +54,7 @@ class Parameter(NamedTuple):
     """True if every command that loads a model has the flag."""
     applies: Literal["", "reload", "now"] = ""
     """Effect of a change in a conversation; empty if a conversation cannot change it."""
-    sampler: Sampler | None = None
+    sampler: SamplingNumber | None = None
     """Meaning in requests, for a number of the sampling."""
 
     @property
@@ -340,7 +340,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="a number from 0 to 10",
         default="the model maker's value, or 0.7",
         applies="now",
-        sampler=Sampler((0.0, 100.0), off=0.0, client_range=(0.0, 10.0)),
+        sampler=SamplingNumber((0.0, 100.0), off=0.0, client_range=(0.0, 10.0)),
     ),
     "top_k": Parameter(
         "Sample from this many of the most likely tokens",
@@ -351,7 +351,9 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         default="the model maker's value, or off",
         applies="now",
         # Clients write -1 for off.
-        sampler=Sampler((0, 1 << 31), off=0, client_range=(-1, 1 << 31), llamacpp_stage="top_k"),
+        sampler=SamplingNumber(
+            (0, 1 << 31), off=0, client_range=(-1, 1 << 31), llamacpp_stage="top_k"
+        ),
     ),
     "top_p": Parameter(
         "Sample from the most likely tokens whose probabilities add up to this (1 is off)",
@@ -361,7 +363,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_SHARE,
         default="the model maker's value, or 0.95",
         applies="now",
-        sampler=Sampler((0.0, 1.0), off=1.0, llamacpp_stage="top_p"),
+        sampler=SamplingNumber((0.0, 1.0), off=1.0, llamacpp_stage="top_p"),
     ),
     "min_p": Parameter(
         "Drop tokens less likely than this share of the most likely one",
@@ -371,7 +373,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_SHARE,
         default="the model maker's value, or 0.05",
         applies="now",
-        sampler=Sampler((0.0, 1.0), off=0.0, llamacpp_stage="min_p"),
+        sampler=SamplingNumber((0.0, 1.0), off=0.0, llamacpp_stage="min_p"),
     ),
     "typical_p": Parameter(
         "Keep tokens of typical information (1 is off)",
@@ -380,7 +382,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_SHARE,
         default="off",
         applies="now",
-        sampler=Sampler((0.0, 1.0), off=1.0, alias="typ_p", llamacpp_stage="typ_p"),
+        sampler=SamplingNumber((0.0, 1.0), off=1.0, alias="typ_p", llamacpp_stage="typ_p"),
     ),
     "repetition_penalty": Parameter(
         "Penalty on tokens of the context (1 is off)",
@@ -389,7 +391,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="a number above 0, up to 10",
         default="off",
         applies="now",
-        sampler=Sampler(
+        sampler=SamplingNumber(
             (1e-3, 100.0),
             off=1.0,
             client_range=(1e-3, 10.0),
@@ -405,7 +407,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_PENALTY,
         default="off",
         applies="now",
-        sampler=Sampler((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
+        sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
     ),
     "presence_penalty": Parameter(
         "Penalty on a token for any earlier use (0 is off)",
@@ -414,7 +416,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid=_PENALTY,
         default="off",
         applies="now",
-        sampler=Sampler((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
+        sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
     ),
     "logit_bias": Parameter(
         "Numbers to add to the logits of tokens",
@@ -487,7 +489,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     ),
 }
 
-SAMPLERS: Final[Mapping[str, Sampler]] = {
+SAMPLERS: Final[Mapping[str, SamplingNumber]] = {
     key: parameter.sampler for key, parameter in PARAMETERS.items() if parameter.sampler is not None
 }
 """Numbers of the sampling by key."""
