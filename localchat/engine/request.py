@@ -4,7 +4,6 @@ So an engine process and a remote server take the same request. Everything here 
 structs, tagged where they are alternatives.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -103,20 +102,6 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same for all tokens of a text."""
     seed: int | None = None
     """64 bits; None draws one, and Accepted reports it."""
-
-
-SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 1 << 31),
-    "typical_p": (0.0, 1.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-    "presence_penalty": (-100.0, 100.0),
-}
-"""Lowest and highest value of each sampling field that an engine accepts. The server and the settings
-narrow some of them to what users mean."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):

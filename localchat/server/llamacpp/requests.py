@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, TextPrompt, TokenIds
 from localchat.server.chat.options import (
     INFILL_PRIORITY,
@@ -102,22 +103,15 @@ def _with_samplers(sampling: Sampling, samplers: str | list[str] | None) -> Samp
     if not isinstance(samplers, list) or not samplers:
         return sampling
     off = {
-        field: value
-        for field, (name, value) in _OFF.items()
-        if name not in samplers and getattr(sampling, field) is None
+        key: sampler.off
+        for key, sampler in SAMPLERS.items()
+        if sampler.llamacpp_stage
+        and sampler.llamacpp_stage not in samplers
+        and getattr(sampling, key) is None
     }
     if "infill" in samplers and sampling.temperature is None:
         off["temperature"] = 0.0
     return msgspec.structs.replace(sampling, **off)
-
-
-_OFF: Final = {
-    "top_k": ("top_k", 0),
-    "typical_p": ("typ_p", 1.0),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", 0.0),
-    "repetition_penalty": ("penalties", 1.0),
-}
 
 
 def _ever_shorter(gap: Infill) -> Iterator[Infill]:
