@@ -577,9 +577,8 @@ def _memory_plan(budget: Budget) -> MemoryPlan:
     min_context = min(MIN_CONTEXT_TOKENS, trained)
     notes = budget.notes
     if load.options.context_tokens is None and min_context <= longest < trained:
-        advice = "".join(f" {line}" for line in _fp8_advice(budget, longest, trained))
-        fitting = f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
-        notes = (*notes, fitting + advice)
+        note = f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
+        notes = (*notes, " ".join((note, *_fp8_advice(budget, longest, trained))))
         context = longest
     notes = (*notes, *_length_notes(load, context))
     if longest < context:
