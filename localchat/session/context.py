@@ -78,6 +78,8 @@ class SessionContext(msgspec.Struct, frozen=True):
     """The `[keys]` table of the settings file."""
     history_file: "Path | None"
     """None: conversations are not saved."""
+    notices: tuple[str, ...] = ()
+    """Sentences about the settings file, for the user."""
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     """Of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()

@@ -22,8 +22,8 @@ from localchat.fit.speed import PastRun
 from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.environment import check_gpu, torch_cuda
-from localchat_cuda.model_config import read_config
 from localchat_cuda.plan.preflight import expected_rate, plan_for
 from localchat_cuda.weights.source import read_headers
 from tests.support import tiny_models

@@ -8,7 +8,7 @@ import torch
 
 from localchat.engine.events import Text
 from localchat.fit.load_options import LoadOptions
-from localchat_cuda.model_config import parse_config
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.plan import memory_plan
 from localchat_cuda.plan.memory_plan import plan
 from localchat_cuda.plan.weight_sizes import head_bounds_bytes

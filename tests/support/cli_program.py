@@ -27,9 +27,9 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
-from localchat.engine.scripted import ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, LocalchatError
+from tests.support.scripted_engine import ScriptedEngine
 
 Item: TypeAlias = Event | LocalchatError | float
 """What a script holds: events, the failure that ends it, and pauses in seconds."""

@@ -10,22 +10,16 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
-from localchat_cuda.eagle_config import EagleConfig, fitted, is_eagle, parse_eagle
-from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
-from localchat_cuda.model_config import (
-    ModelConfig,
-    parse_config,
-    read_config,
-    read_raw,
-    runtime_config,
-)
+from localchat_cuda.config.eagle import EagleConfig, fitted, is_eagle, parse_eagle
+from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig, runtime_config
+from localchat_cuda.config.reader import parse_config, read_config, read_raw
 
 POOL_TOKENS = 16_384
 """Tokens in the cache of what drafts, of all texts together: who guesses needs the end of a text only."""
 TEXT_TOKENS = 8192
 """Tokens of one text. One that grows beyond is read again from the middle of its last so many."""
 STEP_TOKENS = 1024
-PAGE_TOKENS = 64
 GRAPH_BYTES = 150_000_000
 SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B."
 

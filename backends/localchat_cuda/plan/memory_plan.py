@@ -23,8 +23,10 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
+from localchat_cuda.config.model import PAGE_TOKENS, FloatType, ModelConfig
+from localchat_cuda.config.prediction import has_head, head_bytes, head_config
+from localchat_cuda.config.rope import DynamicNtkScaling, LongRopeScaling
 from localchat_cuda.ggml_forms import packed_bytes
-from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.plan import draft_plan, window_plan
 from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
@@ -34,10 +36,7 @@ from localchat_cuda.plan.weight_sizes import (
     unpacked_bytes,
     weights_bytes,
 )
-from localchat_cuda.prediction_config import has_head, head_bytes, head_config
-from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
 
-PAGE_TOKENS = 64
 STEP_TOKENS = 2048
 """Tokens of a step: 50 ms for a 7B model on an H200."""
 _LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))

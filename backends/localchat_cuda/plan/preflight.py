@@ -13,9 +13,10 @@ from localchat.fit.report import Kind
 from localchat.fit.speed import AFTER_RUNS, Estimate, PastRun, Spread
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
+from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.environment import choose_gpu
-from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
-from localchat_cuda.model_config import ModelConfig, parse_config, rounded_config, runtime_config
 from localchat_cuda.plan import memory_plan as planner
 from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, weights_bytes
@@ -24,7 +25,7 @@ KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
 _BEFORE_RUNS: Final = Spread(0.5, 1.6)
-"""scripts/bench/LOG.md has shares of the bandwidth between 0.3 and 0.92."""
+"""Measured shares of the bandwidth lie between 0.3 and 0.92."""
 _MEASURED: Final = ((9, 0),)
 """Compute capabilities of the GPUs that this share was measured on: not with GGUF files in bf16."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)

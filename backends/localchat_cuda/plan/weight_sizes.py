@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.delta_net_config import TAPS
-from localchat_cuda.gemma_config import GemmaLayers
-from localchat_cuda.latent_config import LatentAttention
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import can_round, floating_bytes, padded
-from localchat_cuda.weights.tensor_names import canonical_name, is_in_layers, is_text
+from localchat_cuda.config.delta_net import TAPS
+from localchat_cuda.config.gemma import GemmaLayers
+from localchat_cuda.config.latent import LatentAttention
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import can_round, floating_bytes, padded
+from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_text
 
 _HALF = 2
 _FLOAT = 4

@@ -7,8 +7,7 @@ windows. vLLM's hybrid KV cache manager reckons with a window and a step for eac
 
 from collections.abc import Callable
 
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.plan.draft_plan import PAGE_TOKENS
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 
 STEPS = 2
 """In flight."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from localchat_cuda.config.model import PAGE_TOKENS
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import decode_fused
 from localchat_cuda.kernels.attention import prefill as prefill_attention
@@ -21,7 +22,6 @@ from localchat_cuda.kernels.delta_net import CHUNK, Tokens
 from localchat_cuda.plan.memory_plan import (
     LARGEST_CAPTURED,
     LARGEST_DECODE,
-    PAGE_TOKENS,
     dequant_pages,
 )
 from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch

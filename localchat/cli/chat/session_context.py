@@ -86,6 +86,7 @@ def session_context(
         first_run=lambda: _first_run(setup),
         remember=remember,
         keys=file.keys,
+        notices=file.notices,
         presets=file.presets,
         embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,

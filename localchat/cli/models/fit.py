@@ -48,7 +48,7 @@ _MOST_CELLS = 60
 def command(
     ctx: click.Context, /, word: str, parallel: int | None, as_json: bool, **_: object
 ) -> int:
-    """Check whether a model fits in memory, and show what to change if it does not.
+    """Check whether a model fits in memory, and how to make it fit.
 
     MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
     megabytes. No weights are loaded. The speed is that of earlier runs here. Before the first run, it is a

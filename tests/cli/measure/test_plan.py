@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from localchat.atomic import write_text
-from localchat.bench.record import BenchStore
 from localchat.config.paths import find_paths
+from localchat.measure.bench_record import BenchStore
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
 from tests.support.gguf_files import Q4_0, Size, llama

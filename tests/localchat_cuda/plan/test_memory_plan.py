@@ -10,8 +10,8 @@ from localchat.backend_api.interface import LoadRequest
 from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import demand
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.load import capabilities
-from localchat_cuda.model_config import parse_config
 from localchat_cuda.plan.memory_plan import (
     OVERHEAD_BYTES,
     StepLimits,

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.plan.weight_sizes import parameters, weights_bytes
 from tests.support.cuda_configs import AWQ, QWEN25
 from tests.support.cuda_machines import CONFIG

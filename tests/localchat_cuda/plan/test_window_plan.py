@@ -6,10 +6,11 @@ import torch
 from localchat.backend_api.interface import LoadRequest
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.load import capabilities
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.plan import window_plan
-from localchat_cuda.plan.memory_plan import PAGE_TOKENS, kv_token_bytes, plan
+from localchat_cuda.plan.memory_plan import kv_token_bytes, plan
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.runner import DEPTH
 from tests.support.cuda_machines import GB, gpu, header
