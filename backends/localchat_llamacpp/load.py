@@ -27,7 +27,7 @@ from localchat_llamacpp.native_model import (
     open_context,
     outputs_max,
 )
-from localchat_llamacpp.plan.compute_buffers import SPARE_STATES, context_cells
+from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import WarmUp
 

@@ -12,8 +12,7 @@ from localchat.fit.memory_plan import GpuShare
 from localchat_llamacpp.build_advice import devices
 from localchat_llamacpp.c_api import BufferOverride
 from localchat_llamacpp.native import Buffer, library
-from localchat_llamacpp.plan.compute_buffers import Steps, context_cells
-from localchat_llamacpp.plan.layer_split import tensor_split
+from localchat_llamacpp.plan.buffers import Steps, context_cells, tensor_split
 
 KV_TYPES = {
     "f32": 0,

@@ -18,7 +18,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ENCODERS, ModelShape
 from localchat.units import size
-from localchat_llamacpp.plan.compute_buffers import (
+from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
     Repacked,
