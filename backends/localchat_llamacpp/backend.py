@@ -64,11 +64,11 @@ class LlamaCppBackend:
         if search.library is None:
             reason = " ".join(search.passed_over) or "llama.cpp is not installed."
             return Availability(False, reason, search.hint)
-        found = search.library
+        library = search.library
         return Availability(
             True,
-            " ".join((f"{found.title}. {found.why}", *search.passed_over)),
-            versions=((found.name, found.version),),
+            " ".join((f"{library.title}. {library.why}", *search.passed_over)),
+            versions=((library.name, library.version),),
         )
 
     def accepts(self, path: Path) -> bool:

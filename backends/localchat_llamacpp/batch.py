@@ -61,6 +61,6 @@ class Batch:
             self._output_flags[begin + offset] = 1
         self.size = self.native.n_tokens = end
 
-    def replace(self, place: int, token: int) -> None:
+    def replace(self, index: int, token: int) -> None:
         """Put another token at a place."""
-        self._token[place] = token
+        self._token[index] = token

@@ -137,7 +137,7 @@ def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
     if library.source == PREBUILT and (sets := unused_instructions(root)):
         words = " and ".join(filter(None, (", ".join(sets[:-1]), sets[-1])))
         offers.append(_offer("cpu", _CPU_GAIN.format(words)))
-    return min(offers, key=lambda one: bool(one.missing), default=None)
+    return min(offers, key=lambda offer: bool(offer.missing), default=None)
 
 
 def _offer(kind: str, gain: str) -> RebuildOffer:
@@ -176,15 +176,15 @@ def _cpu_flags(root: Path) -> frozenset[str]:
 
 def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
     """Ways to a better build here, best first. root: the folder with /proc and /dev."""
-    found: tuple[Remedy, ...] = ()
+    offered: tuple[Remedy, ...] = ()
     offer = best_offer(root)
     if offer is not None:
         about = f"about {offer.minutes:.0f} minutes here"
         sentence = f"A llama.cpp built for this machine {offer.gain}; the build takes {about}."
-        found += (Remedy(" ".join(filter(None, (sentence, offer.missing))), offer.kind),)
+        offered += (Remedy(" ".join(filter(None, (sentence, offer.missing))), offer.kind),)
     if amx_at_risk(build):
-        found += amx_remedies()
-    return found
+        offered += amx_remedies()
+    return offered
 
 
 def amx_remedies() -> tuple[Remedy, Remedy]:
@@ -205,7 +205,7 @@ def _has_graphics_card(root: Path) -> bool:
     """True if llama.cpp could compute on a GPU here: Apple's, NVIDIA's or AMD's with their drivers."""
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
-    return any((root / place).exists() for place in ("proc/driver/nvidia", "dev/kfd"))
+    return any((root / path).exists() for path in ("proc/driver/nvidia", "dev/kfd"))
 
 
 def read_build() -> BuildInfo:

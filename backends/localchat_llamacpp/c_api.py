@@ -162,8 +162,10 @@ _SPARE_BYTES: Final = 256
 
 
 def _struct(name: str, fields: Sequence[_Field]) -> Any:  # noqa: ANN401 - a class of ctypes made here
-    whole = [(one.name, one.kind) for one in fields]
-    return type(name, (ctypes.Structure,), {"_fields_": [*whole, ("spare", c_flag * _SPARE_BYTES)]})
+    members = [(field.name, field.kind) for field in fields]
+    return type(
+        name, (ctypes.Structure,), {"_fields_": [*members, ("spare", c_flag * _SPARE_BYTES)]}
+    )
 
 
 # ---------------------------------------------------------------------------- functions
@@ -251,7 +253,9 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
 
     Raises LocalchatError for a library that lacks a function, or whose structs are not known.
     """
-    missing = [one for one in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, one)]
+    missing = [
+        function for function in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, function)
+    ]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise LocalchatError(
@@ -310,10 +314,10 @@ def _layout(native: ctypes.CDLL, name: str) -> Layout:
         )
         problems.clear()
         for layout in LAYOUTS:
-            found = model.problem(layout.model) or context.problem(layout.context)
-            if not found:
+            problem = model.problem(layout.model) or context.problem(layout.context)
+            if not problem:
                 return layout
-            problems.append(f"of {layout.releases}: {found}")
+            problems.append(f"of {layout.releases}: {problem}")
     raise LocalchatError(
         f"{name} cannot be used: its structs are none that localchat knows ({'; '.join(problems)}).",
         hint=_OTHER,
@@ -338,14 +342,16 @@ class _Report:
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""
-        places = [(getattr(kind, one.name).offset, ctypes.sizeof(one.kind)) for one in fields]
+        places = [
+            (getattr(kind, member.name).offset, ctypes.sizeof(member.kind)) for member in fields
+        ]
         for field, (start, width) in zip(fields, places, strict=True):
             if not self._written.issuperset(range(start, start + width)):
                 return f"{self._function} reports no {field.name}"
         end = max(self._written) + 1
-        known = kind.spare.offset
-        if end > -(-known // 8) * 8:
-            return f"{self._function} writes {end} bytes, and {known} are known"
+        spare_offset = kind.spare.offset
+        if end > -(-spare_offset // 8) * 8:
+            return f"{self._function} writes {end} bytes, and {spare_offset} are known"
         return ""
 
 
@@ -374,20 +380,20 @@ def _returned(
     rooms = [(c_flag * size)(*[pattern] * size) for pattern in (0xAA, 0x55)]
     for room in rooms:
         function(room, *arguments)
-    one, other = map(bytes, rooms)
-    return one, frozenset(place for place in range(size) if one[place] == other[place])
+    first, second = map(bytes, rooms)
+    return first, frozenset(index for index in range(size) if first[index] == second[index])
 
 
 def _batch_problem(native: ctypes.CDLL) -> str:
     """Problem with a batch that the library makes; empty: nothing."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
-    made = NativeBatch.from_buffer_copy(room)
-    lists = made.token, made.pos, made.n_seq_id, made.seq_id, made.logits
-    if made.n_tokens or made.embd or not all(lists):
+    batch = NativeBatch.from_buffer_copy(room)
+    lists = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
+    if batch.n_tokens or batch.embd or not all(lists):
         return "llama_batch_init makes another batch"
     if written is not None and max(written) >= ctypes.sizeof(NativeBatch):
         return (
             f"llama_batch has {max(written) + 1} bytes, and {ctypes.sizeof(NativeBatch)} are known"
         )
-    native.llama_batch_free(made)
+    native.llama_batch_free(batch)
     return ""

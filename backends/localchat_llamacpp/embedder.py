@@ -51,14 +51,16 @@ class LlamaCppEmbedder:
 
         Raises EngineClosed after `abort`, LocalchatError for a model that gives no numbers.
         """
-        found: list[list[float]] = [[] for _ in texts]
+        embeddings: list[list[float]] = [[] for _ in texts]
         for group in _step_groups([len(text) for text in texts], self.context_tokens):
             if self._stop:
                 raise EngineClosed("the engine was closed")
-            vectors = self._step([texts[place] for place in group])
-            for place, vector in zip(group, vectors, strict=True):
-                found[place] = _score(vector) if self.pooling == "rank" else _normalised(vector)
-        return found
+            vectors = self._step([texts[index] for index in group])
+            for index, vector in zip(group, vectors, strict=True):
+                embeddings[index] = (
+                    _score(vector) if self.pooling == "rank" else _normalised(vector)
+                )
+        return embeddings
 
     def _step(self, texts: list[Sequence[int]]) -> list[NDArray[np.float32]]:
         batch = self._batch
@@ -158,21 +160,21 @@ def _open(
     return int(context), captured.buffers
 
 
-def _step_groups(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+def _step_groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[int, ...]]:
     """Texts grouped in steps, the longest first.
 
     So those of a step are of a length, and the widest step comes while the caller still expects to wait.
     """
     width = 0
     places = list[int]()
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        full = len(places) == MOST_TEXTS or width + lengths[place] > min(_STEP_TOKENS, most)
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        full = len(places) == MOST_TEXTS or width + lengths[index] > min(_STEP_TOKENS, limit)
         if places and full:
             yield tuple(places)
             width = 0
             places = []
-        width += lengths[place]
-        places.append(place)
+        width += lengths[index]
+        places.append(index)
     if places:
         yield tuple(places)
 
@@ -195,5 +197,5 @@ def _normalised(vector: NDArray[np.float32]) -> list[float]:
             "the model gave an embedding that is not a vector of numbers",
             hint="the model file may be damaged: download it again",
         )
-    found: list[float] = (wide / length if length else wide).tolist()
-    return found
+    normalized: list[float] = (wide / length if length else wide).tolist()
+    return normalized

@@ -25,14 +25,14 @@ def add_gpus(machine: Machine, ask: Callable[[], Iterable[Device]]) -> Machine:
     if machine.gpus or machine.unified_memory:
         return machine
     listed = list(ask())
-    gpus_found = [one for one in listed if one.kind == "gpu" and one.total_bytes]
+    gpus_found = [device for device in listed if device.kind == "gpu" and device.total_bytes]
     if gpus_found:
         gpus = tuple(
-            Gpu(number, one.description or one.name, one.total_bytes, one.free_bytes)
-            for number, one in enumerate(gpus_found)
+            Gpu(number, device.description or device.name, device.total_bytes, device.free_bytes)
+            for number, device in enumerate(gpus_found)
         )
         return replace(machine, gpus=gpus, gpu_note="")
-    if any(one.kind == "igpu" for one in listed):
+    if any(device.kind == "igpu" for device in listed):
         return replace(machine, unified_memory=True)
     return machine
 
@@ -46,10 +46,10 @@ def detect_gpus(machine: Machine) -> Machine:
         return machine
     try:
         output = run_module("gpu_detection", timeout_s=_TIMEOUT_S)
-        found = [Device(**one) for one in json.loads(output)]
+        detected = [Device(**fields) for fields in json.loads(output)]
     except (OSError, ValueError, TypeError):
         return machine  # it crashed or timed out: the load itself finds out
-    return add_gpus(machine, lambda: found)
+    return add_gpus(machine, lambda: detected)
 
 
 if __name__ == "__main__":

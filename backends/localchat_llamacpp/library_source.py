@@ -90,22 +90,22 @@ class _Unusable(Exception):
 
 def find_library(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> Search:
     """The first library of the sources in their order. Takes a millisecond. root: the folder with /proc."""
-    asked = environ.get(VARIABLE, "").strip()
-    if asked and asked not in _SOURCES:
-        return _named(Path(asked).expanduser())
+    requested = environ.get(VARIABLE, "").strip()
+    if requested and requested not in _SOURCES:
+        return _named(Path(requested).expanduser())
     against: list[str] = []
-    for name in [asked] if asked else _SOURCES:
+    for name in [requested] if requested else _SOURCES:
         try:
-            found = _SOURCES[name](environ, root)
+            library = _SOURCES[name](environ, root)
         except _Unusable as problem:
             against.append(str(problem))
             continue
-        if found is not None:
-            why = f"{VARIABLE} asks for it." if asked else found.why
-            return Search(found._replace(why=why), tuple(against))
-    if asked and not against:
-        against.append(f"{VARIABLE} asks for {asked}, which is not installed.")
-    return Search(None, tuple(against), _advice(asked))
+        if library is not None:
+            why = f"{VARIABLE} asks for it." if requested else library.why
+            return Search(library._replace(why=why), tuple(against))
+    if requested and not against:
+        against.append(f"{VARIABLE} asks for {requested}, which is not installed.")
+    return Search(None, tuple(against), _advice(requested))
 
 
 def native_build_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -143,20 +143,22 @@ def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
     import json  # imported here: only where there is a build
 
     try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-        file = folder / str(known["library"])
-        made = str(known["version"])
-        kind = str(known["kind"])
+        build = json.loads(record.read_text(encoding="utf-8"))
+        file = folder / str(build["library"])
+        built_version = str(build["version"])
+        kind = str(build["kind"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _Unusable(f"{record} cannot be read ({problem}): build it again.") from problem
     if not file.is_file():
         raise _Unusable(f"The native build in {folder} is without its library: build it again.")
-    if made != BINDING_VERSION:
+    if built_version != BINDING_VERSION:
         raise _Unusable(
-            f"The native build is of {BINDING} {made}, and this localchat builds {BINDING_VERSION}: "
+            f"The native build is of {BINDING} {built_version}, and this localchat builds {BINDING_VERSION}: "
             "`localchat doctor --rebuild` builds it again."
         )
-    return LibraryFile("native", file, f"{made} for {kind}", "It was built for this machine.")
+    return LibraryFile(
+        "native", file, f"{built_version} for {kind}", "It was built for this machine."
+    )
 
 
 def _binding(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
@@ -178,7 +180,7 @@ def _prebuilt(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
     if not installed or spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
-    file = next((one for one in sorted(folder.glob("xllamacpp*.so"))), None)
+    file = next((path for path in sorted(folder.glob("xllamacpp*.so"))), None)
     if file is None or sys.platform == "win32":
         raise _Unusable(f"{PREBUILT} {installed} is installed without a library to call.")
     if missing := _missing_features(root):
@@ -221,7 +223,7 @@ def _missing_features(root: Path) -> list[str]:
     return [name for name in _PREBUILT_CPU if flags and name not in flags]
 
 
-def _advice(asked: str) -> str:
-    if asked == "native":
+def _advice(requested: str) -> str:
+    if requested == "native":
         return "Build it with `localchat doctor --rebuild`."
     return f"Install one: pip install {BINDING} (compiles llama.cpp: some minutes, needs a C++ compiler)."

@@ -119,11 +119,11 @@ def _with_context(
     api = library().api
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
-    most = int(api.llama_max_parallel_sequences()) - 1
+    max_slots = int(api.llama_max_parallel_sequences()) - 1
     spare = SPARE_STATES if _is_stateful(weights.handle) else 0
     spec = ContextSpec(
         context_tokens=room,
-        slots=min(request.options.max_slots + spare, most),
+        slots=min(request.options.max_slots + spare, max_slots),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
@@ -145,7 +145,7 @@ def _with_context(
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
-        taken = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
+        used = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
         return LlamaCppRunner(
             weights,
             context,
@@ -154,7 +154,7 @@ def _with_context(
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
             threads=target.threads,
-            report=report(taken, sum(files)),
+            report=report(used, sum(files)),
             drafter=drafter,
             on_gpu=plan.gpu_layers != 0,
             window_only=spec.window_only,
@@ -242,8 +242,8 @@ def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
     GPU: of a file of `file_bytes` no more than the rest counts.
     """
     model = [buffer for buffer in buffers if buffer.purpose == "model"]
-    mapped = sum(one.size_bytes for one in model if one.device.endswith(_MAPPED))
-    on_gpus = sum(one.size_bytes for one in model if _is_on_gpu(one.device))
+    mapped = sum(part.size_bytes for part in model if part.device.endswith(_MAPPED))
+    on_gpus = sum(part.size_bytes for part in model if _is_on_gpu(part.device))
     return MemoryReport(
         weights_bytes=_size(buffers, "model") - max(0, mapped + on_gpus - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),

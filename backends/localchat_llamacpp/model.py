@@ -75,12 +75,14 @@ class GgufModel:
         if can_offload:
             machine = add_gpus(machine, devices)
         if self.info.pooling:
-            found = plan_embedding(self.shape, options, machine, can_offload=can_offload)
-            return demand(found, self.info.name)
-        found = planner.plan(self.shape, options, machine, can_offload=can_offload, safe_mode=False)
+            memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
+            return demand(memory, self.info.name)
+        memory = planner.plan(
+            self.shape, options, machine, can_offload=can_offload, safe_mode=False
+        )
         if options.gpu_layers not in ("auto", 0) and not can_offload:
-            found = replace(found, notes=(*found.notes, offload_advice()))
-        return demand(found, self.info.name)
+            memory = replace(memory, notes=(*memory.notes, offload_advice()))
+        return demand(memory, self.info.name)
 
     def load_embedder(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]

@@ -49,10 +49,10 @@ class NativeLog:
         """Body of the native callback. Text comes in pieces: a line ends at its newline."""
         if level != _LEVEL_CONTINUE:
             self._level = level
-        *whole, rest = (self._partial + (text or b"").decode("utf-8", "replace")).split("\n")
+        *lines, partial = (self._partial + (text or b"").decode("utf-8", "replace")).split("\n")
         # A model file can put megabytes into one line.
-        self._partial = rest[-4000:]
-        for line in whole:
+        self._partial = partial[-4000:]
+        for line in lines:
             self._lines.append((self._level, line[:1000].rstrip()))
             for watcher in self._watchers:
                 watcher(self._level, line)
@@ -84,8 +84,8 @@ class LogCapture:
 
     def _capture(self, level: int, line: str) -> None:
         self.lines.append(line[:400])
-        if found := _BUFFER.search(line):
-            device, purpose, size = found.groups()
+        if match := _BUFFER.search(line):
+            device, purpose, size = match.groups()
             self.buffers.append(Buffer(device, purpose, int(float(size) * 1024 * 1024)))
         if level in (_LEVEL_WARN, _LEVEL_ERROR) and line.strip():
             self.complaints = [*self.complaints[-20:], line.strip()[:400]]

@@ -158,13 +158,13 @@ def _split(shares: tuple[GpuShare, ...]) -> Any:  # noqa: ANN401 - an array of c
     """
     if not shares:
         return None
-    native = [one.total_bytes for one in devices() if one.kind == "gpu"]
+    native = [device.total_bytes for device in devices() if device.kind == "gpu"]
     if len(native) != len(shares):
         return None
     left = list(shares)
     layers = []
     for total in native:
-        nearest = min(left, key=lambda one: abs(one.total_bytes - total))
+        nearest = min(left, key=lambda device: abs(device.total_bytes - total))
         left.remove(nearest)
         layers.append(nearest.layers)
     return (ctypes.c_float * len(layers))(*tensor_split(layers))

@@ -119,10 +119,10 @@ def section(file: Path, name: str) -> bytes:
             (table,) = struct.unpack_from("<Q", head, 40)
             entry_bytes, entries, names_at = struct.unpack_from("<HHH", head, 58)
             data.seek(table)
-            found = [_SECTION.unpack(data.read(entry_bytes)[:40]) for _ in range(entries)]
-            data.seek(found[names_at][4])
-            names = data.read(found[names_at][5])
-            for start, _, _, _, offset, size in found:
+            sections = [_SECTION.unpack(data.read(entry_bytes)[:40]) for _ in range(entries)]
+            data.seek(sections[names_at][4])
+            names = data.read(sections[names_at][5])
+            for start, _, _, _, offset, size in sections:
                 if names[start:].startswith(name.encode() + b"\0"):
                     data.seek(offset)
                     return data.read(size)
@@ -150,8 +150,8 @@ def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
     segments = data.read(entry_bytes * entries)
     end = table + entry_bytes * entries
     if len(segments) == entry_bytes * entries and entry_bytes >= 56:
-        for place in range(0, len(segments), entry_bytes):
-            kind, _, offset, _, _, in_file = struct.unpack_from("<IIQQQQ", segments, place)
+        for entry_offset in range(0, len(segments), entry_bytes):
+            kind, _, offset, _, _, in_file = struct.unpack_from("<IIQQQQ", segments, entry_offset)
             if kind == _LOADED:
                 end = max(end, offset + in_file)
     size = os.fstat(data.fileno()).st_size
@@ -166,20 +166,20 @@ def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
 
 def _explained(file: Path, problem: str, again: str, root: Path = Path("/")) -> LocalchatError:
     """The error of the system's loader in words. root: the folder with etc/os-release."""
-    if found := _NO_LIBRARY.search(problem):
+    if match := _NO_LIBRARY.search(problem):
         return LocalchatError(
-            f"llama.cpp needs {found[1]}, which is not installed ({file}).",
-            hint=_installing(found[1], root),
+            f"llama.cpp needs {match[1]}, which is not installed ({file}).",
+            hint=_installing(match[1], root),
         )
-    if found := _NO_VERSION.search(problem):
-        return _too_old(file, found[1], found[2])
-    if found := _NO_SYMBOL.search(problem):
+    if match := _NO_VERSION.search(problem):
+        return _too_old(file, match[1], match[2])
+    if match := _NO_SYMBOL.search(problem):
         return LocalchatError(
-            f"{file} cannot be loaded: it calls {found[1]}, which no library here has.", hint=again
+            f"{file} cannot be loaded: it calls {match[1]}, which no library here has.", hint=again
         )
-    if found := _OTHER_MACHINE.search(problem):
+    if match := _OTHER_MACHINE.search(problem):
         return LocalchatError(
-            f"{file} was built for {found[1]}, and this Python is {found[2]}.",
+            f"{file} was built for {match[1]}, and this Python is {match[2]}.",
             hint="Take a Python built for this machine, and install localchat with it.",
         )
     return LocalchatError(f"{file} cannot be loaded: {problem}", hint=again)

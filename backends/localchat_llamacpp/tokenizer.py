@@ -144,9 +144,9 @@ class LlamaTokenizer:
         pattern = "|".join(map(re.escape, self._user_defined))
         for piece in re.split(f"({pattern})", text):
             if piece:
-                known = self._user_defined.get(piece)
+                token = self._user_defined.get(piece)
                 tokens += (
-                    self._tokens(piece, ends=False, special=False) if known is None else [known]
+                    self._tokens(piece, ends=False, special=False) if token is None else [token]
                 )
         return tokens
 
@@ -176,8 +176,8 @@ class LlamaTokenizer:
                 self._handle(), data, len(data), out, room, ends, special
             )
             if count >= 0:
-                found: list[int] = ids[:count].tolist()
-                return found
+                tokens: list[int] = ids[:count].tolist()
+                return tokens
             if count <= -(1 << 31):
                 raise OverflowError("a text of more than two thousand million tokens")
             room = -count
@@ -185,9 +185,9 @@ class LlamaTokenizer:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of one token; control tokens are empty unless `special`. Raises ValueError out of range."""
         special = special or token in self._mistaken
-        known = self._pieces.get((token, special))
-        if known is not None:
-            return known
+        cached = self._pieces.get((token, special))
+        if cached is not None:
+            return cached
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token {token} is outside the vocabulary 0..{self.vocab_size - 1}")
         room = 64
@@ -232,7 +232,7 @@ class LlamaTokenizer:
 
     def _ends(self, log_lines: Sequence[str]) -> frozenset[int]:
         """Tokens that end a generation, also those that llama.cpp recognises by their text."""
-        logged = {int(found[1]) for line in log_lines if (found := _LOGGED_EOG.search(line))}
+        logged = {int(match[1]) for line in log_lines if (match := _LOGGED_EOG.search(line))}
         ids = logged & set(range(self.vocab_size)) or range(self.vocab_size)
         return frozenset(t for t in ids if self._api.llama_vocab_is_eog(self._vocab, t))
 
@@ -255,7 +255,7 @@ class LlamaTokenizer:
         """
         if self.kind in (_WORDPIECE, _UNIGRAM):
             return 1 << 40
-        logged = [int(found[1]) for line in log_lines if (found := _LOGGED_LENGTH.search(line))]
+        logged = [int(match[1]) for line in log_lines if (match := _LOGGED_LENGTH.search(line))]
         if logged:
             return max(logged[-1], 1)
         text = self._api.llama_vocab_get_text

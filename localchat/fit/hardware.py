@@ -123,10 +123,10 @@ def read_limits(root: Path = Path("/")) -> ContainerLimits:
 def _control_groups(root: Path) -> list[Path]:
     """Folders of this process's groups and of all groups above them."""
     base = root / "sys/fs/cgroup"
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in _text(root / "proc/self/cgroup").splitlines() or ["0::/"]:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, group = line.partition(":")
+        controllers, _, path = group.partition(":")
         tops = (
             [base]
             if not controllers
@@ -134,8 +134,8 @@ def _control_groups(root: Path) -> list[Path]:
         )
         inner = Path(path.lstrip("/"))
         for top in tops:
-            found += [top / part for part in (inner, *inner.parents)]
-    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+            folders += [top / part for part in (inner, *inner.parents)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def _cpu_quota(folder: Path) -> float:
@@ -200,18 +200,20 @@ def _fastest(root: Path, allowed: frozenset[int]) -> frozenset[int]:
     """CPUs of at least half the greatest capacity (ARM big.LITTLE states it in cpu_capacity)."""
     folder = root / "sys/devices/system/cpu"
     capacity = {cpu: _number(folder / f"cpu{cpu}/cpu_capacity") for cpu in allowed}
-    most = max(capacity.values(), default=0)
-    return frozenset(cpu for cpu, value in capacity.items() if most and 2 * value >= most)
+    max_capacity = max(capacity.values(), default=0)
+    return frozenset(
+        cpu for cpu, value in capacity.items() if max_capacity and 2 * value >= max_capacity
+    )
 
 
 def _cpu_list(text: str) -> frozenset[int]:
     """`0-3,8` as a set; empty for text that is not a list."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for piece in text.split(","):
         low, _, high = piece.partition("-")
         if low.isdigit() and (high or low).isdigit():
-            found.update(range(int(low), int(high or low) + 1))
-    return frozenset(found)
+            cpus.update(range(int(low), int(high or low) + 1))
+    return frozenset(cpus)
 
 
 def _cpu_info(root: Path) -> Mapping[str, str]:
@@ -259,7 +261,7 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         return tuple(
             _gpu(nvml, handles[i], i, driver)
-            for i in visible([_uuid(nvml, one) for one in handles], os.environ)
+            for i in visible([_uuid(nvml, handle) for handle in handles], os.environ)
         ), ""
     except nvml.NVMLError as trouble:
         return (), f"The NVIDIA driver does not report its memory: {trouble}."
@@ -276,7 +278,7 @@ def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, 
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None or "MIG-" in listed:
         return tuple(range(len(uuids)))
-    found: list[int] = []
+    indices: list[int] = []
     for name in map(str.strip, listed.split(",")):
         if name.isdigit():
             matching = [int(name)] if int(name) < len(uuids) else []
@@ -284,8 +286,8 @@ def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, 
             matching = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
         if len(matching) != 1:
             break
-        found += matching
-    return tuple(dict.fromkeys(found))
+        indices += matching
+    return tuple(dict.fromkeys(indices))
 
 
 def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN401  pynvml has no types

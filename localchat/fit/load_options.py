@@ -60,9 +60,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     def over(self, base: "LoadOptions") -> "LoadOptions":
         """These options where they differ from the defaults, and those of `base` elsewhere."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
         changed = {
-            name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)
+            name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)
         }
         return msgspec.structs.replace(base, **changed)
 

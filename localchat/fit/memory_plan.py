@@ -196,7 +196,9 @@ def spendable_gpus(
         max(gpu.free_bytes - (0 if anyway else gpu_reserve_bytes(gpu.total_bytes)), 0)
         for gpu in machine.gpus
     )
-    return tuple(each if most_bytes is None else min(each, most_bytes) for each in free)
+    return tuple(
+        free_bytes if most_bytes is None else min(free_bytes, most_bytes) for free_bytes in free
+    )
 
 
 # ---------------------------------------------------------------------------- weights
@@ -284,15 +286,15 @@ def rounded(tokens: int) -> int:
     return -(-tokens // ROUNDING_TOKENS) * ROUNDING_TOKENS
 
 
-def largest(fits: Callable[[int], bool], most: int, step: int = ROUNDING_TOKENS) -> int:
+def largest(fits: Callable[[int], bool], limit: int, step: int = ROUNDING_TOKENS) -> int:
     """Largest multiple of `step` up to `most` (or `most` itself) for which `fits` is true; 0: none.
 
     `fits` must be true below and false above one border.
     """
-    if fits(most):
-        return most
+    if fits(limit):
+        return limit
     low = 0
-    high = -(-most // step)
+    high = -(-limit // step)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * step) else (low, middle)

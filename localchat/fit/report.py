@@ -37,8 +37,8 @@ def bar(
     signs = (*(sign for sign, _ in _SIGNS), _KEPT, _FREE)
     cells = _cells(tuple(zip(signs, (*parts, kept, free), strict=True)), width)
     if plan.total_bytes > plan.free_bytes:
-        whole = sum((*parts, kept))
-        end = min(width * memory_bytes // max(whole, 1), width - 1)
+        total = sum((*parts, kept))
+        end = min(width * memory_bytes // max(total, 1), width - 1)
         cells = f"{cells[:end]}|{cells[end:]}"
     legend = [
         f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)
@@ -49,12 +49,12 @@ def bar(
 
 def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
     """`width` cells shared in proportion, by rounding the running sum, so that nothing is lost."""
-    whole = max(sum(count for _, count in parts), 1)
+    total = max(sum(count for _, count in parts), 1)
     done = 0
     text = ""
     for sign, count in parts:
         done += count
-        text += sign * (round(width * done / whole) - len(text))
+        text += sign * (round(width * done / total) - len(text))
     return text
 
 
@@ -80,13 +80,13 @@ def room(kv_tokens: int, context_tokens: int) -> str:
     lengths = sorted({min(USUAL_LENGTH, context_tokens), context_tokens})
     if kv_tokens < 1 or context_tokens < 1:
         return ""
-    told = [
+    capacities = [
         f"{count:,} {'conversation' if count == 1 else 'conversations'} of {tokens(length)}"
         for length in lengths
         if (count := kv_tokens // length)
     ]
-    if told:
-        return f"Its KV cache holds {' or '.join(told)} at once."
+    if capacities:
+        return f"Its KV cache holds {' or '.join(capacities)} at once."
     return ""
 
 
@@ -98,8 +98,8 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     from localchat.fit.memory_plan import all_advice  # and with it the probe of the hardware
 
     if plan.missing:
-        word = "Fits" if plan.fits else "Does not fit"
-        return (f"{word}: {plan.missing}", "", *plan.notes, *plan.advice)
+        first_word = "Fits" if plan.fits else "Does not fit"
+        return (f"{first_word}: {plan.missing}", "", *plan.notes, *plan.advice)
     needed = size(plan.total_bytes)
     free = size(plan.free_bytes)
     if plan.fits:
@@ -121,8 +121,8 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
         )
     if plan.fits and plan.max_context_tokens > plan.context_tokens:
         lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
-    if plan.fits and (held := room(plan.kv_tokens, plan.context_tokens)):
-        lines.append(held)
+    if plan.fits and (room_sentence := room(plan.kv_tokens, plan.context_tokens)):
+        lines.append(room_sentence)
     return (*lines, *plan.notes, *all_advice(plan))
 
 

@@ -128,9 +128,9 @@ class SpeedHistory:
         """
 
         def with_run(file: _RunsFile) -> _RunsFile:
-            earlier = [known for known in file.runs if known.is_same_way(run)]
-            others = [known for known in file.runs if not known.is_same_way(run)]
-            rates = (*(rate for known in earlier for rate in known.rates), *run.rates)
+            earlier = [entry for entry in file.runs if entry.is_same_way(run)]
+            others = [entry for entry in file.runs if not entry.is_same_way(run)]
+            rates = (*(rate for entry in earlier for rate in entry.rates), *run.rates)
             merged = msgspec.structs.replace(run, rates=rates[-_MAX_RATES:])
             return _RunsFile(version=1, runs=(*others, merged)[-MAX_RUNS:])
 

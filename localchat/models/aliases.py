@@ -52,34 +52,34 @@ def read_aliases(paths: Paths) -> Aliases:
         ) from problem
 
 
-def add_alias(paths: Paths, name: str, word: str) -> None:
+def add_alias(paths: Paths, name: str, target: str) -> None:
     """Make `name` an alias of `word`, replacing an older one. Raises UsageError, LocalchatError."""
     check_name(name)
-    known = read_aliases(paths)
-    _write(paths, Aliases({**known.aliases, name: word}, known.folders))
+    stored = read_aliases(paths)
+    _write(paths, Aliases({**stored.aliases, name: target}, stored.folders))
 
 
 def remove_alias(paths: Paths, name: str) -> None:
     """Remove an alias. Raises LocalchatError."""
-    known = read_aliases(paths)
-    left = {other: word for other, word in known.aliases.items() if other != name}
-    _write(paths, Aliases(left, known.folders))
+    stored = read_aliases(paths)
+    left = {other: target for other, target in stored.aliases.items() if other != name}
+    _write(paths, Aliases(left, stored.folders))
 
 
 def add_folder(paths: Paths, folder: Path) -> None:
     """Add a folder to search for models. Raises LocalchatError."""
-    known = read_aliases(paths)
-    folders = dict.fromkeys((*known.folders, str(folder)))
-    _write(paths, Aliases(known.aliases, tuple(folders)))
+    stored = read_aliases(paths)
+    folders = dict.fromkeys((*stored.folders, str(folder)))
+    _write(paths, Aliases(stored.aliases, tuple(folders)))
 
 
 def remove_folder(paths: Paths, folder: Path) -> bool:
     """Remove a folder from the search, not its files; False if it was not one. Raises LocalchatError."""
-    known = read_aliases(paths)
-    if str(folder) not in known.folders:
+    stored = read_aliases(paths)
+    if str(folder) not in stored.folders:
         return False
-    left = tuple(other for other in known.folders if other != str(folder))
-    _write(paths, Aliases(known.aliases, left))
+    left = tuple(other for other in stored.folders if other != str(folder))
+    _write(paths, Aliases(stored.aliases, left))
     return True
 
 

@@ -185,16 +185,19 @@ def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
 
 
 def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> tuple[str, ...]:
-    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
+    others = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
     if subject.kind == "safetensors":
         if plan.missing:
-            return asked  # the plan's advice names it
-        return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
+            return others  # the plan's advice names it
+        return (*others, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
     if "safetensors" in chosen.backend.kinds:
-        return asked
-    if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
-        return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
-    return asked
+        return others
+    if any(
+        "safetensors" in backend.kinds and backend.available().ok
+        for backend in find_backends().values()
+    ):
+        return (*others, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
+    return others
 
 
 def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:

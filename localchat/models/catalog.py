@@ -40,7 +40,7 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def offers(self, quantization: str) -> str | None:
         """The quantization as this source writes it; None where it has no such one."""
         return next(
-            (one for one in self.quantizations if same_quantization(one, quantization)), None
+            (name for name in self.quantizations if same_quantization(name, quantization)), None
         )
 
     @property
@@ -147,8 +147,8 @@ def _parsed(path: Path, state: tuple[int, int, int]) -> dict[str, CatalogEntry]:
 def _models(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     models = table.pop("models", {})
     if table or not isinstance(models, dict):
-        found = ", ".join(sorted(table)) or "models that are no tables"
-        raise UsageError(f"{path}: {found}", hint='a model belongs under [models."family:size"]')
+        names = ", ".join(sorted(table)) or "models that are no tables"
+        raise UsageError(f"{path}: {names}", hint='a model belongs under [models."family:size"]')
     return models
 
 

@@ -35,7 +35,9 @@ def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None 
     rate = download_rate(paths.state_dir)
     return FirstRun(
         hardware=hardware_line(here),
-        external=tuple(one for one in index.models if one.kind == "adopted" and not one.trouble),
+        external=tuple(
+            model for model in index.models if model.kind == "adopted" and not model.trouble
+        ),
         recommendations=recommended_models(paths, here),
         rate=rate,
     )

@@ -45,26 +45,26 @@ def canonical(quantization: str) -> str:
     return written
 
 
-def same_quantization(one: str, other: str) -> bool:
+def same_quantization(first: str, second: str) -> bool:
     """Whether two spellings mean the same."""
-    return canonical(one) == canonical(other)
+    return canonical(first) == canonical(second)
 
 
-def is_quantization(word: str) -> bool:
+def is_quantization(name: str) -> bool:
     """Whether a word is the name of a GGUF quantization."""
-    return _GGUF.fullmatch(word.replace("-", "_").replace("UD_", "UD-", 1)) is not None
+    return _GGUF.fullmatch(name.replace("-", "_").replace("UD_", "UD-", 1)) is not None
 
 
 def quantization_of(path: str) -> str:
     """The quantization in a file's name, in upper case; empty where there is none."""
-    found = _GGUF.findall(PurePosixPath(path).stem)
-    return str(found[-1]).upper() if found else ""
+    matches = _GGUF.findall(PurePosixPath(path).stem)
+    return str(matches[-1]).upper() if matches else ""
 
 
 def safetensors_quantization(repository: str) -> str:
     """The quantization in the name of a safetensors repository; empty for the makers' own weights."""
-    found = _SAFETENSORS.search(repository)
-    return found[0].upper() if found else ""
+    match = _SAFETENSORS.search(repository)
+    return match[0].upper() if match else ""
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:
@@ -107,31 +107,36 @@ def choose(variants: list[Variant], quantization: str | None, repository: str) -
             hint="repositories with GGUF files mostly end in -GGUF",
         )
     if quantization is None:
-        found = [
-            one for one in variants if same_quantization(one.quantization, DEFAULT_QUANTIZATION)
+        matches = [
+            variant
+            for variant in variants
+            if same_quantization(variant.quantization, DEFAULT_QUANTIZATION)
         ]
-        found = found or (variants if len(variants) == 1 else [])
+        matches = matches or (variants if len(variants) == 1 else [])
     else:
-        found = [
-            one
-            for one in variants
-            if same_quantization(one.quantization, quantization)
-            or PurePosixPath(one.stem).name.lower() == quantization.lower().removesuffix(".gguf")
+        matches = [
+            variant
+            for variant in variants
+            if same_quantization(variant.quantization, quantization)
+            or PurePosixPath(variant.stem).name.lower()
+            == quantization.lower().removesuffix(".gguf")
         ]
-    found = [one for one in found if not one.trouble] or found
-    if len(found) == 1:
-        return _complete(found[0], variants)
-    if found:
-        names = [PurePosixPath(one.stem).name for one in found]
+    matches = [variant for variant in matches if not variant.trouble] or matches
+    if len(matches) == 1:
+        return _complete(matches[0], variants)
+    if matches:
+        names = [PurePosixPath(variant.stem).name for variant in matches]
         raise UsageError(
-            f"{repository} holds {len(found)} files of {found[0].quantization or 'one kind'}",
+            f"{repository} holds {len(matches)} files of {matches[0].quantization or 'variant kind'}",
             hint=f"name one of them after the colon: {_listed(names)}",
         )
-    offered = _listed([one.quantization or PurePosixPath(one.stem).name for one in variants])
-    if quantization is None and len({one.quantization for one in variants}) == 1:
-        names = [PurePosixPath(one.stem).name for one in variants]
+    offered = _listed(
+        [variant.quantization or PurePosixPath(variant.stem).name for variant in variants]
+    )
+    if quantization is None and len({variant.quantization for variant in variants}) == 1:
+        names = [PurePosixPath(variant.stem).name for variant in variants]
         raise UsageError(
-            f"{repository} holds {len(variants)} files of {variants[0].quantization or 'one kind'}",
+            f"{repository} holds {len(variants)} files of {variants[0].quantization or 'variant kind'}",
             hint=f"name one of them after a colon: {_listed(names)}",
         )
     if quantization is None:
@@ -142,14 +147,20 @@ def choose(variants: list[Variant], quantization: str | None, repository: str) -
     raise ModelMissing(f"{repository} has no {quantization}", hint=f"it has {offered}")
 
 
-def _complete(found: Variant, variants: list[Variant]) -> Variant:
-    if not found.trouble:
-        return found
-    whole = [
-        one.quantization or PurePosixPath(one.stem).name for one in variants if not one.trouble
+def _complete(choice: Variant, variants: list[Variant]) -> Variant:
+    if not choice.trouble:
+        return choice
+    complete = [
+        variant.quantization or PurePosixPath(variant.stem).name
+        for variant in variants
+        if not variant.trouble
     ]
-    others = f"choose another quantization ({_listed(whole)})" if whole else "nothing else is whole"
-    raise ModelInvalid(found.trouble, hint=f"{others}, or another repository of the same model")
+    others = (
+        f"choose another quantization ({_listed(complete)})"
+        if complete
+        else "nothing else is whole"
+    )
+    raise ModelInvalid(choice.trouble, hint=f"{others}, or another repository of the same model")
 
 
 def _listed(names: list[str]) -> str:

@@ -46,19 +46,19 @@ def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampl
     if entry is None:
         return NO_RECOMMENDATION
     stated = msgspec.structs.asdict(entry.sampling)
-    found = {key: float(value) for key, value in stated.items() if value is not None}
-    if found:
-        return RecommendedSampling(found, entry.name)
+    sampling = {key: float(value) for key, value in stated.items() if value is not None}
+    if sampling:
+        return RecommendedSampling(sampling, entry.name)
     return NO_RECOMMENDATION
 
 
 def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEntry | None:
-    for word in _words(model, paths):
+    for name in _words(model, paths):
         try:
             # A server asks every few seconds; the refusal that names similar words takes 1 ms to write.
-            if "/" not in word and find_entry(word, catalogue) is None:
+            if "/" not in name and find_entry(name, catalogue) is None:
                 continue
-            reference = parse(word, catalogue)
+            reference = parse(name, catalogue)
         except LocalchatError:
             continue
         if reference.entry is not None:
@@ -70,9 +70,9 @@ def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEnt
 
 def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
     """Names by which the catalogue may know it, the most reliable first."""
-    for one in installed(paths.models_dir):
-        if one.path == model.path:
-            yield f"hf.co/{one.manifest.repository}"
+    for entry in installed(paths.models_dir):
+        if entry.path == model.path:
+            yield f"hf.co/{entry.manifest.repository}"
     for name in (model.name, model.word):
         bare = next((name[len(k) :] for k in _STORE_PREFIXES if name.startswith(k)), name)
         # Ollama's own names are the catalogue's; a user's namespace on Ollama holds other models.

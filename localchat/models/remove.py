@@ -28,7 +28,7 @@ class Removal(NamedTuple):
 def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) -> Removal:
     """Plan a removal. Raises UsageError for the guide, and without `force` for files of other programs."""
     _refuse(model, paths, force=force)
-    orphans = tuple(one.name for one in index.models if one.stands_for == model.name)
+    orphans = tuple(other.name for other in index.models if other.stands_for == model.name)
     if model.kind == "alias":
         dangling = not model.files
         kept = f"it is an alias; {model.stands_for} {'is gone already' if dangling else 'stays'}"
@@ -107,8 +107,8 @@ def _files(model: Model, index: ModelIndex) -> Iterator[Path]:
 def _is_shared(model: Model, index: ModelIndex) -> bool:
     """Whether another name in the same store means the same file."""
     return any(
-        one.path == model.path and one.name != model.name and one.origin == model.origin
-        for one in index.models
+        other.path == model.path and other.name != model.name and other.origin == model.origin
+        for other in index.models
     )
 
 
@@ -118,7 +118,10 @@ def _needed_by_others(model: Model) -> frozenset[Path]:
     folder = model.installed.folder
     name = model.installed.manifest.name
     return frozenset(
-        folder / file.path for one in read(folder) if one.name != name for file in one.files
+        folder / file.path
+        for manifest in read(folder)
+        if manifest.name != name
+        for file in manifest.files
     )
 
 

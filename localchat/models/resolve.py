@@ -58,29 +58,29 @@ class ResolvedRoute(msgspec.Struct, frozen=True):
 
 
 def locate(
-    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+    name: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
     """The model that `word` means. `environ`: for the folders of other programs.
 
     Raises ModelMissing with the places that were searched, UsageError for a folder without a checkpoint.
     """
-    if word == GUIDE:
-        return _locate(word, paths, why, environ)
-    if not word.strip():
+    if name == GUIDE:
+        return _locate(name, paths, why, environ)
+    if not name.strip():
         raise UsageError(
             f"the name of a model cannot be empty ({why})", hint="localchat list shows those here"
         )
     from localchat.models.aliases import read_aliases
 
-    if target := read_aliases(paths).aliases.get(word):
+    if target := read_aliases(paths).aliases.get(name):
         return msgspec.structs.replace(
-            _locate(target, paths, f"{word} is its alias; {why}", environ), word=word
+            _locate(target, paths, f"{name} is its alias; {why}", environ), word=name
         )
-    return _locate(word, paths, why, environ)
+    return _locate(name, paths, why, environ)
 
 
 def locate_named(
-    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+    name: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
     """The model of this name, for clients of the server, which may not choose files.
 
@@ -90,13 +90,13 @@ def locate_named(
     from localchat.models.external.discovery import find_external_file
     from localchat.models.gguf_files import find_in_folder
 
-    if word == GUIDE or word in read_aliases(paths).aliases:
-        return locate(word, paths, why, environ)
-    if stored := find_in_folder(word, paths.models_dir) or find_external_file(word, environ):
-        return ResolvedModel(word, word, stored, why)
-    if _is_path(word):
-        raise ModelMissing(f"no model {word!r}{_chosen(why)}")
-    return _pulled(word, paths, why, environ)
+    if name == GUIDE or name in read_aliases(paths).aliases:
+        return locate(name, paths, why, environ)
+    if stored := find_in_folder(name, paths.models_dir) or find_external_file(name, environ):
+        return ResolvedModel(name, name, stored, why)
+    if _is_path(name):
+        raise ModelMissing(f"no model {name!r}{_chosen(why)}")
+    return _pulled(name, paths, why, environ)
 
 
 def planned_load(
@@ -109,8 +109,8 @@ def planned_load(
     options = load_options(settings, max_slots=max_slots)
     if settings.draft is None:
         return options
-    found = locate(settings.draft, paths, "the draft model")
-    return msgspec.structs.replace(options, draft=os.fspath(found.path))
+    draft = locate(settings.draft, paths, "the draft model")
+    return msgspec.structs.replace(options, draft=os.fspath(draft.path))
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:
@@ -124,58 +124,58 @@ def route_model(
 ) -> ResolvedModel:
     """The two models of a route. Raises ModelMissing, UsageError."""
     small, large = (
-        locate(word, paths, f"{route.word} names it", environ)
-        for word in (route.small, route.large)
+        locate(name, paths, f"{route.word} names it", environ)
+        for name in (route.small, route.large)
     )
-    found = ResolvedRoute(route, small, large)
-    return ResolvedModel(route.word, route.word, small.path, why, route=found)
+    resolved = ResolvedRoute(route, small, large)
+    return ResolvedModel(route.word, route.word, small.path, why, route=resolved)
 
 
-def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
-    if word == GUIDE:
+def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    if name == GUIDE:
         return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
     from localchat.models.external.discovery import find_external_file, missing_external
     from localchat.models.gguf_files import find_in_folder
 
-    given = expand_home(word)
+    path = expand_home(name)
     try:
-        is_there = given.exists()
+        is_there = path.exists()
     except OSError as problem:  # a folder that is closed to this user, or a name that is too long
-        raise ModelMissing(f"{word} cannot be read{_chosen(why)}: {reason(problem)}") from problem
+        raise ModelMissing(f"{name} cannot be read{_chosen(why)}: {reason(problem)}") from problem
     if not is_there:
-        if stored := find_in_folder(word, paths.models_dir):
-            return ResolvedModel(word, word, stored, why)
-        if external := find_external_file(word, environ):
-            return ResolvedModel(word, word, external, why)
-    if _is_path(word) or is_there:
+        if stored := find_in_folder(name, paths.models_dir):
+            return ResolvedModel(name, name, stored, why)
+        if external := find_external_file(name, environ):
+            return ResolvedModel(name, name, external, why)
+    if _is_path(name) or is_there:
         from localchat.model_files.checkpoint import is_checkpoint
 
-        if is_checkpoint(given) or (given / "config.json").is_file():
-            return ResolvedModel(str(given.absolute()), given.name, given.absolute(), why)
-        if given.is_dir():
-            raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
+        if is_checkpoint(path) or (path / "config.json").is_file():
+            return ResolvedModel(str(path.absolute()), path.name, path.absolute(), why)
+        if path.is_dir():
+            raise UsageError(f"{name} is a folder ({why})", hint=_inside(path))
         if not is_there:
-            raise missing_external(word, why) or ModelMissing(
-                f"there is no file {word}{_chosen(why)}",
+            raise missing_external(name, why) or ModelMissing(
+                f"there is no file {name}{_chosen(why)}",
                 hint="give the path of a GGUF file that exists",
             )
-        return ResolvedModel(str(given.absolute()), given.stem, given.absolute(), why)
-    return _pulled(word, paths, why, environ)
+        return ResolvedModel(str(path.absolute()), path.stem, path.absolute(), why)
+    return _pulled(name, paths, why, environ)
 
 
-def _of_other_program(word: str, why: str, environ: Mapping[str, str]) -> ResolvedModel | None:
+def _of_other_program(name: str, why: str, environ: Mapping[str, str]) -> ResolvedModel | None:
     """Return the model of another program whose name ends with this word. Raises UsageError for several."""
     from localchat.models.external.discovery import find_by_suffix
 
-    model = find_by_suffix(word, environ)
+    model = find_by_suffix(name, environ)
     if model is None or model.path is None:
         return None
     return ResolvedModel(
-        model.name, model.name, model.path, why, notice=f"using {model.name} for {word}"
+        model.name, model.name, model.path, why, notice=f"using {model.name} for {name}"
     )
 
 
-def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+def _pulled(typed: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
     """A pulled model, by any of its names, or the model of another program whose name ends with the word.
 
     Raises ModelMissing with the command that fetches it or with similar names, UsageError for several.
@@ -187,56 +187,58 @@ def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     from localchat.models.names import find_pulled, parse, quantizations_hint, similar_names
 
     models = installed(paths.models_dir)
-    named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
+    named = [
+        entry for entry in models if typed.lower() in (entry.manifest.name.lower(), entry.family)
+    ]
     if len(named) == 1:
-        found = named[0]
+        match = named[0]
     else:
         catalogue = read_catalog(paths)
         try:
-            reference = parse(word, catalogue)
+            reference = parse(typed, catalogue)
         except UsageError:  # a family of the catalogue, such as qwen2.5
-            if other := _of_other_program(word, why, environ):
+            if other := _of_other_program(typed, why, environ):
                 return other
             raise
         except ModelMissing as problem:
-            listed = {file for one in models for file in one.files}
+            listed = {file for entry in models for file in entry.files}
             loose = {
                 name: path
                 for name, path in models_in_folder(paths.models_dir).items()
                 if path not in listed
             }
-            same = [name for name in loose if name.casefold() == word.casefold()]
+            same = [name for name in loose if name.casefold() == typed.casefold()]
             if len(same) == 1:  # letter case does not matter, as with other names
                 return ResolvedModel(same[0], same[0], loose[same[0]], why)
-            if other := _of_other_program(word, why, environ):
+            if other := _of_other_program(typed, why, environ):
                 return other
-            names = {*catalogue, *(one.manifest.name for one in models), *loose}
-            near = quantizations_hint(word, catalogue) or similar_names(word, names)
-            yours = sorted({GUIDE, *(one.manifest.name for one in models), *loose})
+            names = {*catalogue, *(entry.manifest.name for entry in models), *loose}
+            near = quantizations_hint(typed, catalogue) or similar_names(typed, names)
+            yours = sorted({GUIDE, *(entry.manifest.name for entry in models), *loose})
             more = ", … (localchat list)" if len(yours) > _SHOWN_NAMES else ""
             raise ModelMissing(
-                f"no model {word!r}{_chosen(why)}",
+                f"no model {typed!r}{_chosen(why)}",
                 hint=f"{near}\nYour models: {', '.join(yours[:_SHOWN_NAMES])}{more}. To download one: "
                 "localchat pull NAME. A path to a GGUF file works too.",
             ) from problem
         here = find_pulled(reference, models)
-        if here is None and (other := _of_other_program(word, why, environ)):
+        if here is None and (other := _of_other_program(typed, why, environ)):
             return other
         if here is None:
-            raise missing_external(word, why) or ModelMissing(
-                f"{word} is not here{_chosen(why)}",
+            raise missing_external(typed, why) or ModelMissing(
+                f"{typed} is not here{_chosen(why)}",
                 hint=f"download it: localchat pull {reference.name}",
                 pull=reference.name,
             )
-        found = here
-    name = found.manifest.name
-    if not found.complete:
+        match = here
+    name = match.manifest.name
+    if not match.complete:
         raise ModelMissing(
-            f"a file of {name} is missing in {found.folder}{_chosen(why)}",
+            f"a file of {name} is missing in {match.folder}{_chosen(why)}",
             hint=f"fetch it again: localchat pull {name}",
             pull=name,
         )
-    return ResolvedModel(name, name, found.path, why)
+    return ResolvedModel(name, name, match.path, why)
 
 
 def locate_default(
@@ -298,14 +300,14 @@ def _chosen(why: str) -> str:
     return "" if why in ("", IN_COMMAND, "--model") else f" ({why})"
 
 
-def _is_path(word: str) -> bool:
-    if word.startswith((".", "~", "/")) or word.lower().endswith(".gguf"):
+def _is_path(name: str) -> bool:
+    if name.startswith((".", "~", "/")) or name.lower().endswith(".gguf"):
         return True
-    if "/" not in word:
+    if "/" not in name:
         return False
     from localchat.models.names import is_hub_name
 
-    return not is_hub_name(word)
+    return not is_hub_name(name)
 
 
 def _inside(folder: Path) -> str:

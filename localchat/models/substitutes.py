@@ -49,8 +49,8 @@ def memory_steps(
     has_gpu = bool(machine.gpus) or machine.unified_memory
     first = load_steps(options, plan, has_gpu=has_gpu, slots=slots)
     base = plan(options)
-    found = _Substitutes(subject, options, machine, paths, environ, base)
-    return (*first, found.quantization(), found.model())
+    substitutes = _Substitutes(subject, options, machine, paths, environ, base)
+    return (*first, substitutes.quantization(), substitutes.model())
 
 
 class _Substitutes:
@@ -87,19 +87,19 @@ class _Substitutes:
 
     def _scaled(self, shape: ModelShape, name: str, share: float) -> MemoryStep:
         weights = tuple(
-            one._replace(size_bytes=round(one.size_bytes * share)) for one in shape.weights
+            weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
         )
         plan = self._planner(replace(shape, weights=weights, quantization=name))(self._options)
         rough = ", which answers much worse" if is_rough(name) else ""
         total = round(shape.weights_bytes * share)
-        word = self._published(name)
+        pull_name = self._published(name)
         return MemoryStep(
             "quantization",
             f"{name} of this model, about {size(total)}, rather than {shape.quantization}{rough}",
             shape.weights_bytes - total,
             suffices=plan.fits,
-            flag=f"localchat pull {word}" if word else "",
-            model=word,
+            flag=f"localchat pull {pull_name}" if pull_name else "",
+            model=pull_name,
         )
 
     def _planner(self, shape: ModelShape) -> Planner:
@@ -114,13 +114,13 @@ class _Substitutes:
             reference = parse(self._subject.name, read_catalog(self._paths))
         except LocalchatError:
             return ""
-        wanted = f"-{quantization.lower()}"
-        return next((name for name in published_names(reference) if name.endswith(wanted)), "")
+        suffix = f"-{quantization.lower()}"
+        return next((name for name in published_names(reference) if name.endswith(suffix)), "")
 
     def _checkpoint_quantization(self) -> MemoryStep:
-        known = self._subject.model.quantization
-        if known not in ("", "F16", "BF16", "F32", "FP16"):
-            return MemoryStep("quantization", f"{known} is small already")
+        quantization = self._subject.model.quantization
+        if quantization not in ("", "F16", "BF16", "F32", "FP16"):
+            return MemoryStep("quantization", f"{quantization} is small already")
         saved = round(self._base.weights_bytes * (1 - _FOUR_BITS))
         return MemoryStep(
             "quantization",
@@ -169,25 +169,27 @@ class _Substitutes:
             models = read_index(self._paths, self._environ).models
         except LocalchatError:
             return
-        most = self._subject.model.weights_bytes
+        max_bytes = self._subject.model.weights_bytes
         fitting = [
-            one
-            for one in models
-            if one.path is not None
-            and not one.trouble
-            and one.path != self._subject.path
-            and one.name != GUIDE
-            and most * _LEAST_SHARE < one.size_bytes < min(most, self._base.free_bytes)
+            candidate
+            for candidate in models
+            if candidate.path is not None
+            and not candidate.trouble
+            and candidate.path != self._subject.path
+            and candidate.name != GUIDE
+            and max_bytes * _LEAST_SHARE
+            < candidate.size_bytes
+            < min(max_bytes, self._base.free_bytes)
         ]
-        for one in sorted(fitting, key=lambda one: -one.size_bytes)[:_MOST_READ]:
-            assert one.path is not None
+        for candidate in sorted(fitting, key=lambda candidate: -candidate.size_bytes)[:_MOST_READ]:
+            assert candidate.path is not None
             try:
-                summary = read_summary(one.path)
+                summary = read_summary(candidate.path)
                 if isinstance(summary, ModelShape) and summary.pooling:
                     continue  # embeddings, no chat
-                subject = Subject(one.name, summary, one.path)
+                subject = Subject(candidate.name, summary, candidate.path)
                 plan = assess(subject, self._options, self._machine, None, speed=False).plan
             except LocalchatError:
                 continue
             if plan.fits:
-                yield one.name, needed_bytes(plan)
+                yield candidate.name, needed_bytes(plan)

@@ -1,6 +1,6 @@
 """Plans the GPU memory of a load: weights, KV pages, workspace and driver overhead. Imports no torch.
 
-The planner builds a frozen `Budget` in stages: weights and workspace first, then the parts that a load can do
+The planner builds a frozen `GpuBudget` in stages: weights and workspace first, then the parts that a load can do
 without. `_memory_plan` turns the budget into a MemoryPlan. Free memory is read at planning time. If the
 trained context does not fit and the user requested none, the plan has a shorter one and a note.
 """
@@ -113,7 +113,7 @@ def plan(
     trained = 0 if config.context_capped else config.context_train
     check_context("The model", options.context_tokens, trained, anyway=options.anyway)
     _check_options(config, options)
-    load = _Load(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft)
+    load = _GpuLoad(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft)
     shared_pool = _memory_plan(_budget(load, has_window_pool=False))
     if not window_plan.window_of(config) or config.delta_net is not None:
         return shared_pool
@@ -309,7 +309,7 @@ def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _GpuLoad:
     """A request to load a model."""
 
     config: ModelConfig
@@ -327,13 +327,13 @@ class _Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class GpuBudget:
     """Division of one GPU's memory, in bytes, before the KV cache takes its part.
 
     Size: each field is a number that the MemoryPlan reports.
     """
 
-    load: _Load
+    load: _GpuLoad
     free: int
     """Memory that the load may take."""
     reserve: int
@@ -422,7 +422,7 @@ class Budget:
         return self.windows_bytes <= room - left
 
 
-def _budget(load: _Load, *, has_window_pool: bool) -> Budget:
+def _budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
     """Divide the memory of the GPU. The order matters: later parts take what earlier ones leave."""
     budget = _with_saved_states(_base_budget(load, has_window_pool=has_window_pool))
     budget = _with_head(_with_draft(budget))
@@ -432,7 +432,7 @@ def _budget(load: _Load, *, has_window_pool: bool) -> Budget:
     return _with_head_bounds(_with_prediction_head(budget))
 
 
-def _base_budget(load: _Load, *, has_window_pool: bool) -> Budget:
+def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
     """Count weights, tensors of a step and tables."""
     config = load.config
     options = load.options
@@ -454,7 +454,7 @@ def _base_budget(load: _Load, *, has_window_pool: bool) -> Budget:
         workspace += (options.max_slots + 1) * (load.context // PAGE_TOKENS) * _TABLE
     if kv_type == FP8:
         workspace += dequant_bytes(config, load.gpu)
-    return Budget(
+    return GpuBudget(
         load=load,
         free=free,
         reserve=reserve,
@@ -468,7 +468,7 @@ def _base_budget(load: _Load, *, has_window_pool: bool) -> Budget:
     )
 
 
-def _with_saved_states(budget: Budget) -> Budget:
+def _with_saved_states(budget: GpuBudget) -> GpuBudget:
     """Add the states of delta nets: one per slot, and those that are saved for prefixes."""
     config = budget.load.config
     if config.delta_net is None:
@@ -480,30 +480,30 @@ def _with_saved_states(budget: Budget) -> Budget:
     return replace(budget, workspace=workspace, saved_states=saved)
 
 
-def _with_draft(budget: Budget) -> Budget:
+def _with_draft(budget: GpuBudget) -> GpuBudget:
     """Add a draft model or an EAGLE-3 head, if the user named one."""
     load = budget.load
     draft = load.draft
     if draft is None:
         return budget
     weights = weights_bytes(draft.config, draft.headers)
-    taken = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
+    own_bytes = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
     kind = "draft model"
     if draft.eagle is not None:
-        taken += _last_states_bytes(load)
+        own_bytes += _last_states_bytes(load)
         kind = "EAGLE-3 head"
-    note = f"The {kind} {draft.name} takes {size(taken)}."
-    workspace = budget.workspace + taken
-    return replace(budget, workspace=workspace, draft_bytes=taken, notes=(*budget.notes, note))
+    note = f"The {kind} {draft.name} takes {size(own_bytes)}."
+    workspace = budget.workspace + own_bytes
+    return replace(budget, workspace=workspace, draft_bytes=own_bytes, notes=(*budget.notes, note))
 
 
-def _last_states_bytes(load: _Load) -> int:
+def _last_states_bytes(load: _GpuLoad) -> int:
     """Return the bytes of the states that a head continues from."""
     states = (load.options.max_slots + 1) * STATE_WINDOW
     return states * load.config.hidden * _float_bytes(load.config)
 
 
-def _with_head(budget: Budget) -> Budget:
+def _with_head(budget: GpuBudget) -> GpuBudget:
     """Add what rounding at the load changes about the weights and the output head."""
     config = budget.load.config
     weights = budget.weights
@@ -519,7 +519,7 @@ def _with_head(budget: Budget) -> Budget:
     return replace(budget, weights=weights, notes=notes)
 
 
-def _with_window_pool(budget: Budget) -> Budget:
+def _with_window_pool(budget: GpuBudget) -> GpuBudget:
     """Add the largest window pool that leaves room for the other layers."""
 
     def fits(pages: int) -> bool:
@@ -530,7 +530,7 @@ def _with_window_pool(budget: Budget) -> Budget:
     return replace(budget, window_pages=pages)
 
 
-def _with_prediction_head(budget: Budget) -> Budget:
+def _with_prediction_head(budget: GpuBudget) -> GpuBudget:
     """Add the model's own prediction head, unless it would shorten the context."""
     load = budget.load
     config = load.config
@@ -538,21 +538,21 @@ def _with_prediction_head(budget: Budget) -> Budget:
     if not can_draft or not has_head(config, load.headers):
         return budget
     weights = head_bytes(config, load.headers)
-    taken = draft_bytes(head_config(config), weights, load.context, load.options.max_slots)
-    taken += _last_states_bytes(load)
-    if budget.kv_bytes(load.context) > budget.kv_room() - taken:
-        note = f"Its prediction head is not loaded: with it, the context would be shorter ({size(taken)})."
+    own_bytes = draft_bytes(head_config(config), weights, load.context, load.options.max_slots)
+    own_bytes += _last_states_bytes(load)
+    if budget.kv_bytes(load.context) > budget.kv_room() - own_bytes:
+        note = f"Its prediction head is not loaded: with it, the context would be shorter ({size(own_bytes)})."
         return replace(budget, notes=(*budget.notes, note))
     return replace(
         budget,
-        workspace=budget.workspace + taken,
-        draft_bytes=taken,
+        workspace=budget.workspace + own_bytes,
+        draft_bytes=own_bytes,
         prediction_head=True,
-        notes=(*budget.notes, f"Its prediction head drafts, and takes {size(taken)}."),
+        notes=(*budget.notes, f"Its prediction head drafts, and takes {size(own_bytes)}."),
     )
 
 
-def _with_head_bounds(budget: Budget) -> Budget:
+def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
     """Add an int8 copy of the head if it shortens no context and takes at most a quarter of the KV room."""
     load = budget.load
     if load.options.head_int8 or not can_bound_head(load.config):
@@ -567,7 +567,7 @@ def _with_head_bounds(budget: Budget) -> Budget:
 # ---------------------------------------------------------------------------- the plan
 
 
-def _memory_plan(budget: Budget) -> MemoryPlan:
+def _memory_plan(budget: GpuBudget) -> MemoryPlan:
     """Choose the context, and divide what the budget leaves between KV cache, slots and weight copies."""
     load = budget.load
     trained = load.config.context_train
@@ -586,7 +586,7 @@ def _memory_plan(budget: Budget) -> MemoryPlan:
     return _accepted(replace(budget, notes=notes), context, longest)
 
 
-def _refused(budget: Budget, context: int, longest: int, advice: tuple[str, ...]) -> MemoryPlan:
+def _refused(budget: GpuBudget, context: int, longest: int, advice: tuple[str, ...]) -> MemoryPlan:
     """Return the plan of a load that does not fit."""
     kv = budget.kv_bytes(context)
     unpacked = _unpacked_bytes(budget, context, kv)
@@ -601,7 +601,7 @@ def _refused(budget: Budget, context: int, longest: int, advice: tuple[str, ...]
     )
 
 
-def _accepted(budget: Budget, context: int, longest: int) -> MemoryPlan:
+def _accepted(budget: GpuBudget, context: int, longest: int) -> MemoryPlan:
     """Return the plan of a load that fits."""
     kv = _kv_cache_bytes(budget, context)
     # The cache comes first: memory that it cannot use may hold the weights a second time.
@@ -625,7 +625,7 @@ def _accepted(budget: Budget, context: int, longest: int) -> MemoryPlan:
 
 
 def _result(
-    budget: Budget,
+    budget: GpuBudget,
     context: int,
     longest: int,
     *,
@@ -672,7 +672,7 @@ def _result(
     )
 
 
-def _kv_cache_bytes(budget: Budget, context: int) -> int:
+def _kv_cache_bytes(budget: GpuBudget, context: int) -> int:
     """Return the size of the cache: enough for all slots, or all that is left; one sequence at least."""
     windows = budget.windows_bytes
     page = max(1, budget.page_bytes)
@@ -681,7 +681,7 @@ def _kv_cache_bytes(budget: Budget, context: int) -> int:
     return windows + max(min(sequence * budget.load.options.max_slots, room), sequence)
 
 
-def _kv_tokens(budget: Budget, kv: int, context: int) -> int:
+def _kv_tokens(budget: GpuBudget, kv: int, context: int) -> int:
     """Return the capacity of a cache of `kv` bytes in tokens."""
     if not budget.page_bytes:
         # Every layer has a window, so pages of the other pool are empty.
@@ -689,7 +689,7 @@ def _kv_tokens(budget: Budget, kv: int, context: int) -> int:
     return (kv - budget.windows_bytes) // budget.page_bytes * PAGE_TOKENS
 
 
-def _unpacked_bytes(budget: Budget, context: int, kv: int) -> int:
+def _unpacked_bytes(budget: GpuBudget, context: int, kv: int) -> int:
     """Return the bytes of unpacked copies of the weights. 0 unless every slot fits beside them."""
     if not budget.fits_every_slot(context):
         return 0
@@ -707,7 +707,7 @@ class _MoreSlots(NamedTuple):
     """Bytes that the KV cache gives up for them."""
 
 
-def _more_slots(budget: Budget, kv: int, context: int, left: int) -> _MoreSlots | None:
+def _more_slots(budget: GpuBudget, kv: int, context: int, left: int) -> _MoreSlots | None:
     """Find more slots for short sequences, if the options allow them. left: unused bytes."""
     options = budget.load.options
     config = budget.load.config
@@ -720,14 +720,14 @@ def _more_slots(budget: Budget, kv: int, context: int, left: int) -> _MoreSlots 
         workspace = table_bytes(slots, context) - table_bytes(requested, context)
         workspace += workspace_bytes(config, slots, budget.step)
         workspace -= workspace_bytes(config, requested, budget.step)
-        taken = -(-max(0, workspace - left) // page) * page
+        from_cache = -(-max(0, workspace - left) // page) * page
         enough = max(slots * _SHORT_TOKENS // PAGE_TOKENS * page, budget.kv_bytes(context))
-        if slots > requested and kv - taken >= enough:
-            return _MoreSlots(slots, workspace, taken)
+        if slots > requested and kv - from_cache >= enough:
+            return _MoreSlots(slots, workspace, from_cache)
     return None
 
 
-def _host_cache(budget: Budget, kv: int) -> tuple[int, tuple[str, ...]]:
+def _host_cache(budget: GpuBudget, kv: int) -> tuple[int, tuple[str, ...]]:
     """Return the bytes of pinned RAM for idle KV, and notes.
 
     A hybrid model's would lack its states, and the window pool has no copy in RAM.
@@ -756,7 +756,7 @@ def _context_notes(config: ModelConfig) -> Iterator[str]:
         )
 
 
-def _window_notes(budget: Budget) -> Iterator[str]:
+def _window_notes(budget: GpuBudget) -> Iterator[str]:
     """Explain what sliding windows save."""
     config = budget.load.config
     widths = [width for width in config.windows if width]
@@ -774,7 +774,7 @@ def _window_notes(budget: Budget) -> Iterator[str]:
         yield f"{budget.rows} answers run at once; others wait, for want of memory for their windows."
 
 
-def _length_notes(load: _Load, context: int) -> Iterator[str]:
+def _length_notes(load: _GpuLoad, context: int) -> Iterator[str]:
     """Warn about a context beyond the original or trained length."""
     scaling = load.config.rotation.scaling
     if (
@@ -790,7 +790,7 @@ def _length_notes(load: _Load, context: int) -> Iterator[str]:
         yield f"The model was trained for {tokens(trained)}; beyond, it may ramble."
 
 
-def _fp8_advice(budget: Budget, longest: int, limit: int) -> Iterator[str]:
+def _fp8_advice(budget: GpuBudget, longest: int, limit: int) -> Iterator[str]:
     """Suggest an FP8 cache if it allows more than `longest`."""
     if budget.kv_type == FP8 or FP8 not in kv_types(budget.load.config):
         return
@@ -799,7 +799,7 @@ def _fp8_advice(budget: Budget, longest: int, limit: int) -> Iterator[str]:
         yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
 
-def _exceeded_limit(budget: Budget, context: int, total: int) -> str:
+def _exceeded_limit(budget: GpuBudget, context: int, total: int) -> str:
     """Return the message if only the user's limit on the KV cache forbids the load, else empty."""
     limit = budget.load.limits.kv_bytes
     if limit is None or total > budget.free or budget.kv_bytes(context) <= limit:
@@ -810,7 +810,7 @@ def _exceeded_limit(budget: Budget, context: int, total: int) -> str:
     )
 
 
-def _limit_advice(budget: Budget, context: int) -> Iterator[str]:
+def _limit_advice(budget: GpuBudget, context: int) -> Iterator[str]:
     """Suggest raising limits that the user set."""
     limits = budget.load.limits
     kv = budget.kv_bytes(context)
@@ -822,7 +822,7 @@ def _limit_advice(budget: Budget, context: int) -> Iterator[str]:
         yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(context)}."
 
 
-def _advice(budget: Budget, context: int, longest: int, min_context: int) -> Iterator[str]:
+def _advice(budget: GpuBudget, context: int, longest: int, min_context: int) -> Iterator[str]:
     """Yield what would help, cheapest for the user first."""
     load = budget.load
     yield from _limit_advice(budget, context)

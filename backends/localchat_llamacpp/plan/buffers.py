@@ -210,20 +210,20 @@ def split_layers(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
     """Layers of each GPU where each takes as many as it has room for."""
     counts = []
-    place = 0
+    layer = 0
     for room in rooms:
-        start = place
-        taken = 0
-        while place < len(sizes) and taken + sizes[place] <= room:
-            taken += sizes[place]
-            place += 1
-        counts.append(place - start)
+        start = layer
+        used = 0
+        while layer < len(sizes) and used + sizes[layer] <= room:
+            used += sizes[layer]
+            layer += 1
+        counts.append(layer - start)
     return tuple(counts)
 
 
 def tensor_split(layers: Sequence[int]) -> list[float]:
     """The shares that make llama.cpp give so many layers to each GPU; the borders lie between two layers."""
-    first, *rest = layers
-    shares = [first - 0.5 if first else 0.0, *map(float, rest)]
+    first, *others = layers
+    shares = [first - 0.5 if first else 0.0, *map(float, others)]
     shares[-1] += 0.5 if first else 0.0
     return shares

@@ -54,7 +54,7 @@ def plan_embedding(
     trained = shape.context_train
     if options.context_tokens is not None and options.context_tokens < 1:
         raise UsageError(f"Texts of {options.context_tokens} tokens are not possible.")
-    most = min(trained, options.context_tokens or _GOAL_TOKENS)
+    limit = min(trained, options.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
     for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
         needs = _EmbeddingNeeds(
@@ -65,19 +65,19 @@ def plan_embedding(
             anyway=options.anyway,
             safe_mode=safe_mode,
         )
-        longest = largest(needs.fit, most, step=_LEAST_TOKENS)
-        if longest >= most or (options.context_tokens is None and longest >= min(trained, 512)):
+        longest = largest(needs.fit, limit, step=_LEAST_TOKENS)
+        if longest >= limit or (options.context_tokens is None and longest >= min(trained, 512)):
             return _with_gpu(needs.plan(longest, longest, fits=True), options)
-    return _with_gpu(needs.plan(most, longest, fits=False), options)
+    return _with_gpu(needs.plan(limit, longest, fits=False), options)
 
 
-def _with_gpu(found: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+def _with_gpu(memory: MemoryPlan, options: LoadOptions) -> MemoryPlan:
     """The plan; refused with a sentence where a GPU is required and gets no layer."""
-    if not options.require_gpu or found.gpu_layers:
-        return found
+    if not options.require_gpu or memory.gpu_layers:
+        return memory
     missing = "a GPU is required, and this embedding model would be computed on the CPU."
     advice = ("Leave --require-gpu out; `localchat doctor` shows devices.",)
-    return replace(found, fits=False, missing=missing, advice=advice)
+    return replace(memory, fits=False, missing=missing, advice=advice)
 
 
 class _EmbeddingNeeds:

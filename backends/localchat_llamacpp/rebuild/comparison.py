@@ -122,8 +122,8 @@ def _working(current: Path, request: TrialRequest, try_: Try) -> TrialRequest:
 def _settled(results: list[TrialResult]) -> bool:
     """Whether the two best results of each speed agree."""
     for speeds in (
-        sorted(one.prefill_tokens_per_s for one in results),
-        sorted(one.decode_tokens_per_s for one in results),
+        sorted(result.prefill_tokens_per_s for result in results),
+        sorted(result.decode_tokens_per_s for result in results),
     ):
         if len(speeds) > 1 and speeds[-2] < _ALIKE * speeds[-1]:
             return False
@@ -133,19 +133,19 @@ def _settled(results: list[TrialResult]) -> bool:
 def _difference(old: TrialResult, new: TrialResult, tie: float) -> str:
     """How the new library's text is wrong; empty: it is right."""
     pairs = zip(old.tokens, new.tokens, old.margins, strict=False)
-    for place, (before, now, margin) in enumerate(pairs, 1):
+    for position, (before, now, margin) in enumerate(pairs, 1):
         if before != now:
             if margin < tie:
                 return ""  # what follows a tie is another text, and as right
-            return f"it writes another text: token {place} of {len(old.tokens)} differs"
+            return f"it writes another text: token {position} of {len(old.tokens)} differs"
     if len(old.tokens) == len(new.tokens):
         return ""
     return "it writes a text of another length"
 
 
 def _faster(old: list[TrialResult], new: list[TrialResult]) -> Verdict:
-    prefill = [max(one.prefill_tokens_per_s for one in each) for each in (old, new)]
-    decode = [max(one.decode_tokens_per_s for one in each) for each in (old, new)]
+    prefill = [max(result.prefill_tokens_per_s for result in results) for results in (old, new)]
+    decode = [max(result.decode_tokens_per_s for result in results) for results in (old, new)]
     prefill_ratio = prefill[1] / prefill[0]
     decode_ratio = decode[1] / decode[0]
     figures = f"prompts {_ratio(prefill)}, answers {_ratio(decode)}, on a model of 60 MB in Q4_K"

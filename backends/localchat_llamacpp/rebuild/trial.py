@@ -72,14 +72,14 @@ def trial(request: TrialRequest, folder: Path) -> TrialResult:
         prompts = [tokenizer.encode(text, add_bos=True) for text in _PROMPTS]
         size = tokenizer.vocab_size
     with closing(_Context(guide, request)) as context:
-        found = [pair for prompt in prompts for pair in context.greedy(prompt, size)]
+        pairs = [pair for prompt in prompts for pair in context.greedy(prompt, size)]
     path = folder / "synthetic.gguf"
     write(path, _MODEL)
     with closing(_Context(path, request)) as context:
         prefill_s, decode_s = context.times()
     return TrialResult(
-        tuple(token for token, _ in found),
-        tuple(margin for _, margin in found),
+        tuple(token for token, _ in pairs),
+        tuple(margin for _, margin in pairs),
         _PROMPT_TOKENS / prefill_s,
         1 / decode_s,
     )
@@ -116,17 +116,17 @@ class _Context:
 
     def greedy(self, prompt: list[int], vocab_size: int) -> list[tuple[int, float]]:
         """The likeliest continuation, and by how much each token leads."""
-        found: list[tuple[int, float]] = []
+        pairs: list[tuple[int, float]] = []
         self._clear()
         self._decode(0, prompt)
-        for place in range(len(prompt), len(prompt) + _GREEDY_TOKENS):
+        for position in range(len(prompt), len(prompt) + _GREEDY_TOKENS):
             pointer = self._api.llama_get_logits(self._handle)
             logits = np.ctypeslib.as_array(pointer, (vocab_size,))
             second, first = np.argpartition(logits, -2)[-2:]
             token = int(first if logits[first] >= logits[second] else second)
-            found.append((token, float(abs(logits[first] - logits[second]))))
-            self._decode(place, [token])
-        return found
+            pairs.append((token, float(abs(logits[first] - logits[second]))))
+            self._decode(position, [token])
+        return pairs
 
     def times(self) -> tuple[float, float]:
         """Seconds of a prompt and of a token, the shortest of several: others only make them longer."""
@@ -137,8 +137,8 @@ class _Context:
             self._clear()
             prefill.append(_timed(lambda: self._decode(0, prompt)))
             for step in range(_DECODE_STEPS):
-                place = _PROMPT_TOKENS + step
-                decode.append(_timed(lambda at=place: self._decode(at, [at % TOKENS])))  # type: ignore[misc]
+                position = _PROMPT_TOKENS + step
+                decode.append(_timed(lambda at=position: self._decode(at, [at % TOKENS])))  # type: ignore[misc]
         return min(prefill), min(decode)
 
     def _clear(self) -> None:
@@ -164,10 +164,10 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialRequest)
     with tempfile.TemporaryDirectory(prefix="localchat-trial-") as folder:
         try:
-            found = trial(request, Path(folder))
+            result = trial(request, Path(folder))
         except LocalchatError as problem:
             sys.exit(problem.message)
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     sys.stdout.buffer.flush()
 
 

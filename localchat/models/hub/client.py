@@ -208,9 +208,9 @@ class HubClient:
         if status in _DENIED:
             return self._denied(repository, response)
         if status in AGAIN:
-            asked = retry_after_s(response.headers.get("retry-after"))
+            requested_s = retry_after_s(response.headers.get("retry-after"))
             return RetryableError(
-                f"{response.url.host} answers {status} {response.reason_phrase}", asked
+                f"{response.url.host} answers {status} {response.reason_phrase}", requested_s
             )
         return NetworkError(
             f"{response.url.host} answers {status} {response.reason_phrase} for {repository}",
@@ -312,18 +312,18 @@ def offline_error(what: str, by: str) -> NetworkError:
     )
 
 
-def _listing(asked: str, name: object, revision: object, siblings: object) -> Listing:
+def _listing(repository: str, name: object, revision: object, siblings: object) -> Listing:
     """Check the hub's answer, which decides what is written where. Raises ValueError."""
     if not isinstance(revision, str) or not _SHA1.fullmatch(revision):
         raise ValueError("it names no commit")
     if not isinstance(siblings, list) or len(siblings) > MOST_FILES:
         raise ValueError(f"it lists no files, or over {MOST_FILES:,}")
-    files = tuple(_file(one) for one in siblings)
+    files = tuple(_file(sibling) for sibling in siblings)
     if len({file.path for file in files}) != len(files):
         raise ValueError("it lists a file twice")
     # Another spelling of the name is the hub's own; another name is a repository that moved.
-    same = isinstance(name, str) and name.lower() == asked.lower()
-    return Listing(str(name) if same else asked, revision, files)
+    same = isinstance(name, str) and name.lower() == repository.lower()
+    return Listing(str(name) if same else repository, revision, files)
 
 
 def _file(listed: object) -> RemoteFile:

@@ -63,14 +63,14 @@ class Download:
                     part.finish()
                     self._meter.show(file.path)
                     return part.sha256
-                found = part.found_hash
+                received = part.found_hash
                 self._discard(part)
                 if not last:
                     self._emit(
                         Note(f"{file.path} came with a wrong hash; it is fetched once more, whole")
                     )
         raise NetworkError(
-            f"{file.path} came with a wrong hash twice: {file.hash} is right, {found} came",
+            f"{file.path} came with a wrong hash twice: {file.hash} is right, {received} came",
             hint="what came is discarded. The server or something on the way alters the file: try another "
             "network, or another repository of the same model",
         )
@@ -175,10 +175,10 @@ def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
         length = response.headers.get("content-length", "")
         total = length if length.isdigit() else "*"
     else:
-        found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
-        if found is None or int(found[1]) != start:
+        match = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+        if match is None or int(match[1]) != start:
             return "the server sends another part than was asked for"
-        total = found[3]
+        total = match[3]
     if total != "*" and int(total[:20]) != file.size:
         return f"it has {total[:20]} bytes on the server and {file.size} in the listing"
     return ""

@@ -36,8 +36,8 @@ class FileHash:
 
 def hash_file(path: Path, *, git: bool = False) -> FileHash:
     """Read a whole file. Raises OSError."""
-    found = FileHash(path.stat().st_size, git=git)
+    file_hash = FileHash(path.stat().st_size, git=git)
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
-            found.update(piece)
-    return found
+            file_hash.update(piece)
+    return file_hash

@@ -93,10 +93,10 @@ def installed(models_dir: Path) -> list[Installed]:
     A manifest that cannot be read, or that names a file outside its folder, is ignored: its files are then
     found as loose ones.
     """
-    found = [
+    models = [
         Installed(manifest, folder) for folder in _folders(models_dir) for manifest in read(folder)
     ]
-    return sorted(found, key=lambda one: (one.manifest.name.lower(), one.folder))
+    return sorted(models, key=lambda model: (model.manifest.name.lower(), model.folder))
 
 
 def read(folder: Path) -> tuple[Manifest, ...]:
@@ -105,18 +105,20 @@ def read(folder: Path) -> tuple[Manifest, ...]:
         file = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError):
         return ()
-    return tuple(one for one in file.models if all(_inside(part.path) for part in one.files))
+    return tuple(
+        manifest for manifest in file.models if all(_inside(part.path) for part in manifest.files)
+    )
 
 
 def record(folder: Path, manifest: Manifest) -> None:
     """Add a model to the folder's manifest, in place of one of the same name. Raises OSError."""
-    others = [one for one in read(folder) if one.name != manifest.name]
+    others = [entry for entry in read(folder) if entry.name != manifest.name]
     _write(folder, (*others, manifest))
 
 
 def forget(folder: Path, name: str) -> None:
     """Remove a model from the manifest, and an empty manifest. Files stay. Raises OSError."""
-    left = tuple(one for one in read(folder) if one.name != name)
+    left = tuple(entry for entry in read(folder) if entry.name != name)
     if left:
         _write(folder, left)
     else:

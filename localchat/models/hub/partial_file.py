@@ -111,15 +111,15 @@ class PartialFile:
 
     def write(self, data: bytes) -> None:
         """Append bytes and hash them."""
-        rest = memoryview(data)
-        while rest:
+        remaining = memoryview(data)
+        while remaining:
             try:
-                written = os.write(self._handle, rest)
+                written = os.write(self._handle, remaining)
             except OSError as problem:
                 raise self._unwritable(problem) from problem
-            self._hash.update(rest[:written])
+            self._hash.update(remaining[:written])
             self._length += written
-            rest = rest[written:]
+            remaining = remaining[written:]
 
     def hash_existing(self, read: Callable[[int], None]) -> None:
         """Hash the bytes of an earlier download. `read` gets the number of bytes of each step."""

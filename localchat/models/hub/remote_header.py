@@ -100,8 +100,8 @@ class HubSource:
     def _skipped(self, response: httpx2.Response, offset: int, count: int) -> int:
         """Bytes of the response before the requested ones: none where the range was honoured."""
         if response.status_code == 206:
-            found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
-            if found is None or int(found[1]) != offset:
+            match = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+            if match is None or int(match[1]) != offset:
                 raise NetworkError(f"{self.name}: the server sends another part than was asked for")
             return 0
         if response.status_code == 416:

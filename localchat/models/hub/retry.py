@@ -45,8 +45,8 @@ def retry_after_s(header: str | None) -> float | None:
     if header.strip().isdecimal():
         return float(header)
     try:
-        at = parsedate_to_datetime(header)
+        date = parsedate_to_datetime(header)
     except ValueError:
         return None
-    aware = at if at.tzinfo else at.replace(tzinfo=UTC)
+    aware = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, (aware - datetime.now(UTC)).total_seconds())

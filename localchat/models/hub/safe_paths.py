@@ -55,15 +55,15 @@ def repository_folder(models_dir: Path, repository: str) -> Path:
 
 def target(models_dir: Path, folder: Path, path: str) -> Path:
     """The path for a file of a repository. Raises ModelInvalid."""
-    found = folder / check_path(path)
-    _stays_inside(models_dir, found.parent, path)
-    return found
+    file = folder / check_path(path)
+    _stays_inside(models_dir, file.parent, path)
+    return file
 
 
-def _stays_inside(models_dir: Path, folder: Path, asked: str) -> None:
+def _stays_inside(models_dir: Path, folder: Path, requested: str) -> None:
     """Raise ModelInvalid for a path outside, with links followed as far as it exists."""
     if not folder.resolve().is_relative_to(models_dir.resolve()):
-        raise _refused(asked, f"{folder} is a link out of the models folder {models_dir}")
+        raise _refused(requested, f"{folder} is a link out of the models folder {models_dir}")
 
 
 def _refused(path: str, why: str) -> ModelInvalid:

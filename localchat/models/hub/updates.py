@@ -60,17 +60,17 @@ def check(
     Raises LocalchatError where the hub cannot be reached; a repository that is gone is a result.
     """
     listings: dict[str, Listing | str] = {}
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     for model in models:
         repository = model.manifest.repository
         if repository not in listings:
             listings[repository] = _listing(repository, hub, emit, retry)
         listing = listings[repository]
         if isinstance(listing, str):
-            found.append(CheckResult(model, None, listing))
+            results.append(CheckResult(model, None, listing))
         else:
-            found.append(CheckResult(model, _update(model, listing)))
-    return tuple(found)
+            results.append(CheckResult(model, _update(model, listing)))
+    return tuple(results)
 
 
 def _listing(repository: str, hub: HubClient, emit: EventSink, retry: RetryPolicy) -> Listing | str:
@@ -120,35 +120,37 @@ class KnownUpdates:
 
     def record(self, results: Iterable[CheckResult]) -> None:
         """Keep the outcome of a check in place of earlier ones of the same models. Raises OSError."""
-        done = [one for one in results if not one.problem]
-        names = {one.model.manifest.name for one in done}
-        new = tuple(one.update for one in done if one.update is not None)
+        done = [result for result in results if not result.problem]
+        names = {result.model.manifest.name for result in done}
+        new = tuple(result.update for result in done if result.update is not None)
 
         def merged(file: _UpdatesFile) -> _UpdatesFile:
-            kept = tuple(one for one in file.updates if one.name not in names)
+            kept = tuple(update for update in file.updates if update.name not in names)
             return _UpdatesFile(updates=(*kept, *new))
 
         self._file.update(merged, _LOCK_PATIENCE_S)
 
     def of(self, models: Iterable[Installed]) -> tuple[Update, ...]:
         """Updates of these models that have not been pulled since."""
-        here = {(one.manifest.name, _hashes(one)) for one in models}
-        known = self._file.read().updates
-        return tuple(one for one in known if (one.name, one.pulled_sha256) in here)
+        here = {(entry.manifest.name, _hashes(entry)) for entry in models}
+        updates = self._file.read().updates
+        return tuple(entry for entry in updates if (entry.name, entry.pulled_sha256) in here)
 
 
-def chosen(word: str | None, models: Iterable[Installed]) -> list[Installed]:
+def chosen(name: str | None, models: Iterable[Installed]) -> list[Installed]:
     """The pulled models to check: all, or the one of this name. Raises ModelMissing."""
     every = list(models)
-    if word is None:
+    if name is None:
         return every
-    same = word.casefold()
-    found = [one for one in every if one.manifest.name.casefold() == same]
+    same = name.casefold()
+    matches = [model for model in every if model.manifest.name.casefold() == same]
     # A short form of a name means every quantization that is here.
-    found = found or [one for one in every if one.manifest.name.casefold().startswith(f"{same}-")]
-    if not found:
+    matches = matches or [
+        model for model in every if model.manifest.name.casefold().startswith(f"{same}-")
+    ]
+    if not matches:
         raise ModelMissing(
-            f"{word!r} is not a downloaded model, so there is nothing to check",
+            f"{name!r} is not a downloaded model, so there is nothing to check",
             hint="localchat list shows what is here",
         )
-    return found
+    return matches

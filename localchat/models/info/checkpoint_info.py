@@ -62,9 +62,9 @@ def describe_checkpoint(
 
 def checkpoint_templates(folder: Path) -> dict[str, str]:
     """Chat templates by name, `default` first. Raises ModelInvalid."""
-    found = dict(_templates(folder))
-    default = {"default": found.pop("default")} if "default" in found else {}
-    return default | dict(sorted(found.items()))
+    templates = dict(_templates(folder))
+    default = {"default": templates.pop("default")} if "default" in templates else {}
+    return default | dict(sorted(templates.items()))
 
 
 def _templates(folder: Path) -> Iterator[tuple[str, str]]:
@@ -73,9 +73,9 @@ def _templates(folder: Path) -> Iterator[tuple[str, str]]:
         stated = _settings(folder / name).get("chat_template")
         if isinstance(stated, str) and stated.strip():
             yield "default", stated
-        for each in stated if isinstance(stated, list) else ():
-            if isinstance(each, dict) and isinstance(each.get("template"), str):
-                yield str(each.get("name")), each["template"]
+        for entry in stated if isinstance(stated, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+                yield str(entry.get("name")), entry["template"]
     for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
         yield path.stem, _text(path)
     if (folder / _JINJA).is_file():
@@ -86,10 +86,10 @@ def _settings(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(_text(path))
+        settings = json.loads(_text(path))
     except (ValueError, RecursionError) as problem:
         raise ModelInvalid(f"{path} is no JSON: {problem}.", path=str(path)) from problem
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _text(path: Path) -> str:
@@ -115,8 +115,8 @@ def _licence(folder: Path) -> str:
     head = _text(card)[:4096] if card.is_file() else ""
     if not head.startswith("---"):
         return ""
-    found = _LICENCE.search(head.partition("\n---")[0])
-    return found[1].strip() if found else ""
+    match = _LICENCE.search(head.partition("\n---")[0])
+    return match[1].strip() if match else ""
 
 
 def _tensors(model: Checkpoint) -> Iterator[Tensor]:
@@ -135,15 +135,18 @@ def _numbers(tensor: Tensor, bits: int) -> int:
 def _bits(model: Checkpoint) -> int:
     """Bits of a packed weight; 4 where nothing states it."""
     stated = model.config.get("quantization_config")
-    held = stated if isinstance(stated, Mapping) else {}
-    groups = held.get("config_groups")
+    config = stated if isinstance(stated, Mapping) else {}
+    groups = config.get("config_groups")
     weights = [
         group.get("weights")
         for group in (groups.values() if isinstance(groups, Mapping) else ())
         if isinstance(group, Mapping)
     ]
-    named = [held.get("bits"), *(one.get("num_bits") for one in weights if isinstance(one, dict))]
-    return next((one for one in named if isinstance(one, int) and 1 <= one <= 16), 4)
+    named = [
+        config.get("bits"),
+        *(item.get("num_bits") for item in weights if isinstance(item, dict)),
+    ]
+    return next((item for item in named if isinstance(item, int) and 1 <= item <= 16), 4)
 
 
 def _delta_nets(model: Checkpoint) -> int:
@@ -179,5 +182,5 @@ def _key_width(model: Checkpoint) -> int:
 
 
 def _rows(model: Checkpoint, name: str) -> int:
-    found = (tensor for tensor in _tensors(model) if tensor.name.endswith(name))
-    return next((tensor.shape[0] for tensor in found if len(tensor.shape) == 2), 0)
+    tensors = (tensor for tensor in _tensors(model) if tensor.name.endswith(name))
+    return next((tensor.shape[0] for tensor in tensors if len(tensor.shape) == 2), 0)

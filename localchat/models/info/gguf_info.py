@@ -129,17 +129,17 @@ def _attention(shape: ModelShape) -> str:
 
 
 def _text(header: Header, key: str) -> str:
-    found = header.metadata.get(key)
-    return found.strip() if isinstance(found, str) else ""
+    value = header.metadata.get(key)
+    return value.strip() if isinstance(value, str) else ""
 
 
 def _templates(header: Header) -> dict[str, str]:
-    found = {
+    templates = {
         key.removeprefix(_TEMPLATE).lstrip(".") or "default": value
         for key, value in sorted(header.metadata.items())
         if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(value, str)
     }
-    return {name: source for name, source in found.items() if source.strip()}
+    return {name: source for name, source in templates.items() if source.strip()}
 
 
 def _names(templates: Mapping[str, str]) -> frozenset[str]:
@@ -151,21 +151,21 @@ def _names(templates: Mapping[str, str]) -> frozenset[str]:
 def _fills_in(header: Header) -> bool:
     if any(key in header.metadata for key in _MIDDLE):
         return True
-    known = header.metadata.get(VOCABULARY)
-    return isinstance(known, Array) and not _MIDDLE_TOKENS.isdisjoint(known.values or ())
+    vocabulary = header.metadata.get(VOCABULARY)
+    return isinstance(vocabulary, Array) and not _MIDDLE_TOKENS.isdisjoint(vocabulary.values or ())
 
 
 def abilities_of(templates: Mapping[str, str], *, infill: bool) -> frozenset[Ability]:
     """Abilities by the templates. infill: whether the model has a fill-in-the-middle token."""
     names = _names(templates)
     thoughts = any(sign in source for source in templates.values() for sign in _THOUGHTS)
-    found: dict[Ability, bool] = {
+    abilities: dict[Ability, bool] = {
         "chat": bool(templates),
         "tools": "tools" in names,
         "thinking": bool(names & _SWITCHES) or thoughts,
         "infill": infill,
     }
-    return frozenset(ability for ability, there in found.items() if there)
+    return frozenset(ability for ability, there in abilities.items() if there)
 
 
 def sentences_of(

@@ -45,13 +45,13 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
 
 def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
     """A folder of safetensors. Raises LocalchatError."""
-    found = read_checkpoint(folder)
-    facts = describe_checkpoint(folder, found, vocabulary=vocabulary)
-    backend = choose_for_model(found, "safetensors").backend
-    return Inspection(None, facts, backend.objection(found))
+    checkpoint = read_checkpoint(folder)
+    facts = describe_checkpoint(folder, checkpoint, vocabulary=vocabulary)
+    backend = choose_for_model(checkpoint, "safetensors").backend
+    return Inspection(None, facts, backend.objection(checkpoint))
 
 
 def _trouble(problem: LocalchatError, model: Model) -> str:
     """The reason alone: whoever shows it names the model."""
-    found = problem.reason if isinstance(problem, ModelInvalid) else ""
-    return found or problem.message.rstrip(".").replace(str(model.path), "it")
+    reason = problem.reason if isinstance(problem, ModelInvalid) else ""
+    return reason or problem.message.rstrip(".").replace(str(model.path), "it")
