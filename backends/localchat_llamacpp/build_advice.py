@@ -120,9 +120,6 @@ def offload_advice() -> str:
     )
 
 
-# ---------------------------------------------------------------------------- a better build
-
-
 def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
     """The build that would help most here; one that can begin at once comes before one that lacks a tool.
 

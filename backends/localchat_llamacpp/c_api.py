@@ -54,8 +54,6 @@ class BufferOverride(ctypes.Structure):
     _fields_ = (("pattern", c_char_p), ("buft", c_void_p))
 
 
-# ---------------------------------------------------------------------------- parameter structs
-
 _Default: TypeAlias = int | float | range | None
 
 
@@ -167,8 +165,6 @@ def _struct(name: str, fields: Sequence[_Field]) -> Any:  # noqa: ANN401 - a cla
         name, (ctypes.Structure,), {"_fields_": [*members, ("spare", c_flag * _SPARE_BYTES)]}
     )
 
-
-# ---------------------------------------------------------------------------- functions
 
 _Signature: TypeAlias = tuple[Any, Sequence[Any]]
 _TOKEN_OF: Final = (c_int32, (c_void_p,))
@@ -300,9 +296,6 @@ def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of
         return lambda: _MOST_SEQUENCES
     _prototype(native, "llama_max_parallel_sequences", c_size_t, ())
     return native.llama_max_parallel_sequences
-
-
-# ---------------------------------------------------------------------------- checks
 
 
 def _layout(native: ctypes.CDLL, name: str) -> Layout:

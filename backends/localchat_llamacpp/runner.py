@@ -236,8 +236,6 @@ class LlamaCppRunner:
             self._context = 0
             self._weights.close()
 
-    # ------------------------------------------------------------------ steps
-
     def _begin(self, step: _Step, *, void: bool = False) -> _Step:
         """Change what a plan changes and begin to compute it."""
         plan = step.plan
@@ -279,8 +277,6 @@ class LlamaCppRunner:
             for row in step.plan.rows
         )
 
-    # ------------------------------------------------------------------ what a plan changes
-
     def _enter(self, plan: StepPlan) -> None:
         for seq in plan.leave:
             self._sequences.pop(seq, None)
@@ -297,8 +293,6 @@ class LlamaCppRunner:
         tokens = new_tokens + row.drafts
         state.tokens[row.start : row.start + len(tokens)] = tokens
         return tokens
-
-    # ------------------------------------------------------------------ decoding
 
     def _parts(self, plan: StepPlan) -> list[_DecodePart]:
         """The plan as one decode, or several where more logits are requested than one may bring."""
@@ -375,8 +369,6 @@ class LlamaCppRunner:
             return ()
         self._api.llama_set_n_threads(self._context, change.threads, change.threads)
         return (change.note,) if change.note else ()
-
-    # ------------------------------------------------------------------ sampling
 
     def _sample(
         self,

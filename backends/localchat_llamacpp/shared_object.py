@@ -98,9 +98,6 @@ def _load_cpp_runtime() -> None:
             return  # the load itself says what is missing
 
 
-# ---------------------------------------------------------------------------- before the load
-
-
 def _check(file: Path, again: str) -> None:
     """Raise LocalchatError for a file that is no library of this machine, or cut short."""
     try:
@@ -159,9 +156,6 @@ def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
         raise LocalchatError(
             f"{file} is cut short: it has {size:,} bytes of at least {end:,}.", hint=again
         )
-
-
-# ---------------------------------------------------------------------------- after a failure
 
 
 def _explained(file: Path, problem: str, again: str, root: Path = Path("/")) -> LocalchatError:

@@ -192,8 +192,6 @@ class Slots:
             self.drop(slot)
         return read == len(state)
 
-    # ------------------------------------------------------------------ exports
-
     @property
     def _scratch(self) -> int:
         """The slot that no sequence gets."""

@@ -169,9 +169,6 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
         )
 
 
-# ---------------------------------------------------------------------------- sizes of the parts
-
-
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
     """Return the possible KV types, best first: that of the activations, then FP8 (no kernel for latents)."""
     own = _KV_TYPES[config.dtype]
@@ -303,9 +300,6 @@ def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> 
     tables = rotation_bytes(config, text) + table_bytes(slots, text)
     work = workspace_bytes(config, slots, draft_plan.STEP_TOKENS)
     return weights + cache + tables + work + draft_plan.GRAPH_BYTES
-
-
-# ---------------------------------------------------------------------------- the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,9 +558,6 @@ def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
     return replace(budget, weights=budget.weights + copy_bytes, head_bounds=True)
 
 
-# ---------------------------------------------------------------------------- the plan
-
-
 def _memory_plan(budget: GpuBudget) -> MemoryPlan:
     """Choose the context, and divide what the budget leaves between KV cache, slots and weight copies."""
     load = budget.load
@@ -743,9 +734,6 @@ def _host_cache(budget: GpuBudget, kv: int) -> tuple[int, tuple[str, ...]]:
         return requested, ()
     note = f"--cache-ram is {size(limit)} here: pinned RAM is at most half of what is free."
     return limit, (note,)
-
-
-# ---------------------------------------------------------------------------- notes and advice
 
 
 def _context_notes(config: ModelConfig) -> Iterator[str]:

@@ -124,8 +124,6 @@ def overhead_bytes(shape: ModelShape, steps: Steps) -> int:
     return PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size + logits
 
 
-# ---------------------------------------------------------------------------- repacked weights
-
 _AVX2 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 _ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
 _AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16"})
@@ -175,8 +173,6 @@ def _repackable(sides: tuple[int, ...], *, amx: bool) -> bool:
     """True if the copying kernels take a matrix of these sides."""
     return 2 <= len(sides) <= (2 if amx else 3) and sides[1] % (32 if amx else 8) == 0
 
-
-# ---------------------------------------------------------------------------- several GPUs
 
 _LEVELS = 256
 

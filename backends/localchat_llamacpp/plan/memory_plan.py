@@ -202,8 +202,6 @@ class _Chooser:
         """Shortest context that is chosen without a request."""
         return min(MIN_CONTEXT_TOKENS, self.trained)
 
-    # ------------------------------------------------------------------------ candidates
-
     def _candidates(self) -> Iterator[Candidate]:
         """Yield the candidates, best first.
 
@@ -277,8 +275,6 @@ class _Chooser:
             if is_window_variant and on_gpu(second) - on_gpu(first) >= enough:
                 ordered[index : index + 2] = [second, first]
         return ordered
-
-    # ------------------------------------------------------------------------ the choice
 
     def plan(self) -> MemoryPlan:
         """See the function `plan`."""
@@ -419,8 +415,6 @@ class _Chooser:
             return self.options.cache_ram_bytes
         return min(max(self.budgets.ram_bytes - budget.ram, 0) // 2, _HOST_CACHE_BYTES)
 
-    # ------------------------------------------------------------------------ notes
-
     def _choice_notes(self, candidate: Candidate, context: int) -> Iterator[str]:
         """Explain the context, the KV type and the windows."""
         if (self.options.context_tokens or 0) > self.trained:
@@ -465,8 +459,6 @@ class _Chooser:
             f"{slots} requests at once share a KV cache of {room:,}{limit}: {size(shared)}, where "
             f"one of {tokens(context)} takes {size(single)}. --kv-gb limits it."
         )
-
-    # ------------------------------------------------------------------------ why it does not fit
 
     def _no_gpu(self) -> tuple[str, tuple[str, ...]]:
         """Return why a required GPU is not used, and what to do."""

@@ -154,9 +154,6 @@ def _bare(line: str) -> str:
     return line.strip().removeprefix("DEBUG ").strip()
 
 
-# ---------------------------------------------------------------------------- tools
-
-
 def missing_tools(kind: str) -> str:
     """Requirements that are missing for a build of this kind, as a sentence; empty: nothing."""
     if not _has_compiler():
@@ -215,9 +212,6 @@ def _compilers(kind: str) -> dict[str, str]:
         return {}
     nvcc = find_nvcc()
     return {"CUDACXX": nvcc} if nvcc else {}
-
-
-# ---------------------------------------------------------------------------- the process
 
 
 _SUPERVISED: Final = """

@@ -190,8 +190,6 @@ class HubClient:
         if thread.is_alive():
             raise self._failed(httpx2.ConnectTimeout(""))
 
-    # ------------------------------------------------------------------ words
-
     def _failed(self, problem: httpx2.HTTPError) -> RetryableError:
         """The error for a request without an answer."""
         reached = not isinstance(problem, httpx2.ConnectError | httpx2.ConnectTimeout)

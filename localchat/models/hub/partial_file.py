@@ -172,8 +172,6 @@ class PartialFile:
         except OSError as problem:
             raise self._unwritable(problem) from problem
 
-    # ------------------------------------------------------------------ files
-
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         try:
@@ -209,8 +207,6 @@ class PartialFile:
                 hint="free some space and run the same command again; it resumes where it stopped",
             )
         return LocalchatError(f"{self._path} cannot be written: {problem.strerror or problem}")
-
-    # ------------------------------------------------------------------ hashes
 
     @property
     def _by_git(self) -> bool:

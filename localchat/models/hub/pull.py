@@ -194,9 +194,6 @@ def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Va
     return Variant(quantization, "safetensors", listing.repository, chosen)
 
 
-# ---------------------------------------------------------------------------- what is here
-
-
 def _verified_sha256(
     file: RemoteFile, path: Path, stored_hashes: dict[tuple[str, int], str]
 ) -> str | None:
@@ -213,9 +210,6 @@ def _verified_sha256(
         return None
     actual = stored_hashes.get((file.path, file.size)) or hash_file(path).sha256
     return actual if file.sha256 in (None, actual) else None
-
-
-# ---------------------------------------------------------------------------- folder and disk
 
 
 @contextmanager
