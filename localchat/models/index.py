@@ -21,50 +21,50 @@ Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of the index."""
+    """A model of the index."""
 
     name: str
     kind: Kind
     origin: str
-    """Its source, a phrase."""
+    """Phrase on its source."""
     path: Path | None
-    """The path that an engine opens; None where there is nothing to open."""
+    """Path that an engine opens. None if there is nothing to open."""
     files: tuple[Path, ...] = ()
-    """All of its files."""
+    """All files of the model."""
     trouble: str = ""
-    """Why it cannot be used, as far as that is known without opening it."""
+    """Why it cannot be used, as far as that shows without opening it."""
     stands_for: str = ""
-    """Of an alias: its word."""
+    """Name behind an alias."""
     owner_manifest: Path | None = None
     """See ExternalModel."""
     notes: tuple[str, ...] = ()
     """See ExternalModel."""
     installed: Installed | None = None
-    """Of a pulled model: its manifest."""
+    """Manifest of a pulled model."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all files that exist."""
+        """Size of all files that exist."""
         return sum(file.stat().st_size for file in self.files if file.is_file())
 
 
 class ModelIndex(NamedTuple):
-    """All models, and what could not be read."""
+    """All models, and notices about folders that could not be read."""
 
     models: tuple[Model, ...]
     notices: tuple[str, ...]
     """Sentences about folders that could not be read."""
 
     def find(self, name: str) -> Model | None:
-        """The model of exactly this name, letter case apart."""
+        """Return the model of exactly this name, whatever its letter case."""
         same = name.casefold()
         return next((model for model in self.models if model.name.casefold() == same), None)
 
 
 def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
-    """Find all models without opening them. `root`: where /usr stands.
+    """Find all models without opening them. root: the folder with /usr.
 
-    Raises LocalchatError where the aliases cannot be read.
+    Raises LocalchatError if the aliases cannot be read.
     """
     own = [*_guide(paths), *_pulled(paths), *_loose(paths)]
     own_files = {file.resolve() for model in own for file in model.files if model.kind != "link"}
@@ -88,7 +88,7 @@ def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/
 
 
 def find_model(name: str, index: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
-    """The model that `word` means, by the index or by `locate` (paths, short forms of a name).
+    """Return the model with this name, from the index or by `locate` (paths, short forms).
 
     Raises ModelMissing, ModelInvalid, UsageError.
     """
@@ -97,9 +97,9 @@ def find_model(name: str, index: ModelIndex, paths: Paths, environ: Mapping[str,
     resolved = locate(name, paths, IN_COMMAND, environ)
     if (model := index.find(resolved.name)) and model.path == resolved.path:
         return model
-    here = resolved.path.resolve()
+    real = resolved.path.resolve()
     for model in index.models:
-        if model.kind != "alias" and model.path is not None and model.path.resolve() == here:
+        if model.kind != "alias" and model.path is not None and model.path.resolve() == real:
             return model
     return Model(
         resolved.name, "file", f"the path {resolved.path}", resolved.path, files_of(resolved.path)
@@ -107,7 +107,7 @@ def find_model(name: str, index: ModelIndex, paths: Paths, environ: Mapping[str,
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """All files of the model at a path: the parts of a split GGUF, or the known files of a checkpoint."""
+    """Return all files of the model at a path: parts of a split GGUF, or known files of a checkpoint."""
     if not path.is_dir():
         return split_parts(path)
     files = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
@@ -133,7 +133,7 @@ def _pulled(paths: Paths) -> Iterator[Model]:
 
 
 def _loose(paths: Paths) -> Iterator[Model]:
-    """GGUF files of the models folder that no manifest lists."""
+    """Yield the GGUF files of the models folder that no manifest lists."""
     listed = {file for entry in installed(paths.models_dir) for file in entry.files}
     for name, path in models_in_folder(paths.models_dir).items():
         if path in listed:

@@ -1,7 +1,7 @@
 """Names of models: `family:size-quant`, `family:size`, `hf.co/user/repo:QUANT`, `user/repo`.
 
-A name is resolved to a repository and a quantization. Its files are found by listing the repository, so that
-split and renamed files work.
+A name resolves to a repository and a quantization. A listing of the repository finds the files, so that split
+and renamed files work.
 """
 
 import re
@@ -30,14 +30,14 @@ class Reference(NamedTuple):
     """A parsed name of a model on the hub."""
 
     name: str
-    """In canonical spelling; of the catalogue, with its quantization."""
+    """Canonical spelling. A catalogue name includes the quantization."""
     repository: str
     quantization: str | None
-    """None where the repository's listing decides."""
+    """None if the repository's listing decides."""
     exact: bool
-    """Whether the word named the quantization."""
+    """Whether the user named the quantization."""
     format: Format | None
-    """None where the repository's listing decides."""
+    """None if the repository's listing decides."""
     entry: CatalogEntry | None
 
     @property
@@ -51,7 +51,7 @@ class Reference(NamedTuple):
         )
 
     def stored_name(self, quantization: str) -> str:
-        """The name of the pulled model, once its quantization is known."""
+        """Return the name of the pulled model, once its quantization is known."""
         if self.entry is not None:
             quantization = quantization or self.quantization or ""
             return f"{self.entry.name}-{quantization.lower()}"
@@ -59,7 +59,7 @@ class Reference(NamedTuple):
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a word has the form of a repository of the hub: `user/repo`, `hf.co/user/repo:QUANT`."""
+    """Return True for names of hub repositories: `user/repo`, `hf.co/user/repo:QUANT`."""
     try:
         return "/" in name and bool(_hub(name).repository)
     except UsageError:
@@ -100,7 +100,7 @@ def _hub(name: str) -> Reference:
 
 
 def _page(path: str) -> str:
-    """The name for the path of a hub page: a repository, its list of files, or a file of its main branch."""
+    """Return the name for a hub page: a repository, its list of files, or a file of its main branch."""
     parts = path.partition("?")[0].rstrip("/").split("/")
     if parts[2:] in (["tree", "main"], []):
         return "/".join(parts[:2])
@@ -120,9 +120,9 @@ def _usable(part: str) -> bool:
 
 
 def find_entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None] | None:
-    """The entry, and the quantization that follows its name in the word; None for an unknown name.
+    """Return the entry and the quantization after its name. None for an unknown name.
 
-    Raises UsageError for an ambiguous one.
+    Raises UsageError for an ambiguous name.
     """
     typed = typed.lower().removesuffix(":latest")
     if typed in catalogue:
@@ -140,7 +140,7 @@ def find_entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None
 
 
 def _entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
-    """As find_entry. Raises ModelMissing for an unknown name."""
+    """Return what find_entry finds. Raises ModelMissing for an unknown name."""
     if match := find_entry(typed, catalogue):
         return match
     typed = typed.removesuffix(":latest")
@@ -153,7 +153,7 @@ def _quantized(entry: CatalogEntry) -> str:
 
 
 def quantizations_hint(name: str, catalogue: Catalog) -> str:
-    """A hint with the quantizations of the model that a word begins with; empty where there is none."""
+    """Return a hint with the quantizations of the model that starts the name. Empty for other names."""
     try:
         entry, quantization = _entry(name.lower(), catalogue)
     except (ModelMissing, UsageError):
@@ -162,7 +162,7 @@ def quantizations_hint(name: str, catalogue: Catalog) -> str:
 
 
 def similar_names(typed: str, names: Iterable[str]) -> str:
-    """A hint: names of the same family and those most like this word, or the forms that a name can have."""
+    """Return a hint with names of the same family and similar names, or the forms of names."""
     spellings = {name.lower(): name for name in sorted(names)}
     near = closest(typed, spellings.values(), count=4, min_similarity=0.5)
     family = typed.lower().partition(":")[0]
@@ -178,7 +178,7 @@ def similar_names(typed: str, names: Iterable[str]) -> str:
 
 
 def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed | None:
-    """The pulled model that a reference means; without a quantization the default one, else the only one here.
+    """Return the pulled model of a reference: its default quantization, else the only one here.
 
     Raises UsageError where it means several.
     """
@@ -186,7 +186,7 @@ def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed 
         model for model in models if model.manifest.repository.lower() in reference.repositories
     ]
     quantization = reference.quantization or DEFAULT_QUANTIZATION
-    # Of two names for the same files, the one that was given comes first.
+    # Of two names for the same files, the requested one comes first.
     matches.sort(key=lambda model: model.manifest.name.lower() != reference.name.lower())
     for model in matches:
         if _is(model, reference, quantization):
@@ -196,13 +196,13 @@ def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed 
     if len(matches) == 1:
         return matches[0]
     raise UsageError(
-        f"{len(matches)} models are here that {reference.name} can mean",
+        f"{reference.name} matches {len(matches)} models here",
         hint=f"name one: {', '.join(model.manifest.name for model in matches)}",
     )
 
 
 def _is(model: Installed, reference: Reference, quantization: str) -> bool:
-    """Whether the model has this quantization, or this is its file's name."""
+    """Return True if the model has this quantization, or its file has this name."""
     manifest = model.manifest
     return same_quantization(manifest.quantization, quantization) or manifest.name.lower() in (
         reference.name.lower(),

@@ -29,7 +29,7 @@ from localchat.models.quantizations import (
 from localchat.units import size
 
 _SPARE_BYTES: Final = 64 << 20
-"""Left free: a file system that is full to the last block slows everything else."""
+"""Bytes to leave free: a completely full file system slows everything else."""
 
 
 class SelectedFiles(NamedTuple):
@@ -42,7 +42,7 @@ class SelectedFiles(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -58,14 +58,13 @@ def select_files(
 
 
 def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
-    """Bytes of the selected files that are here already, in whole files and parts."""
+    """Return the bytes of the selected files that are here already, in whole files and parts."""
     folder = repository_folder(models_dir, _spelled_here(selected.listing.repository, models_dir))
-    return sum(
-        target(models_dir, folder, file.path).stat().st_size
-        if target(models_dir, folder, file.path).is_file()
-        else kept_bytes(target(models_dir, folder, file.path), file)
-        for file in selected.files
-    )
+    present = 0
+    for file in selected.files:
+        path = target(models_dir, folder, file.path)
+        present += path.stat().st_size if path.is_file() else kept_bytes(path, file)
+    return present
 
 
 def fetch(
@@ -73,7 +72,7 @@ def fetch(
 ) -> Installed:
     """Download every selected file that is not here yet, and write the manifest.
 
-    Raises LocalchatError; bytes already here stay, and the next call resumes.
+    Raises LocalchatError. Bytes already here stay, and the next call resumes.
     """
     listing = selected.listing
     repository = _spelled_here(listing.repository, models_dir)
@@ -128,7 +127,7 @@ def fetch(
 
 
 def _spelled_here(repository: str, models_dir: Path) -> str:
-    """The repository in the spelling of its folder, where one is here: letter case names no second one."""
+    """Return the repository in the spelling of its folder here, because letter case makes no second one."""
     for model in manifests.installed(models_dir):
         if model.manifest.repository.lower() == repository.lower():
             return model.manifest.repository
@@ -136,7 +135,7 @@ def _spelled_here(repository: str, models_dir: Path) -> str:
 
 
 def _name_here(name: str, folder: Path) -> str:
-    """The name in the spelling of the folder's manifest, if it has it."""
+    """Return the name in the spelling of the folder's manifest, if it lists the name."""
     stored = (manifest.name for manifest in manifests.read(folder))
     return next((spelling for spelling in stored if spelling.lower() == name.lower()), name)
 
@@ -150,7 +149,7 @@ def _no_gguf(pulled: Installed) -> str:
 
 
 def _name(reference: Reference, variant: Variant) -> str:
-    """The model's name: by its quantization, or by the file's own name where the user gave that."""
+    """Return the model's name: by its quantization, or by the file's name if the user typed that."""
     requested = reference.quantization
     own = variant.quantization
     by_file = variant.format == "gguf" and requested and not same_quantization(requested, own)
@@ -176,9 +175,9 @@ def _variant(reference: Reference, listing: Listing) -> Variant:
 
 
 def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Variant:
-    """The weights of a safetensors repository, with settings and tokenizer.
+    """Return the weights of a safetensors repository, with settings and tokenizer.
 
-    Of weights in two forms, those that transformers reads; subfolders hold other forms.
+    Of weights in two forms, selects the one that transformers reads. Subfolders contain other forms.
     """
     own = [path for path in paths if "/" not in path and is_known_kind(path)]
     weights = [path for path in own if path.endswith(".safetensors")]
@@ -197,9 +196,9 @@ def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Va
 def _verified_sha256(
     file: RemoteFile, path: Path, stored_hashes: dict[tuple[str, int], str]
 ) -> str | None:
-    """The sha256 of a file that is complete here, else None.
+    """Return the sha256 of a file that is complete here, else None.
 
-    A file in a manifest was checked when it came; any other is read.
+    A file in a manifest was verified when it arrived. Other files are read.
     """
     if not path.is_file() or path.stat().st_size != file.size:
         return None
@@ -214,7 +213,7 @@ def _verified_sha256(
 
 @contextmanager
 def _locked(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None]:
-    """Lock a repository for one pull; a second one waits and then finds the files here.
+    """Lock a repository for one pull. A second pull waits, and then finds the files here.
 
     The lock ends with the process that holds it.
     """
