@@ -63,7 +63,7 @@ class _Field(NamedTuple):
     name: str
     kind: Any
     default: _Default
-    """What the library reports: a number, one of a range, or None for a null pointer."""
+    """Value that the library reports: a number, any of a range, or None for a null pointer."""
 
 
 _NULL: Final = None
@@ -137,7 +137,7 @@ class Layout(NamedTuple):
     """The parameter structs of some releases."""
 
     releases: str
-    """Those that it was tried with."""
+    """Releases that the layout was tested with."""
     model: Sequence[_Field]
     context: Sequence[_Field]
 
@@ -156,7 +156,7 @@ LAYOUTS: Final = (
 )
 
 _SPARE_BYTES: Final = 256
-"""After the known fields: where a library's own struct goes on, its defaults come and go with it."""
+"""Bytes after the known fields, which pass on the defaults of a library's longer struct."""
 
 
 def _struct(name: str, fields: Sequence[_Field]) -> Any:  # noqa: ANN401 - a class of ctypes made here
@@ -245,9 +245,9 @@ _MOST_SEQUENCES: Final = 256
 
 
 def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
-    """The functions and structs by their names in llama.h. name: of the library, for errors.
+    """Return the functions and structs by their names in llama.h. name: the library, for errors.
 
-    Raises LocalchatError for a library that lacks a function, or whose structs are not known.
+    Raises LocalchatError for a library that lacks a function, or whose structs are unknown.
     """
     missing = [
         function for function in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, function)
@@ -299,7 +299,7 @@ def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of
 
 
 def _layout(native: ctypes.CDLL, name: str) -> Layout:
-    """The layout whose defaults this library reports. Raises LocalchatError."""
+    """Return the layout whose defaults this library reports. Raises LocalchatError."""
     problems = [_batch_problem(native)]
     if not problems[0]:
         model, context = (
@@ -312,7 +312,7 @@ def _layout(native: ctypes.CDLL, name: str) -> Layout:
                 return layout
             problems.append(f"of {layout.releases}: {problem}")
     raise LocalchatError(
-        f"{name} cannot be used: its structs are none that localchat knows ({'; '.join(problems)}).",
+        f"{name} cannot be used: localchat does not know its structs ({'; '.join(problems)}).",
         hint=_OTHER,
     )
 
@@ -325,7 +325,7 @@ class _Report:
         self._bytes, self._written = _returned(native, function)
 
     def problem(self, fields: Sequence[_Field]) -> str:
-        """The first thing that does not agree with a layout; empty: it agrees."""
+        """Return the first mismatch with a layout. Empty if there is none."""
         kind = _struct("Checked", fields)
         values = kind.from_buffer_copy(self._bytes)
         for field in fields:
@@ -335,10 +335,10 @@ class _Report:
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""
-        places = [
+        ranges = [
             (getattr(kind, member.name).offset, ctypes.sizeof(member.kind)) for member in fields
         ]
-        for field, (start, width) in zip(fields, places, strict=True):
+        for field, (start, width) in zip(fields, ranges, strict=True):
             if not self._written.issuperset(range(start, start + width)):
                 return f"{self._function} reports no {field.name}"
         end = max(self._written) + 1
@@ -359,10 +359,10 @@ def _is_default(value: object, default: _Default) -> bool:
 def _returned(
     native: ctypes.CDLL, name: str, *arguments: int
 ) -> tuple[bytes, frozenset[int] | None]:
-    """A struct that a function returns by value, and the places that it wrote.
+    """Return a struct that a function returns by value, and the offsets that it wrote.
 
-    x86-64 returns it through the address in the first argument, so it can be written over two patterns; what
-    differs then was not written. Elsewhere the places are None, and bytes after the struct mean nothing.
+    x86-64 returns it through the address in the first argument. Calls over two different patterns show which
+    bytes were not written. Elsewhere the offsets are None, and bytes after the struct mean nothing.
     """
     function = native[name]  # an object of its own, apart from the bound one
     size = 1024
@@ -378,12 +378,12 @@ def _returned(
 
 
 def _batch_problem(native: ctypes.CDLL) -> str:
-    """Problem with a batch that the library makes; empty: nothing."""
+    """Return a mismatch in a batch that the library creates. Empty if there is none."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
     batch = NativeBatch.from_buffer_copy(room)
     lists = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
     if batch.n_tokens or batch.embd or not all(lists):
-        return "llama_batch_init makes another batch"
+        return "llama_batch_init creates another kind of batch"
     if written is not None and max(written) >= ctypes.sizeof(NativeBatch):
         return (
             f"llama_batch has {max(written) + 1} bytes, and {ctypes.sizeof(NativeBatch)} are known"

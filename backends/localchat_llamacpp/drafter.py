@@ -1,4 +1,4 @@
-"""A draft model: a second, small model of the same vocabulary in a context of its own."""
+"""Runs a draft model: a second, small model with the same vocabulary in a context of its own."""
 
 import math
 import time
@@ -26,7 +26,7 @@ from localchat_llamacpp.native_model import (
 from localchat_llamacpp.slots import Slots
 
 _PADDING = 128
-"""Vocabularies of one family differ by so many unused tokens at the end."""
+"""Unused tokens at the end by which vocabularies of one family may differ."""
 _STEP_TOKENS = 128
 _WARM_TOKENS = 32
 
@@ -81,7 +81,7 @@ def _vocabulary(model: int) -> Any:  # noqa: ANN401 - a pointer
 
 
 def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
-    """Raise ModelInvalid where two native models number their tokens differently."""
+    """Raise ModelInvalid if two native models number their tokens differently."""
     api = library().api
     mine = _vocabulary(draft)
     other = _vocabulary(target)
@@ -102,21 +102,21 @@ def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
         raise ModelInvalid(f"{name} cannot be a draft model for this one: {why}.", hint=SAME_FAMILY)
 
 
-class _HeldText:
-    """What a slot of the draft context holds of a sequence."""
+class _SlotText:
+    """Tokens of a sequence in a slot of the draft context."""
 
-    __slots__ = ("known", "slot", "start", "tokens")
+    __slots__ = ("slot", "start", "tokens", "verified")
 
     def __init__(self, slot: int, start: int) -> None:
         self.slot = slot
         self.start = start
         self.tokens: list[int] = []
-        self.known = 0
-        """Tokens that were no guesses; those after them may have to go."""
+        self.verified = 0
+        """Leading tokens that are not drafts. Later ones may be truncated."""
 
 
 class LlamaDrafter:
-    """See Drafter."""
+    """Drafter over a second native model. See Drafter."""
 
     name = "the draft model"
     together = False
@@ -130,7 +130,7 @@ class LlamaDrafter:
         shared_vocab: int,
         buffers: Sequence[Buffer],
     ) -> None:
-        """Own `weights` and `context` from here on. shared_vocab: tokens that both models have."""
+        """Take ownership of `weights` and `context`. shared_vocab: tokens that both models have."""
         self._api: Any = library().api
         self._weights = weights
         self._context = context
@@ -140,13 +140,13 @@ class LlamaDrafter:
         self._batch = Batch(spec.step_tokens, spec.slots + 1)
         self._slots = Slots(context, spec.slots + 1, can_truncate=True)
         self._sampler = Sampler(shared_vocab)
-        self._held: dict[int, _HeldText] = {}
+        self._texts: dict[int, _SlotText] = {}
         self._free = list(range(spec.slots))
         self.buffers = [*weights.buffers, *buffers]
         self.token_s = self.prompt_token_s = 0.0
 
     def warm_up(self) -> None:
-        """Read the weights, and measure a text's token and a drafted one. Raises RuntimeError."""
+        """Read the weights, and time a prompt token and a drafted one. Raises RuntimeError."""
         slot = self._spec.slots
         count = min(_WARM_TOKENS, self._spec.step_tokens)
         text = [number * 7919 % self._shared for number in range(count)]
@@ -203,7 +203,7 @@ class LlamaDrafter:
 
     def forget(self, seq: int) -> None:
         """Empty the slot of a sequence that left."""
-        text = self._held.pop(seq, None)
+        text = self._texts.pop(seq, None)
         if text is not None:
             self._slots.drop(text.slot)
             self._free.append(text.slot)
@@ -215,18 +215,18 @@ class LlamaDrafter:
             self._context = 0
             self._weights.close()
 
-    def _text_of(self, seq: int, start: int) -> _HeldText | None:
-        text = self._held.get(seq)
+    def _text_of(self, seq: int, start: int) -> _SlotText | None:
+        text = self._texts.get(seq)
         if text is not None and text.start != start:
             self.forget(seq)
             text = None
         if text is None and self._free:
-            text = self._held[seq] = _HeldText(self._free.pop(), start)
+            text = self._texts[seq] = _SlotText(self._free.pop(), start)
         return text
 
-    def _catch_up(self, text: _HeldText, tokens: Sequence[int]) -> bool:
-        """Compute what the slot lacks of `tokens`; the last one always is. False: no room."""
-        same = text.known
+    def _catch_up(self, text: _SlotText, tokens: Sequence[int]) -> bool:
+        """Compute the tokens that the slot lacks, and always the last one. False without room."""
+        same = text.verified
         limit = min(len(text.tokens), len(tokens) - 1)
         while same < limit and text.tokens[same] == tokens[same]:
             same += 1
@@ -237,11 +237,11 @@ class LlamaDrafter:
             if not self._decode(text.slot, tokens[begin : begin + self._spec.step_tokens]):
                 return False
         text.tokens += tokens[same:]
-        text.known = len(tokens)
+        text.verified = len(tokens)
         return True
 
     def _decode(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Append tokens to a slot, with the logits of the last. False: no room for them."""
+        """Append tokens to a slot, and compute the logits of the last. False without room."""
         start = self._slots.lengths[slot]
         self._batch.clear()
         self._batch.add(slot, start, tokens, [len(tokens) - 1])

@@ -91,11 +91,11 @@ class LogCapture:
             self.complaints = [*self.complaints[-20:], line.strip()[:400]]
 
     def size_bytes(self, *purposes: str) -> int:
-        """Bytes of all buffers of these purposes."""
+        """Return the bytes of all buffers with these purposes."""
         return sum(b.size_bytes for b in self.buffers if b.purpose in purposes)
 
     def reason(self, otherwise: str) -> str:
-        """The last warnings and errors, as one part of a sentence."""
+        """Return the last warnings and errors as part of a sentence."""
         return "; ".join(self.complaints[-3:]) or otherwise
 
 
@@ -107,14 +107,14 @@ class Library(NamedTuple):
     """Functions and structs of llama.h by name (c_api.py)."""
     log: NativeLog
     callback: object
-    """Held so that it stays alive."""
+    """Reference that keeps the callback alive."""
 
 
 @cache
 def library() -> Library:
-    """Load llama.cpp (about 0.1 s) and take over its log before it can print. Once per process.
+    """Load llama.cpp in about 0.1 s, and redirect its log before it can print. Once per process.
 
-    Raises LocalchatError where there is none, or none that can be used.
+    Raises LocalchatError without a usable library.
     """
     search = find_library()
     if search.library is None:

@@ -1,8 +1,8 @@
 """Plans the GPU memory of a load: weights, KV pages, workspace and driver overhead. Imports no torch.
 
-The planner builds a frozen `GpuBudget` in stages: weights and workspace first, then the parts that a load can do
-without. `_memory_plan` turns the budget into a MemoryPlan. Free memory is read at planning time. If the
-trained context does not fit and the user requested none, the plan has a shorter one and a note.
+The planner builds a frozen `GpuBudget` in stages: weights and workspace first, then the optional parts.
+`_memory_plan` turns the budget into a MemoryPlan. If the trained context does not fit and the user requested
+none, the plan has a shorter one and a note.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Memory budget of each candidate way to load one model on one machine, and whether it fits."""
+"""Computes the memory budget of each candidate way to load a model, and whether it fits."""
 
 from functools import cache, partial
 from itertools import zip_longest
@@ -46,7 +46,7 @@ _UNIFIED_SHARE = 0.75
 
 
 class Candidate(NamedTuple):
-    """One combination of KV type, sliding window and offloaded layers."""
+    """A combination of KV type, sliding window and offloaded layers."""
 
     kv_type: str
     window_only: bool
@@ -123,7 +123,7 @@ class Budgets:
         """Layers that can be offloaded, as llama.cpp counts them: the output is one more."""
         self.unified = machine.unified_memory and can_offload
         self.trusted = can_offload and not self.unified and not machine.gpus
-        """Whether a GPU's memory cannot be read, so that a number of layers is accepted unchecked."""
+        """Whether the number of layers is unchecked, because a GPU's memory cannot be read."""
         self.ram_bytes = spendable_ram(machine, anyway=options.anyway)
         self.gpu_bytes = spendable_gpu(machine, options.gpu_limit_bytes, anyway=options.anyway)
         if self.unified:
@@ -272,7 +272,7 @@ class Budgets:
         return limit is None or sum(budget.kv) <= limit
 
     def fits(self, context: int, candidate: Candidate, spare_bytes: int = 0) -> bool:
-        """Return True if memory and the user's limits are enough, with `spare_bytes` of RAM left over."""
+        """Return True if a candidate fits with `spare_bytes` of RAM left over."""
         budget = self.budget(context, candidate)
         return self.is_allowed(budget) and self.has_room(budget, spare_bytes)
 
@@ -281,7 +281,7 @@ class Budgets:
         return largest(lambda context: self.fits(context, candidate, spare_bytes), limit)
 
     def max_gpu_layers(self, context: int, candidate: Candidate) -> int:
-        """Return the most layers that the GPU has room for, if RAM has room for the others, else 0."""
+        """Return the most layers that fit on the GPU, if the others fit in RAM, else 0."""
         layers = largest(
             lambda count: self._gpus_have_room(
                 self.budget(context, candidate._replace(gpu_layers=count))

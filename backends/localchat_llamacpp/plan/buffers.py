@@ -1,8 +1,8 @@
 """Bytes that llama.cpp allocates besides weights and KV, and the division of layers between GPUs.
 
-Formulas fitted to `no_alloc` loads of llama-cpp-python 0.3.36 (Llama, Qwen2 and Gemma 3 shapes of 0.5 to 12 B,
-contexts of 2,048 to 32,768, 128 and 512 tokens a step): the scratch of a graph is its widest moment, which is
-the attention scores (without flash attention), the feed-forward block, or the logits.
+The formulas fit `no_alloc` loads of llama-cpp-python 0.3.36 (Llama, Qwen2 and Gemma 3 shapes of 0.5 to 12 B,
+contexts of 2,048 to 32,768, 128 and 512 tokens per step). The widest operation of a graph sets its scratch
+buffer: the attention scores (without flash attention), the feed-forward block, or the logits.
 """
 
 from collections.abc import Sequence
@@ -15,32 +15,34 @@ from localchat.model_files.architecture import ModelShape, Weight
 PROCESS_BYTES = 80_000_000
 """The engine process before it reads a model: interpreter, numpy, llama.cpp's libraries."""
 TOKEN_BYTES = 400
-"""Of the vocabulary, per token, in llama.cpp and in Python."""
+"""Bytes per vocabulary entry, in llama.cpp and in Python."""
 _GPU_CONTEXT_BYTES = 450_000_000
 _LARGE_GPU_CONTEXT_BYTES = 640_000_000
 _LARGE_GPU_BYTES = 60_000_000_000
 OUTPUT_ROWS = 64
 SPARE_STATES = 2
-"""Further sequences of a model that cannot rewind: they hold the states from before drafts, for two texts at
-once. Each takes a state's memory, and with more texts at once drafts bring little."""
+"""Additional sequences of a model that cannot rewind. They store the states before drafts of two texts.
+
+Each takes a state's memory, and with more texts at once drafts gain little.
+"""
 
 
 class Steps(NamedTuple):
     """Parameters of a native context."""
 
     slots: int
-    """Sequences at once, without that of the warm-up."""
+    """Sequences at once, without the scratch slot."""
     tokens: int
-    """Most tokens of a step."""
+    """Limit on the tokens of a step."""
 
     @property
     def sequences(self) -> int:
-        """As llama.cpp counts them."""
+        """Sequences as llama.cpp counts them."""
         return self.slots + 1
 
     @property
     def reserved_tokens(self) -> int:
-        """llama.cpp measures its graph with a multiple of the sequences."""
+        """Tokens for which llama.cpp sizes its graph: a multiple of the sequences."""
         return -(-self.tokens // self.sequences) * self.sequences
 
     @property
@@ -50,48 +52,48 @@ class Steps(NamedTuple):
 
 
 def context_cells(context_tokens: int) -> int:
-    """Cells of the cache for a context."""
+    """Return the cells of the cache for a context."""
     return rounded(context_tokens)
 
 
 def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:
-    """Cells of a sliding-window layer that keeps only its window, for all sequences together."""
+    """Return the cells of a sliding-window layer that stores only its window, for all sequences together."""
     return min(cells, rounded(shape.window * steps.sequences + steps.tokens))
 
 
 def compute_bytes(
     shape: ModelShape, cells: int, sliding_cells: int, steps: Steps, *, flash: bool
 ) -> int:
-    """Scratch buffer of one device that runs the whole graph."""
+    """Return the scratch buffer of a device that runs the whole graph."""
     tokens = steps.reserved_tokens
-    seen = cells if any(layer.keys for layer in shape.layers) else 0
-    mask = tokens * (seen + (sliding_cells if shape.window else 0)) * (2 if flash else 4)
+    attended = cells if any(layer.keys for layer in shape.layers) else 0
+    masked = attended + (sliding_cells if shape.window else 0)
+    mask = tokens * masked * (2 if flash else 4)
     query = max(shape.heads * shape.head_width, shape.embedding)
     keys = max((layer.keys for layer in shape.layers), default=0)
     attention = 4 * tokens * (5 * query + 2 * keys) + mask
     if not flash:
-        attention += 4 * tokens * shape.heads * seen
+        attention += 4 * tokens * shape.heads * attended
     routed = 2 * shape.experts_used * shape.embedding
     forward = 4 * tokens * (3 * shape.feed_forward + 4 * shape.embedding + routed) + mask
     recurrent = 4 * tokens * (6 * shape.inner + 2 * shape.embedding) + mask
     state = max((layer.state for layer in shape.layers), default=0)
     logits = 4 * steps.output_rows * (shape.vocab_size + 2 * shape.embedding)
-    return max(
-        attention, forward, recurrent + 4 * steps.sequences * state if shape.inner else 0, logits
-    )
+    if not shape.inner:
+        return max(attention, forward, logits)
+    return max(attention, forward, recurrent + 4 * steps.sequences * state, logits)
 
 
 def input_bytes(shape: ModelShape, cells: int, steps: Steps) -> int:
-    """RAM of a graph that runs on a GPU: embedded tokens and masks."""
+    """Return the RAM of a graph that runs on a GPU: embedded tokens and masks."""
     masks = 2 if shape.window else 1
     return steps.reserved_tokens * (4 * shape.embedding + 4 * masks * cells)
 
 
 def gpu_context_bytes(gpus: tuple[Gpu, ...]) -> int:
-    """Memory of a CUDA context and its libraries, on all GPUs.
+    """Return the memory of CUDA contexts and their libraries on all GPUs.
 
-    More where there are more multiprocessors (640 MB measured on an H200). A GPU that cannot be read counts
-    as one.
+    It grows with the multiprocessors (640 MB measured on an H200). GPUs that cannot be read count as one.
     """
     sizes = [
         _LARGE_GPU_CONTEXT_BYTES if gpu.total_bytes > _LARGE_GPU_BYTES else _GPU_CONTEXT_BYTES
@@ -101,25 +103,25 @@ def gpu_context_bytes(gpus: tuple[Gpu, ...]) -> int:
 
 
 def borrowed_bytes(shape: ModelShape, gpu_layers: int, experts_on_cpu: int = 0) -> int:
-    """Buffer on a GPU that holds a part of the layers, or all without some experts.
+    """Return the GPU buffer for weights that stay in RAM.
 
-    A long prompt is computed there whole, and the weights of the other layers are copied in for it, two
-    matrices at a time (measured: 80 to 95 MB of a 7B).
+    The GPU computes long prompts whole, and copies in the other weights, two matrices at a time (measured: 80
+    to 95 MB of a 7B).
     """
-    first = shape.all_layers + 1 - gpu_layers
     if gpu_layers <= 0:
         return 0
-    left = sorted(
+    first = shape.all_layers + 1 - gpu_layers
+    in_ram = sorted(
         weight.size_bytes
         for weight in shape.weights
         if weight.part == "layer"
         and weight.layer < (max(first, experts_on_cpu) if weight.routed else first)
     )
-    return sum(left[-2:])
+    return sum(in_ram[-2:])
 
 
 def overhead_bytes(shape: ModelShape, steps: Steps) -> int:
-    """RAM of the engine process: interpreter, vocabulary, copied logits."""
+    """Return the RAM of the engine process: interpreter, vocabulary, copied logits."""
     logits = 4 * steps.output_rows * shape.vocab_size
     return PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size + logits
 
@@ -130,18 +132,18 @@ _AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16
 
 
 class Repacked(NamedTuple):
-    """CPU weights that llama.cpp copies in another order (`use_extra_bufts`), in bytes."""
+    """Bytes of CPU weights that llama.cpp repacks (`use_extra_bufts`)."""
 
     copies: int = 0
-    """What it keeps."""
+    """Bytes of the repacked copies."""
     originals: int = 0
-    """Their pages of the mapped file, which are not read again."""
+    """Bytes of the originals in the mapped file, which are not read again."""
 
 
 def repacked_weights(shape: ModelShape, machine: Machine, gpu_layers: int) -> Repacked:
-    """Bytes of these weights that are copied on this CPU."""
+    """Return the bytes that llama.cpp repacks on this CPU."""
     formats, amx = _repacked_formats(machine.cpu_flags)
-    # The output is offloaded first; a tied embedding serves as the output and gets a copy for that.
+    # The output is offloaded first. A tied embedding serves as the output, and gets a copy for that.
     output = "embedding" if shape.tied else "output"
     first_on_gpu = shape.all_layers + 1 - gpu_layers
 
@@ -170,7 +172,7 @@ def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:
 
 
 def _repackable(sides: tuple[int, ...], *, amx: bool) -> bool:
-    """True if the copying kernels take a matrix of these sides."""
+    """Return True if the repacking kernels support a matrix of these sides."""
     return 2 <= len(sides) <= (2 if amx else 3) and sides[1] % (32 if amx else 8) == 0
 
 
@@ -178,7 +180,7 @@ _LEVELS = 256
 
 
 def layer_weights(shape: ModelShape, gpu_layers: int, experts_on_cpu: int) -> list[int]:
-    """Bytes of weights on GPUs, of each offloaded layer; the last is the output."""
+    """Return the bytes of weights on GPUs for each offloaded layer. The last one is the output."""
     first = max(shape.all_layers + 1 - gpu_layers, 0)
     sizes = [0] * (shape.all_layers + 1)
     for weight in shape.weights:
@@ -191,9 +193,9 @@ def layer_weights(shape: ModelShape, gpu_layers: int, experts_on_cpu: int) -> li
 
 
 def split_layers(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
-    """Number of layers of each GPU, so that all are filled to about the same degree.
+    """Return the number of layers of each GPU so that all are about equally full.
 
-    sizes: of the layers in order; rooms: bytes of each GPU. Where they do not fit, the last GPU gets the rest.
+    sizes: bytes of the layers in order. rooms: bytes of each GPU. Layers that do not fit go to the last GPU.
     """
     for level in range(1, _LEVELS + 1):
         counts = _filled(sizes, [room * level // _LEVELS for room in rooms])
@@ -204,7 +206,7 @@ def split_layers(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 
 
 def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
-    """Layers of each GPU where each takes as many as it has room for."""
+    """Return the layers of each GPU if each takes as many as it has room for."""
     counts = []
     layer = 0
     for room in rooms:
@@ -218,7 +220,11 @@ def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 
 
 def tensor_split(layers: Sequence[int]) -> list[float]:
-    """The shares that make llama.cpp give so many layers to each GPU; the borders lie between two layers."""
+    """Return the shares with which llama.cpp gives each GPU this many layers.
+
+    llama.cpp gives layer i of n to the first GPU whose cumulative share exceeds i/n. Whole layers less a half
+    put every border between two layers, whatever the rounding.
+    """
     first, *others = layers
     shares = [first - 0.5 if first else 0.0, *map(float, others)]
     shares[-1] += 0.5 if first else 0.0

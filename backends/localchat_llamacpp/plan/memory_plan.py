@@ -29,16 +29,16 @@ from localchat_llamacpp.plan.budget import Budget, Budgets, Candidate
 GOAL_TOKENS = 8192
 """Context that is worth a quantized cache, window-only layers or layers in RAM. More must cost nothing."""
 _LONG_GOALS = 4
-"""A context of this many goals is worth the experts of a tenth of the layers in RAM."""
+"""Goals of context that are worth a tenth of the layers' experts in RAM."""
 _HOST_CACHE_BYTES = 2_000_000_000
 _SHORT_TOKENS = 2048
 """Context of a load that the user requests although it does not fit."""
 _SMALL_PART = 20
-"""Weights below this part of the budget are not the reason that a load does not fit."""
+"""Weights below this part of the budget do not keep a load from fitting."""
 _SHORT_REQUEST_TOKENS = 2048
 """Room per slot that is worth flash attention, which makes decoding slower on a CPU."""
 _DEFAULT_SHARE = 4
-"""Part of the free memory for more slots, if the user named no number of them."""
+"""Part of the free memory that additional slots may take."""
 _FOUR_BITS = (
     "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. "
     "Use q8_0."
@@ -225,7 +225,7 @@ class _Chooser:
         yield from self._kv_candidates(0)
 
     def _kv_candidates(self, layers: int) -> Iterator[Candidate]:
-        """Yield the combinations of KV type and window for a number of layers on the GPU."""
+        """Yield the KV types and windows for a number of layers on the GPU."""
         requested = self.options.experts_on_cpu
         window = self.budgets.shape.window
         experts = 0
@@ -238,7 +238,7 @@ class _Chooser:
                 yield Candidate(kv_type, True, layers, experts)
 
     def _expert_candidates(self) -> Iterator[Candidate]:
-        """Yield all layers on the GPU, with as many experts as fit there at the goal.
+        """Yield all layers on the GPU, and the experts that fit there at the goal.
 
         A token reads few of the experts and everything else, so experts cost least in RAM.
         """
@@ -265,7 +265,7 @@ class _Chooser:
     def _preferred(
         self, candidates: list[Candidate], on_gpu: Callable[[Candidate], int]
     ) -> list[Candidate]:
-        """Put a window-only candidate first if it keeps a tenth more of the layers on the GPU."""
+        """Prefer a window-only candidate with a tenth more of the layers on the GPU."""
         ordered = list(candidates)
         enough = self.budgets.layers // 10
         for index in range(len(ordered) - 1):
@@ -502,7 +502,7 @@ class _Chooser:
         )
 
     def _spare_bytes(self, budget: Budget) -> int:
-        """Return the RAM left by a load that only the requested host cache forbids, else 0."""
+        """Return the RAM left if only the requested host cache forbids the load, else 0."""
         budgets = self.budgets
         host_cache = self.options.cache_ram_bytes or 0
         if budgets.has_room(budget) or not budgets.is_allowed(budget):
@@ -584,7 +584,7 @@ class _Chooser:
         return smaller_quantization(self.budgets.shape, limit)
 
     def _weights_limit(self, context: int, candidate: Candidate) -> int:
-        """Return the size of a file that would fit beside everything else in such a load."""
+        """Return the size of a file that would fit into such a load."""
         budget = self.budgets.budget(context, candidate)
         weights = sum(budget.weights)
         room = self.budgets.free_bytes(budget) - (budget.ram + budget.gpu - weights)

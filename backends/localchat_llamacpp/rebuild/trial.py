@@ -1,7 +1,7 @@
-"""Tries one library of llama.cpp: greedy tokens of the guide, speed of prefill and decode.
+"""Tries one llama.cpp library: greedy tokens of the guide, speed of prefill and decode.
 
-Run as a module (helper_process.py), because the library may crash; LOCALCHAT_LLAMACPP_LIBRARY names it. The
-request is JSON on stdin, the result JSON on stdout.
+Runs as a module (helper_process.py), because the library may crash. LOCALCHAT_LLAMACPP_LIBRARY names it. The
+request is JSON on stdin, and the result JSON on stdout.
 """
 
 import sys
@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,24 +49,24 @@ class TrialRequest(msgspec.Struct, frozen=True):
 
     threads: int
     gpu: bool = False
-    """Put all layers on the GPU."""
+    """Whether to put all layers on the GPU."""
     safe_mode: bool = False
-    """As models are loaded where this build crashes otherwise."""
+    """Whether to load as models are loaded after a crash."""
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """Findings about one library."""
+    """Tokens and speeds of one library."""
 
     tokens: tuple[int, ...]
     """Greedy continuations of the guide."""
     margins: tuple[float, ...]
-    """By how much each token's logit leads the second one."""
+    """Lead of each token's logit over the second one."""
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
 
 
 def trial(request: TrialRequest, folder: Path) -> TrialResult:
-    """Load the library and try it. folder: for a synthetic model."""
+    """Load the library and try it. folder: receives a synthetic model."""
     guide = Path(localchat.__file__).with_name("guide") / "guide.gguf"
     vocabulary, _ = load_vocabulary(guide)
     with closing(LlamaTokenizer(vocabulary)) as tokenizer:
@@ -115,7 +116,7 @@ class _Context:
         self._weights.close()
 
     def greedy(self, prompt: list[int], vocab_size: int) -> list[tuple[int, float]]:
-        """The likeliest continuation, and by how much each token leads."""
+        """Return the likeliest continuation, and the lead of each token."""
         pairs: list[tuple[int, float]] = []
         self._clear()
         self._decode(0, prompt)
@@ -129,16 +130,16 @@ class _Context:
         return pairs
 
     def times(self) -> tuple[float, float]:
-        """Seconds of a prompt and of a token, the shortest of several: others only make them longer."""
+        """Return the shortest seconds of a prompt and of a token: other programs only lengthen them."""
         prompt = [n * 7 % TOKENS for n in range(_PROMPT_TOKENS)]
         prefill: list[float] = []
         decode: list[float] = []
         for _ in range(_REPETITIONS):
             self._clear()
-            prefill.append(_timed(lambda: self._decode(0, prompt)))
+            prefill.append(_timed(partial(self._decode, 0, prompt)))
             for step in range(_DECODE_STEPS):
                 position = _PROMPT_TOKENS + step
-                decode.append(_timed(lambda at=position: self._decode(at, [at % TOKENS])))  # type: ignore[misc]
+                decode.append(_timed(partial(self._decode, position, [position % TOKENS])))
         return min(prefill), min(decode)
 
     def _clear(self) -> None:
