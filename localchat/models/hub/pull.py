@@ -88,16 +88,16 @@ def fetch(
             file: _verified_sha256(file, targets[file], stored_hashes) for file in selected.files
         }
         here = sum(
-            kept_bytes(target, file) if sums[file] is None else file.size
-            for file, target in targets.items()
+            kept_bytes(path, file) if sums[file] is None else file.size
+            for file, path in targets.items()
         )
         emit(_started(selected, here))
         _check_disk(models_dir, selected.total_bytes - here, selected)
         meter = ProgressMeter(selected.total_bytes, here, emit)
         download = Download(hub, listing, meter, emit, retry)
-        for file, target in targets.items():
+        for file, path in targets.items():
             if sums[file] is None:
-                sums[file] = download.fetch(file, target)
+                sums[file] = download.fetch(file, path)
         done = Manifest(
             name=_name_here(selected.name, folder),
             repository=repository,

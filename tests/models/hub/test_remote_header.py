@@ -148,7 +148,7 @@ def test_a_server_that_ignores_ranges_is_borne_up_to_a_bound(
 def test_a_wrong_range_is_refused(look: Looker, hub: FakeHub) -> None:
     look.add({"model-q4_0.gguf": llama(Size()).encode()})
     hub.faults.append(Fault("header", content_range="bytes 5-99/1000000"))
-    with pytest.raises(NetworkError, match="another part"):
+    with pytest.raises(NetworkError, match="another range"):
         look("maker/Model")
 
 
