@@ -104,7 +104,7 @@ def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") ->
     return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
 
 
-def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
+def _fit_route(ctx: click.Context, route_name: str, parallel: int | None, *, as_json: bool) -> int:
     """Plan the small model of a route, and the large one beside it."""
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS, Inputs
@@ -114,8 +114,8 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     from localchat.models.assess import assess
     from localchat.models.resolve import planned_load
 
-    inputs = Inputs.of(ctx, word)
-    route = find_route(word, inputs.routes)
+    inputs = Inputs.of(ctx, route_name)
+    route = find_route(route_name, inputs.routes)
     machine = usable_machine()
     reports = []
     for name in (route.small, route.large):
@@ -129,13 +129,13 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     fits = small.plan.fits and large.plan.fits
     if as_json:
         both = {"small": small.record(), "large": large.record()}
-        print_json(inputs.app.environ, {"model": word, "fits": fits, **both})
+        print_json(inputs.app.environ, {"model": route_name, "fits": fits, **both})
     else:
         beside = f"Beside {small.name}:"
-        told = (*report_lines(small), "", beside, *report_lines(large))
-        whole = small.plan.total_bytes + large.plan.total_bytes
-        both_fit = f"Both fit: {size(whole)} together." if fits else "They do not fit together."
-        print_lines(inputs.app.environ, (*told, "", both_fit))
+        lines = (*report_lines(small), "", beside, *report_lines(large))
+        total = small.plan.total_bytes + large.plan.total_bytes
+        both_fit = f"Both fit: {size(total)} together." if fits else "They do not fit together."
+        print_lines(inputs.app.environ, (*lines, "", both_fit))
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
@@ -148,18 +148,18 @@ class FoundModel(NamedTuple):
     app: AppContext
 
 
-def find_model(ctx: click.Context, word: str) -> FoundModel:
+def find_model(ctx: click.Context, name: str) -> FoundModel:
     """The model that is here under this word, else the one that can be pulled. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs, resolve_setup
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject
 
     try:
-        setup = resolve_setup(ctx, word)
+        setup = resolve_setup(ctx, name)
     except ModelMissing as missing:
-        inputs = Inputs.of(ctx, word)
-        settings = inputs.settings((word,)).settings
-        subject = _elsewhere(word, inputs, settings, missing)
+        inputs = Inputs.of(ctx, name)
+        settings = inputs.settings((name,)).settings
+        subject = _elsewhere(name, inputs, settings, missing)
         return FoundModel(subject, settings, inputs.paths, inputs.app)
     model = setup.model
     unloaded = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
@@ -168,7 +168,7 @@ def find_model(ctx: click.Context, word: str) -> FoundModel:
 
 
 def _elsewhere(
-    word: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
+    name: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
 ) -> "Subject":
     """The model on the hub, from its headers. Raises `missing` if the word names none there."""
     from localchat.config.settings import offline_reason
@@ -183,7 +183,7 @@ def _elsewhere(
     from localchat.models.published_shapes import published_model
 
     try:
-        reference = parse(word, read_catalog(inputs.paths))
+        reference = parse(name, read_catalog(inputs.paths))
     except (ModelMissing, UsageError):
         raise missing from None
     terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
@@ -241,16 +241,16 @@ def report_lines(verdict: "FitReport") -> Iterator[str]:
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the report with a memory bar."""
 
-    first, _, *rest = sentences(verdict.plan)
+    first, _, *others = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
         # A bar of memory that is not there would be empty.
         yield parts(verdict.plan)
-        yield from (*rest, *verdict.alternatives)
+        yield from (*others, *verdict.alternatives)
         return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    yield from rest
+    yield from others
     yield from verdict.alternatives
 
 
