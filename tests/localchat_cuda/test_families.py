@@ -309,7 +309,7 @@ def test_unloaded_parts_and_changed_dtypes_are_reported(device: DeviceKind, tmp_
     model = CheckpointModel(tmp_path, device, said.append)
     assert [line.split(":")[0] for line in said] == [
         "Numbers in this model exceed the range of fp16, in which it is stored",
-        "This model can read images, but only its text part is loaded; images are refused.",
+        "This model can read images, but only its text part is loaded. Images are rejected.",
     ]
     assert model.config.dtype == "bfloat16"
     assert model.info.context_train == 131072

@@ -113,7 +113,7 @@ class Family:
 
     @property
     def normed_projections(self) -> bool:
-        """True if queries and keys are normalized over all heads; then inputs of layers have no norms."""
+        """True if queries and keys are normalized over all heads, and inputs of layers are not."""
         return "attention" not in self.names.norms
 
     @property

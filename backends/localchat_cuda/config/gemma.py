@@ -18,7 +18,7 @@ _KINDS = ("sliding_attention", "full_attention")
 _MAX_STREAMS = 8
 _SPARSE_LAYERS = 10
 _SPARSITY = 0.95
-"""Share of zero gates in the first layers of a Gemma 3n whose config does not state it."""
+"""Share of zero gates in a Gemma 3n's first layers, by default."""
 
 
 @dataclass(frozen=True, slots=True)

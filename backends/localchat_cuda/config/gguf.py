@@ -255,7 +255,7 @@ def loaded_header(header: Header) -> SafetensorsHeader:
 
 
 def strings_of(header: Header, key: str) -> tuple[str, ...]:
-    """Return an array of strings of the metadata; empty if the file or the header lacks it."""
+    """Return an array of strings of the metadata. Empty if the header lacks it."""
     array = header.metadata.get(key)
     if not isinstance(array, Array) or array.values is None:
         return ()

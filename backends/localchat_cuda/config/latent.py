@@ -33,7 +33,7 @@ class LatentAttention:
     scale: float
     """Scale of the attention's logits."""
     neighbours: bool
-    """The columns of a rotated pair are neighbors; otherwise they are half of the columns apart."""
+    """Columns of a rotated pair are neighbors, not half of the columns apart."""
 
     @property
     def row(self) -> int:

@@ -82,7 +82,7 @@ class Quantization:
     zeros_minus_one: bool = False
     """The config claims that zeros are stored minus one."""
     fp8_activations: bool = False
-    """The checkpoint was made for FP8 activations, so gemms of many rows may round them, too."""
+    """Gemms of many rows may round activations to FP8, for which the checkpoint was made."""
     on_load: bool = False
     """The checkpoint is floating. Its layers are rounded while they are read."""
     mix: str = ""
@@ -114,7 +114,7 @@ class Quantization:
 
     @property
     def load_note(self) -> str:
-        """Notice that layers are rounded at the load, with the measured cost for a real model."""
+        """Notice that layers are rounded at the load, with a measured loss of quality."""
         note = f"The layers are {self.label} while they are read."
         if self.method == "fp8":
             note = f"{note} {_FP8_COST}"
@@ -147,7 +147,7 @@ class Quantization:
         return n * k + scales * _SCALE_BYTES
 
     def loaded_bytes(self, tensor: Tensor, float_bytes: int) -> int:
-        """Return the bytes of a stored tensor once it is loaded, with `float_bytes` per floating number.
+        """Return the bytes of a stored tensor once loaded. `float_bytes`: of a floating number.
 
         Codes stay as stored. Scales and zeros of packed layers are counted with the codes. FP8 layers take four
         bytes for every scale."""
@@ -169,7 +169,7 @@ class Quantization:
         return self.linear_bytes(*shape)
 
     def objection(self, tensor: Tensor) -> str:
-        """Return the reason why a stored layer cannot be loaded, without a period; empty if it can."""
+        """Return the reason why a stored layer cannot be loaded. Empty if it can."""
         if self.on_load:
             return ""
         shape = self._layer_shape(tensor)
@@ -213,12 +213,12 @@ class Quantization:
 
 
 def padded(columns: int) -> int:
-    """Return the columns of a packed weight, which is padded with zeros to a multiple of 128."""
+    """Return the columns of a packed weight, padded to a multiple of 128."""
     return -(-columns // PACKED_GROUPS[0]) * PACKED_GROUPS[0]
 
 
 def can_round(name: str, n: int, k: int) -> bool:
-    """Return True if a rounded layer of N x K fits the gemms; other layers stay floating.
+    """Return True if the gemms support a rounded layer of N x K.
 
     Experts are not padded to a multiple of 128 columns."""
     columns = PACKED_GROUPS[0] if "expert" in name else PACKED_GROUPS[-1]
@@ -376,7 +376,7 @@ def _fp8_blocks(size: object, unsupported: Unsupported, *, fp8_activations: bool
 
 
 def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """Parse FP8 with scales by block (DeepSeek, Qwen), by tensor (vLLM) or by row (Meta's fbgemm)."""
+    """Parse FP8 with scales by block (DeepSeek), by tensor (vLLM) or by row (fbgemm)."""
     if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
         raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
     size = raw.get("weight_block_size")

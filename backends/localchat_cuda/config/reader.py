@@ -216,7 +216,7 @@ def read_windows(
 
 
 def token_ids(value: object) -> tuple[int, ...]:
-    """Return the tokens of an `eos_token_id`, which is null, a number, or a list of numbers."""
+    """Return the tokens of an `eos_token_id`: null, a number, or a list."""
     tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if isinstance(token, int) and token >= 0)
 
@@ -228,7 +228,7 @@ class _Reader(ConfigFields):
         super().__init__(raw, name, _UNSUPPORTED_HINT)
 
     def family(self) -> Family:
-        """Return the family of the first supported class. Raises ModelInvalid if there is none."""
+        """Return the family of the first supported class. Raises ModelInvalid without one."""
         listed = self.raw.get("architectures")
         classes = [str(name) for name in listed] if isinstance(listed, list) else []
         by_class = {name: family for family in families() for name in family.classes}

@@ -443,7 +443,7 @@ def test_experts_that_no_kernel_takes_are_refused(change: dict[str, Any], words:
     ("change", "words"),
     [
         ({"quantization_config": AWQ}, "experts quantized as AWQ 4-bit"),
-        ({"intermediate_size": 2890}, "MXFP4 with intermediate_size 2890, no"),
+        ({"intermediate_size": 2890}, "MXFP4 with intermediate_size 2890, which is not a multiple"),
         ({"swiglu_alpha": 1.0}, "gates have a slope of 1.0"),
         ({"attention_bias": False}, "without the biases"),
     ],
