@@ -54,7 +54,7 @@ TIERS = {
         ),
         "cli/test_signals.py",
         *(
-            "fit/test_speed_history.py",
+            "fit/test_speed.py",
             "history/test_autosave.py",
             "models/hub/test_pull_command.py",
         ),

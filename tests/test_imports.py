@@ -139,7 +139,7 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
         *("localchat.history", "localchat.models.catalog", "localchat.models.external.discovery"),
         *(
             "localchat.model_files.checkpoint",
-            "localchat.tui.command_handlers",
+            "localchat.session.command_runner",
             "localchat_llamacpp",
         ),
         *(

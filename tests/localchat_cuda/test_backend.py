@@ -18,7 +18,7 @@ from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import PastRun
+from localchat.fit.speed import PastRun
 from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel

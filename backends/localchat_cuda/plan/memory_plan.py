@@ -13,7 +13,7 @@ from localchat.fit.hardware import Gpu
 from localchat.fit.kv_types import FP8, canonical_kv_type
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
-    LEAST_CONTEXT_TOKENS,
+    MIN_CONTEXT_TOKENS,
     MemoryPlan,
     check_context,
     gpu_reserve_bytes,
@@ -440,7 +440,7 @@ class _LoadPlanner:
         asked = self.options.context_tokens
         goal = asked or trained
         longest = self._longest(max(trained, goal))
-        least = min(LEAST_CONTEXT_TOKENS, trained)
+        least = min(MIN_CONTEXT_TOKENS, trained)
         if asked is None and least <= longest < trained:
             self.notes.append(
                 f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
@@ -472,7 +472,7 @@ class _LoadPlanner:
         if self.kv_type == FP8 or FP8 not in self.kv_types:
             return
         possible = self._longest(most, FP8)
-        if possible > max(longest, LEAST_CONTEXT_TOKENS):
+        if possible > max(longest, MIN_CONTEXT_TOKENS):
             yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
     def _all_slots_fit(self, context: int) -> bool:

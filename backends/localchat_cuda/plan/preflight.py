@@ -10,7 +10,7 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import Estimate, PastRun
+from localchat.fit.speed import AFTER_RUNS, Estimate, PastRun, Spread
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
@@ -24,6 +24,8 @@ from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, wei
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
+_BEFORE_RUNS: Final = Spread(0.5, 1.6)
+"""scripts/bench/LOG.md has shares of the bandwidth between 0.3 and 0.92."""
 _MEASURED: Final = ((9, 0),)
 """Compute capabilities of the GPUs that this share was measured on: not with GGUF files in bf16."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
@@ -91,7 +93,8 @@ def expected_rate(
     read = plan.weights_bytes - plan.unpacked_bytes - copied
     in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
     untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
-    return Estimate(share * gpu.bytes_per_s / token_bytes(config, read), untried=untried)
+    spread = AFTER_RUNS if shares else _BEFORE_RUNS
+    return spread.around(share * gpu.bytes_per_s / token_bytes(config, read), untried=untried)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
