@@ -74,7 +74,7 @@ class CheckpointModel:
         return read_draft(options.draft, self.config, gpu=self._device == "cuda")
 
     def _target_gpu(self) -> Gpu:
-        """Return the GPU that computes. For the references, a CPU with this machine's memory stands in."""
+        """Return the GPU that computes. For the references, it describes this machine's memory."""
         if self._device == "cpu":
             machine = read_machine()
             return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)

@@ -113,7 +113,7 @@ def _byte_level_parts(
 
 
 def _sentencepiece_parts(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
-    """Return the parts of a SentencePiece tokenizer, which merges pairs by the score of the result."""
+    """Return the parts of a SentencePiece tokenizer. Scores decide the order of merges."""
     marked: dict[str, Any] = {
         "type": "Replace",
         "pattern": {"String": " "},

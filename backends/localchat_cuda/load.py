@@ -26,7 +26,7 @@ from localchat.fit.kv_types import FP8
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.config.gguf import layer_formats
+from localchat_cuda.config.gguf import LayerFormats, layer_formats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
 from localchat_cuda.plan import window_plan
@@ -108,7 +108,9 @@ def load_runner(
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     source = source_of(config, path, device)
-    formats = layer_formats(source.header) if isinstance(source, GgufWeights) else ()
+    formats: LayerFormats = ()
+    if isinstance(source, GgufWeights):
+        formats = layer_formats(source.header)
     head_int8 = request.options.head_int8 and not config.head_format
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
@@ -125,10 +127,8 @@ def load_runner(
         ) as ahead,
         advise_on_out_of_memory(request),
     ):
-        names = config.family.names
         weights = load(
             config,
-            names,
             source,
             device,
             head_int8=head_int8,

@@ -29,7 +29,7 @@ _PADDING = 512
 
 
 def draft_request(request: LoadRequest, config: ModelConfig) -> LoadRequest:
-    """Return the request for a draft model or a head, within the memory plan of its model."""
+    """Return the request for a draft model or a head, within its model's plan."""
     plan = plan_of(
         request.plan, config, kv_types(config)[0], kv_token_bytes(config), OVERHEAD_BYTES
     )
@@ -114,7 +114,7 @@ def _attach(
     name: str,
     eagle: EagleConfig | None = None,
 ) -> None:
-    """Attach a head as a runner that drafts from the last states, which the model now stores."""
+    """Attach a head as a runner. The model then stores last states for it."""
     model = runner.model
     caps = capabilities(own, draft_request(request, own))
     blocks = caps.kv_tokens // caps.block_tokens

@@ -150,7 +150,7 @@ class CheckpointTokenizer:
         return piece
 
     def special(self, name: str) -> int:
-        """Return the id of a special token of the core, such as `fim_pre` or `eot`; -1: missing."""
+        """Return the id of a special token such as `fim_pre` or `eot`; -1: missing."""
         if name == "sep":
             return self._token_of("sep_token")
         ids = (self._id(text) for text in _SPECIAL.get(name, ()))

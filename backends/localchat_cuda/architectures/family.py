@@ -42,7 +42,7 @@ class GgufTraits:
     names: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint names by those of the file, without `blk.N.` and the suffix."""
     paired_rows: bool = False
-    """llama.cpp rotates neighboring columns of a head, so its converter reorders rows of queries and keys."""
+    """Rows of queries and keys are reordered, because llama.cpp rotates neighboring columns."""
     partial_rotation: bool = False
     """Only the first `rope.dimension_count` columns of a head rotate."""
     space_kept_after: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class Family:
 
     @property
     def normed_projections(self) -> bool:
-        """True if queries and keys are normalized over all heads, and inputs of layers are not."""
+        """True if queries and keys are normalized over all heads. Inputs of layers are not."""
         return "attention" not in self.names.norms
 
     @property

@@ -1,6 +1,6 @@
 """gpt-oss: layers of experts, with biases, sinks in attention, and a window in every second layer.
 
-OpenAI, 2025 (arXiv 2508.10925). The experts are stored in MXFP4, and their gates are clamped.
+OpenAI, 2025 (arXiv 2508.10925). Experts are stored in MXFP4, and their gates are clamped.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class CompileJob(NamedTuple):
 
 
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
-    """Reduce a model to one layer of each kind and the last one, after whose attention rows are dropped."""
+    """Reduce a model to one layer of each kind and the last one, which drops rows."""
     last = config.layers - 1
     kinds = {
         (
@@ -133,7 +133,6 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     )
     weights = load(
         config,
-        config.family.names,
         MetaWeights(job.formats, config.head_format),
         META,
         head_int8=job.head_int8,
@@ -164,7 +163,7 @@ def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
 
 
 def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
-    """Yield a step for each set of kernels, including steps that do not fit in the KV cache."""
+    """Yield a step for each set of kernels, even if the KV cache is too small."""
     room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
     widest = min(capabilities.max_step_tokens, room)
     histories = [history for history in _HISTORIES if history + max(_DRAFTS) < room]

@@ -4,7 +4,8 @@ Delete this workaround with the support for Triton before 3.9.
 
 Up to Triton 3.8, the key of a function contains the constants of a function it calls only if that one was
 hashed before (`DependenciesFinder._update_hash` in runtime/jit.py). So the order in which a process launches
-its kernels decides which cache entries it hits. Here all functions are hashed bottom-up."""
+its kernels decides which cache entries it hits. Here all functions are hashed bottom-up.
+"""
 
 import sys
 from functools import lru_cache

@@ -2,7 +2,8 @@
 
 This module starts processes of trace.py while the weights are read, and waits for them. They need no GPU, but
 memory and a core each. A file in Triton's cache records that all kernels were compiled, so that later loads
-start no processes."""
+start no processes.
+"""
 
 import contextlib
 import hashlib

@@ -235,7 +235,7 @@ class ModelConfig:
 
     @property
     def normed_projections(self) -> bool:
-        """True if queries and keys are normalized over all heads, and inputs of layers are not."""
+        """True if queries and keys are normalized over all heads. Inputs of layers are not."""
         return self.family.normed_projections
 
 

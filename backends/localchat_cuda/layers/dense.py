@@ -1,4 +1,4 @@
-"""Operations of a decoder layer for one step, over a paged KV cache, of which architectures consist.
+"""Operations of a decoder layer for one step, over a paged KV cache.
 
 Letters: T tokens of the step, S partial sums, N output and K input features, H query heads, J key/value
 heads, D head dimension, P tokens whose logits are computed.
@@ -7,7 +7,8 @@ A gemm returns partial sums [S, T, N], and the next operation adds them up. The 
 Two classes differ in their activations. Those of `DenseLayers` are [T, K] in the model's dtype. Those of
 `PackedLayers` (packed.py) are the rows that gemms of packed weights read, and the gemm divides them by their
 rms (kernels/int4/activations.py). Each class runs the kernels, or with `kernels` False their plain-torch
-references, on a CPU and in tests."""
+references, on a CPU and in tests.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -56,7 +57,7 @@ class Layers(Protocol[X]):
     """Operations of an architecture's forward pass. `X`: activations that a gemm reads."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> X:
-        """Set the residual to rows of the table [vocabulary, K], and norm it with `gain` [K] unless None."""
+        """Set the residual to rows of the table [vocabulary, K]. Norm it with `gain` [K] unless None."""
         ...
 
     def gemm(self, x: X, weight: Weight) -> torch.Tensor:
@@ -124,7 +125,7 @@ class Layers(Protocol[X]):
         ...
 
     def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Return the fp32 sum [1, T, K] of partial sums [S, T, K], each normed with its gain [K]."""
+        """Norm partial sums [S, T, K] with their gains [K], and return their fp32 sum [1, T, K]."""
         ...
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
@@ -185,7 +186,7 @@ class LayersBase:
     def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
-        """Write rotated queries to those of the layer, and rotated keys and values to their pages."""
+        """Write rotated queries to their buffer, and rotated keys and values to their pages."""
         self.tap(layer)
         pages = self.pages.layer(layer)
         if norms is not None and norms.q.shape[0] != self.config.head_dim_of(layer):
@@ -425,13 +426,19 @@ class LayersBase:
         return last and indices is not None and 2 * indices.shape[0] <= self.tokens
 
     def drop_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rows of x [T, K] with logits, and reduce the residual to the same rows."""
+        """Reduce x [T, K] and the residual to the rows with logits."""
         indices = self.logits_indices
         self.logits_indices = None
         assert indices is not None
         self.tokens = indices.shape[0]
         self.residual = self.residual[indices]
         return x[indices]
+
+    def rows_after(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return the rows of x [T, K] that continue after a layer's attention."""
+        if self.drops_rows(layer):
+            return self.drop_rows(x)
+        return x
 
     def run_experts(
         self,
@@ -462,7 +469,7 @@ class LayersBase:
         return total[None]
 
     def with_gate(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Join gate and up [1, T, 2K] fp32 of partial sums y [S, T, K] and `other` [T, K]."""
+        """Join partial sums y [S, T, K] and `other` [T, K] to gate and up: [1, T, 2K] fp32."""
         return torch.cat((y.float().sum(0), other.float()), 1)[None]
 
     def remaining_rows(self, x: torch.Tensor) -> torch.Tensor:
@@ -581,7 +588,7 @@ class DenseLayers(LayersBase):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = self._attended(qkv, layer, bias, norms, sinks)
-        return self.drop_rows(out) if self.drops_rows(layer) else out
+        return self.rows_after(out, layer)
 
     def _attended(
         self,
@@ -611,7 +618,7 @@ class DenseLayers(LayersBase):
         layer: int,
     ) -> torch.Tensor:
         out = self.latent_attention(q, latents, gain, kv, layer)
-        return self.drop_rows(out) if self.drops_rows(layer) else out
+        return self.rows_after(out, layer)
 
     def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:
         """Attend like `attend`, and multiply by the sigmoid of gates [H*D], which follow the values."""
@@ -620,7 +627,7 @@ class DenseLayers(LayersBase):
         out = torch.empty_like(attended)
         heads = attended.view(self.tokens, self.config.heads, self.config.head_dim)
         self._gate(heads, qkvg[..., -gates:], None, out)
-        return self.drop_rows(out) if self.drops_rows(layer) else out
+        return self.rows_after(out, layer)
 
     def run_delta_net(
         self,
@@ -658,9 +665,7 @@ class DenseLayers(LayersBase):
             delta_net.reference(projection, weights, layer_states, inputs.tokens, inputs.batch, out)
         normed = torch.empty(self.tokens, shape.values, dtype=self.dtype, device=self.device)
         self._gate(out, qkvz[..., shape.channels : shape.columns], weights.norm, normed)
-        if self.drops_rows(layer):
-            return self.drop_rows(normed)
-        return normed
+        return self.rows_after(normed, layer)
 
     def _chunked_part(self) -> delta_net.ChunkedPart | None:
         prefill = self.inputs.prefill

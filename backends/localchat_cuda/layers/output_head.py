@@ -40,7 +40,7 @@ def compute_logits(
 def dense_gemm(
     x: torch.Tensor, weight: torch.Tensor, *, kernels: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return x w^T, in fp32 from the kernel and the reference, in the model's dtype from the library.
+    """Return x w^T, in fp32, or from the library in the model's dtype.
 
     `out`: buffer for the result of the kernel."""
     rows = x.shape[0]

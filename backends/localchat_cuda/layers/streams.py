@@ -50,7 +50,7 @@ class Streams:
         return out
 
     def add_laurel(self, x: torch.Tensor, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """Add attention and the low-rank product of its input, and return the rows for the MLP.
+        """Add attention and its low-rank product, and return the rows for the MLP.
 
         `x`: input of attention. `y`: partial sums of attention. Rows that `ops` dropped are dropped here,
         too."""
@@ -76,7 +76,7 @@ class Streams:
         return out
 
     def correct(self, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """Add partial sums y of the MLP, and return the rows for the gate of the second embedding."""
+        """Add partial sums y of the MLP, and return the second embedding's gate rows."""
         assert layer.altup is not None
         ops = self._ops
         out = self._empty()
@@ -92,7 +92,7 @@ class Streams:
         return out
 
     def end(self, y: torch.Tensor, layer: LayerWeights) -> None:
-        """Add partial sums y to all streams but the first, at the end of a layer."""
+        """Finish a layer: add partial sums y to all streams but the first."""
         self._before = Added(y, layer.norms["post_input"])
 
     def finish(self, gain: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ class Streams:
 
 
 def _with_power_of_first(streams: torch.Tensor) -> torch.Tensor:
-    """Scale the rows of all streams in place to the root mean square of the first stream's row."""
+    """Scale all streams in place to the first one's root mean square, row by row."""
     power = streams.square().mean(-1, keepdim=True)
     streams[1:] *= (power[:1] / power[1:].clamp_min(_MIN_POWER)).sqrt()
     return streams

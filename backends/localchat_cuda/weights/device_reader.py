@@ -1,4 +1,4 @@
-"""Reads parts of files to a device at the speed of the page cache or the disk.
+"""Reads parts of files to a device at the speed of page cache or disk.
 
 One thread copies 1 GB/s from mapped pages, because each page faults. Eight threads that read large pieces into
 pinned memory reach 30 GB/s.

@@ -2,7 +2,8 @@
 
 MXFP4 has `blocks` uint8 [X, N, K / 32, 16] (two codes a byte, the first one low) and `scales` uint8 [X, N, K /
 32]. Floating tensors are transposed: [X, K, N]. Kernels need all rows of gate before those of up, and MXFP4's
-inner features in multiples of 128."""
+inner features in multiples of 128.
+"""
 
 from collections.abc import Iterator
 

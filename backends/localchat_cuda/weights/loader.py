@@ -476,7 +476,6 @@ def _fold_down_order(linears: dict[str, Weight]) -> None:
 
 def load(
     config: ModelConfig,
-    names: Names,
     source: WeightSource,
     device: torch.device,
     *,
@@ -493,6 +492,7 @@ def load(
     `head_bounds`: add an int8 copy of the head with bounds of its error.
     `progress`: called with (loaded layers, all layers) after each layer. EngineClosed if it returns False.
     `notify`: gets sentences about the checkpoint for the user."""
+    names = config.family.names
     loader = Loader(
         config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
     )

@@ -161,8 +161,7 @@ def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> No
 def test_random_fp8_layers_run(layout: str, tmp_path: Path) -> None:
     made(layout, tmp_path)
     ours = Tiny(tmp_path, torch.float32)
-    names = ours.config.family.names
-    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    ours.weights = load(ours.config, RandomWeights(CPU), CPU, dtype=torch.float32)
     weight = ours.weights.layers[0].linears["qkv"]
     assert isinstance(weight, W8)
     assert weight.blocks == (layout == "deepseek")

@@ -28,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, config: ModelConfig, **how: object) -> ModelWeights:
-    names = config.family.names
-    return load(config, names, CheckpointWeights(folder, CPU), CPU, **how)  # type: ignore[arg-type]
+    return load(config, CheckpointWeights(folder, CPU), CPU, **how)  # type: ignore[arg-type]
 
 
 def test_shards_are_read_and_parts_merged(folder: Path) -> None:

@@ -4,7 +4,8 @@ Letters: N output and K input features, G groups of the checkpoint along K.
 
 A group of the packed form is a run of 32, 64 or 128 columns. A checkpoint's group may be longer, in which case
 its scale and zero are repeated. It may also be scattered (act-order). Columns are then sorted by their group,
-and the weight records the order of its activations."""
+and the weight records the order of its activations.
+"""
 
 import torch
 
