@@ -10,7 +10,7 @@ from typing import NamedTuple
 from localchat.model_files.ggml_types import NUMBER_FORMATS
 
 BLOCK = 256
-"""Columns of a column block of the repacked form, and of a block of the K formats."""
+"""Columns of a column block once repacked, and of a block of the K formats."""
 ROWS = 16
 """Output features of a row tile of the repacked form."""
 

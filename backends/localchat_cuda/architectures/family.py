@@ -1,6 +1,6 @@
-"""What a model family has in common: classes in config.json, defaults, names of tensors and traits.
+"""Data of a model family: classes in config.json, defaults, names of tensors, and traits.
 
-Imports no torch: the memory plan reads families before torch is loaded.
+Imports no torch, because the memory plan reads families before torch is loaded.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class ExpertTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTraits:
-    """How llama.cpp's GGUF files of a family differ from those of a Llama."""
+    """Differences between llama.cpp's GGUF files of a family and those of a Llama."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint names by those of the file, without `blk.N.` and the suffix."""

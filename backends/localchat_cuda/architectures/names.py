@@ -84,7 +84,7 @@ class Names:
     """Sinks of attention; empty: attention has none."""
     delta_net: DeltaNetNames | None = None
     orders: Mapping[str, Callable[..., torch.Tensor]] = dataclasses.field(default_factory=dict)
-    """Functions of the ModelConfig that return a gemm's rows in the order of computation, int64 [N]."""
+    """Functions of the ModelConfig: a gemm's rows in the order of computation, int64 [N]."""
     floating: frozenset[str] = frozenset()
     """Gemms whose weights are never rounded."""
     scale: str = ""

@@ -89,7 +89,7 @@ class CompileJob(NamedTuple):
 
 
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
-    """Reduce a model to one layer of each kind and the last one, which drops rows."""
+    """Keep one layer of each kind, and the last one, which drops rows."""
     last = config.layers - 1
     kinds = {
         (
@@ -163,7 +163,7 @@ def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
 
 
 def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
-    """Yield a step for each set of kernels, even if the KV cache is too small."""
+    """Yield a step for each set of kernels, whatever the size of the KV cache."""
     room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
     widest = min(capabilities.max_step_tokens, room)
     histories = [history for history in _HISTORIES if history + max(_DRAFTS) < room]
@@ -256,7 +256,7 @@ class Claims:
         self._skipped: set[str] = set()
         self.count = 0
 
-    def skip(self, *, key: str, fn: JitFunctionInfo, **rest: object) -> bool:
+    def skip(self, *, key: str, fn: JitFunctionInfo, **options: object) -> bool:
         """Return True to skip a kernel that another process compiles. Triton calls this before compiling.
 
         Raises SystemExit if the parent process has exited."""

@@ -99,8 +99,8 @@ def read_mixture(
     if gated or (names.shared is not None and raw.get(width_field)):
         inner = fields.integer(family.intermediate_field)
         width = fields.integer(width_field)
-        shared, rest = divmod(width, inner)
-        if rest:
+        shared, remainder = divmod(width, inner)
+        if remainder:
             raise fields.unsupported(
                 f"a shared expert of {width} columns, which is not a multiple of {inner}"
             )

@@ -275,9 +275,8 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
     has_nets = config.delta_net is not None
     restricted = has_nets or config.mixture is not None
     if restricted and (to != "int4" or fixed_formats):
-        kind, formats = "a mixture of experts", EXPERT_FORMS
-        if has_nets:
-            kind, formats = "a hybrid", HYBRID_FORMS
+        kind = "a hybrid" if has_nets else "a mixture of experts"
+        formats = HYBRID_FORMS if has_nets else EXPERT_FORMS
         advice = "Leave out --quantize" if fixed_formats else "Use --quantize int4"
         raise UsageError(
             f"{name} is {kind} and cannot be rounded to {to}: {fixed_formats or formats}.",

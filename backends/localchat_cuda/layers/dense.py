@@ -125,7 +125,7 @@ class Layers(Protocol[X]):
         ...
 
     def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Norm partial sums [S, T, K] with their gains [K], and return their fp32 sum [1, T, K]."""
+        """Norm partial sums [S, T, K] with their gains [K], and add them: fp32 [1, T, K]."""
         ...
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,7 @@ class CudaGraphs:
         return self.count >= self._max_graphs or self.bytes >= self._limit_bytes
 
     def has(self, kind: str, shape: StepShape) -> bool:
-        """Return True if the next run is a replay, or no run of the shape will be."""
+        """Return True if the next run is a replay, or no run ever will be."""
         key = kind, shape
         return not self.enabled or key in self._captured or key in self._too_large
 

@@ -193,7 +193,7 @@ class HostPages:
         self._new_numbers += numbers
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Split a range of host blocks into parts of one area that fit in the buffer."""
+        """Split a range of host blocks by area and by the size of the buffer."""
         while start < end:
             area_end = (start // self._memory.area + 1) * self._memory.area
             piece_end = min(end, area_end, start + len(self._buffer))

@@ -1,4 +1,4 @@
-"""Samples the tokens of a step with kernels, or with the contract's reference on a CPU.
+"""Samples the tokens of a step with kernels or the contract's reference.
 
 Letters: R rows of logits, P logits positions, V vocabulary. A position samples from one row of logits with one
 row of the sampling settings. Several positions may share a row of logits.

@@ -114,12 +114,14 @@ class Gptq:
         if zeros_minus_one is None or zeros_minus_one == self.zeros_minus_one:
             return
         self.zeros_minus_one = zeros_minus_one
-        claimed, actual = "minus one", "as they are"
+        claimed = "minus one (GPTQ version 1)"
+        actual = "as they are (version 2)"
         if zeros_minus_one:
-            claimed, actual = actual, claimed
+            claimed = "as they are (GPTQ version 2)"
+            actual = "minus one (version 1)"
         self.target.notify(
-            f"config.json says that zeros are stored {claimed} (GPTQ version {1 + zeros_minus_one}), but they "
-            f"are stored {actual} (version {2 - zeros_minus_one}). They are read accordingly."
+            f"config.json says that zeros are stored {claimed}, but they are stored {actual}. They are read "
+            "accordingly."
         )
 
     def _zeros(self, layer: _GptqTensors) -> torch.Tensor:

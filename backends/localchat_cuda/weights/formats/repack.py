@@ -1,4 +1,4 @@
-"""Converts codes, scales, zeros and groups of the formats of 4 and 8 bits to the packed forms.
+"""Converts codes, scales, zeros and groups of 4-bit and 8-bit formats to packed weights.
 
 Letters: N output and K input features, G groups of the checkpoint along K.
 
@@ -20,7 +20,7 @@ INT8_MIDDLE = 128
 
 
 def unpack_codes(words: torch.Tensor, axis: int, bits: int) -> torch.Tensor:
-    """Unpack int32 words of 32 / bits codes along `axis` (0 or 1), lowest bits first, to uint8."""
+    """Unpack int32 words to uint8 codes along `axis` (0 or 1), lowest bits first."""
     # One position at a time: all at once would need eight bytes of scratch memory for each code.
     mask = (1 << bits) - 1
     codes = [((words >> shift) & mask).to(torch.uint8) for shift in range(0, 32, bits)]

@@ -60,25 +60,25 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         remaining = chain((first,), remaining)
         del first
         return _concat_floating(remaining, n, dtype)
-    rest = list(remaining)
+    others = list(remaining)
     if isinstance(first, w8_pack.W8):
-        eight_bit = [first, *(part for part in rest if isinstance(part, w8_pack.W8))]
+        eight_bit = [first, *(part for part in others if isinstance(part, w8_pack.W8))]
         joined = None
-        if len(eight_bit) > len(rest):
+        if len(eight_bit) > len(others):
             joined = w8_pack.joined(eight_bit)
         if joined is None:
-            return _concat_floating([first, *rest], n, dtype)
+            return _concat_floating([first, *others], n, dtype)
         return joined
     if isinstance(first, ggml_pack.GgmlWeight):
-        blocks = [first, *(part for part in rest if isinstance(part, ggml_pack.GgmlWeight))]
-        if len(blocks) <= len(rest):
-            return _concat_floating([first, *rest], n, dtype)
+        blocks = [first, *(part for part in others if isinstance(part, ggml_pack.GgmlWeight))]
+        if len(blocks) <= len(others):
+            return _concat_floating([first, *others], n, dtype)
         _check_order(blocks)
         tensors = [tensor for weight in blocks for tensor in weight.parts]
         return first._replace(parts=ggml_pack.with_neighbours_joined(tensors), unpacked=None)
-    packed = [first, *(part for part in rest if isinstance(part, w4_pack.W4))]
-    if len(packed) <= len(rest):
-        return _concat_floating([first, *rest], n, dtype)
+    packed = [first, *(part for part in others if isinstance(part, w4_pack.W4))]
+    if len(packed) <= len(others):
+        return _concat_floating([first, *others], n, dtype)
     _check_order(packed)
     return first._replace(
         codes=torch.cat([part.codes for part in packed]),
