@@ -116,10 +116,11 @@ def parse_config(
         intermediate = gemma.intermediates[0]
     else:
         intermediate = reader.integer(family.intermediate_field)
-    attention_scale = multipliers.attention
-    if latent is not None:
+    if family.multipliers:
+        attention_scale = multipliers.attention
+    elif latent is not None:
         attention_scale = latent.scale
-    elif not family.multipliers:
+    else:
         attention_scale = reader.attention_scale(family)
     embedding_scale = multipliers.embedding / multipliers.residual
     if family.scaled_embedding:
