@@ -129,7 +129,9 @@ class CheckpointTokenizer:
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Return the token ids of any text. Lone surrogates become U+FFFD."""
-        tokenizer = self._with_special if special else self._without_special
+        tokenizer = self._without_special
+        if special:
+            tokenizer = self._with_special
         texts = [_SURROGATE.sub("\ufffd", text)]
         # Encoding a batch lets other threads run meanwhile. Encoding one text does not.
         (encoding,) = tokenizer.encode_batch_fast(texts, add_special_tokens=False)

@@ -77,11 +77,15 @@ class ConfigFields:
         return tuple(kinds)
 
     def _value(self, field: str, default: float | None, within: Mapping[str, Any] | None) -> Any:  # noqa: ANN401 (parsed JSON)
-        value = (self.raw if within is None else within).get(field)
+        if within is None:
+            within = self.raw
+        value = within.get(field)
         return default if value is None else value
 
     def _invalid(self, field: str, value: object) -> ModelInvalid:
-        problem = "is missing" if value is None else f"is {value!r}, not a usable number"
+        problem = f"is {value!r}, not a usable number"
+        if value is None:
+            problem = "is missing"
         return ModelInvalid(
             f"{self.name}: {field} {problem}.",
             hint="The file may be damaged or of another model: download it again.",

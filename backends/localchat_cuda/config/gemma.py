@@ -36,7 +36,9 @@ class AltUp:
     def cutoff(self, layer: int) -> float | None:
         """Return the threshold of a layer's gates in standard deviations above the mean. None: no threshold."""
         share = self.sparsities[layer]
-        return NormalDist().inv_cdf(share) if share else None
+        if not share:
+            return None
+        return NormalDist().inv_cdf(share)
 
 
 @dataclass(frozen=True, slots=True)

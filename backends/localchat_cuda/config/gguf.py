@@ -80,7 +80,9 @@ def _family(header: Header) -> Family | None:
     if module is None:
         return None
     family: Family = module.FAMILY
-    return family if family.gguf is not None else None
+    if family.gguf is None:
+        return None
+    return family
 
 
 def gguf_traits(header: Header) -> GgufTraits:

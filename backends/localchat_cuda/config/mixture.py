@@ -113,10 +113,10 @@ def _check_quantization(fields: ConfigFields, quantization: Quantization, *, mxf
     if mxfp4 and quantization.method == "mxfp4":
         _check_mxfp4(fields)
     elif mxfp4 or not quantization.packed or quantization.act_order:
-        order = " with act-order" if quantization.act_order else ""
-        raise fields.unsupported(
-            f"experts quantized as {quantization.label}{order} ({EXPERT_FORMS})"
-        )
+        label = quantization.label
+        if quantization.act_order:
+            label = f"{label} with act-order"
+        raise fields.unsupported(f"experts quantized as {label} ({EXPERT_FORMS})")
 
 
 def _read_latents(fields: ConfigFields, *, sigmoid: bool) -> Mixture:

@@ -254,9 +254,12 @@ def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quan
     if parser is None:
         stated = raw.get("quant_method")
         bits = raw.get("bits")
-        method_name = f"as {stated}" if stated else "by an unnamed method"
-        width = f", {bits} bits" if bits else ""
-        raise unsupported(f"weights quantized {method_name}{width}")
+        problem = (
+            f"weights quantized as {stated}" if stated else "weights quantized by an unnamed method"
+        )
+        if bits:
+            problem = f"{problem}, {bits} bits"
+        raise unsupported(problem)
     return parser(raw, unsupported)
 
 
@@ -279,8 +282,9 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     if bits not in (4, INT8_BITS):
         raise unsupported(f"GPTQ with {bits or 'unknown'} bits (4 and 8 are possible)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
-        kernel = "marlin" if raw.get("is_marlin_format") else layout
-        raise unsupported(f"GPTQ packed for {kernel}")
+        if raw.get("is_marlin_format"):
+            layout = "marlin"
+        raise unsupported(f"GPTQ packed for {layout}")
     if raw.get("lm_head"):
         raise unsupported("GPTQ with a quantized head")
     group = _group(raw.get("group_size"), "GPTQ", unsupported)

@@ -195,6 +195,7 @@ class LayersBase:
             normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
             qkv = normed
             norms = None
+        q_norm, k_norm = _weights_of(norms)
         rope_store = self.implementation(rope.rope_store, rope.reference)
         rope_store(
             qkv,
@@ -206,8 +207,8 @@ class LayersBase:
             pages.k,
             pages.v,
             bias=bias,
-            q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             v_norm=norms is not None and norms.values,
             eps=self.config.eps,
             columns=self.config.rotation.columns,
@@ -334,6 +335,7 @@ class LayersBase:
             self.store_kv(qkv.contiguous(), layer, bias, norms)
             return self.decode_attention(rules, layer)
         self.tap(layer)
+        q_norm, k_norm = _weights_of(norms)
         partials = Partials.empty(part.splits, part.tokens, config.heads, d, self.device)
         decode_fused.store_and_attend(
             qkv,
@@ -345,8 +347,8 @@ class LayersBase:
             rules,
             dtype=self.dtype,
             bias=bias,
-            q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             eps=config.eps,
             columns=config.rotation.columns,
         )
@@ -550,6 +552,12 @@ class LayersBase:
             assert y is None, "partial sums without a norm"
             out.copy_(residual)
         return out
+
+
+def _weights_of(norms: HeadNorms | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if norms is None:
+        return None, None
+    return norms.q, norms.k
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

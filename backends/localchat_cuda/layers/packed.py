@@ -177,7 +177,11 @@ class PackedLayers(LayersBase):
         source: torch.Tensor,
         gain: torch.Tensor | None = None,
     ) -> PackedActivations:
-        squares = None if gain is None else self._squares()
+        squares: torch.Tensor | None = None
+        residual: torch.Tensor | None = None
+        if gain is not None:
+            squares = self._squares()
+            residual = self.residual
         embeds = mode == "embed"
 
         def factor(rows: w4_activations.Rows) -> float:
@@ -194,7 +198,7 @@ class PackedLayers(LayersBase):
                 source,
                 rows,
                 ids=self.inputs.ids if embeds else None,
-                residual=None if gain is None else self.residual,
+                residual=residual,
                 weight=gain,
                 squares=squares,
                 factor=factor(rows),

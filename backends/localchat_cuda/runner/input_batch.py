@@ -164,7 +164,9 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
     # Padding must not be longer than the block table of `scratch`, after which other slots' entries follow.
     prefill += _padding(tokens - decode_tokens - prefill_used, config.context_tokens, scratch)
     pages = _page_capacity(prefill, config)
-    dequantized = _pages(prefill, config.page_tokens) if pages else []
+    dequantized: list[tuple[int, int]] = []
+    if pages:
+        dequantized = _pages(prefill, config.page_tokens)
     tile_config = config.tile_config(pages)
     tiles = _tiles(prefill, tile_config.rows)
     if captured and decode and widest > 1:

@@ -82,14 +82,18 @@ class Pages:
             shapes.setdefault(shape, []).append(layer)
         self._windowed = tuple(windowed for _, _, windowed in shapes)
         """Whether each pool belongs to layers with a window."""
+        # Keys and values; latents have only keys.
+        kinds = 1 if config.latent else 2
+        # A word of 16 bits stores two codes.
+        codes_per_word = 2 if fp8 else 1
         self.pools = tuple(
             torch.zeros(
                 len(layers),
                 window_pages if windowed else pages,
-                1 if config.latent else 2,
+                kinds,
                 heads,
                 page_tokens,
-                d // 2 if fp8 else d,
+                d // codes_per_word,
                 device=device,
                 dtype=torch.int16 if fp8 else dtype,
             )

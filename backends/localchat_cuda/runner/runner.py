@@ -177,8 +177,10 @@ class CudaRunner:
         caps = self.capabilities
         # 16 words per token and 1,024 per slot.
         padded = max(caps.max_step_tokens, DECODE_BUCKETS[-1]) + 64
-        tables = (2 if caps.window_blocks else 1) * caps.max_slots * self.table.width
-        return 16 * padded + 1024 * (caps.max_slots + 64) + 3 * tables
+        table_words = caps.max_slots * self.table.width
+        if caps.window_blocks:
+            table_words *= 2
+        return 16 * padded + 1024 * (caps.max_slots + 64) + 3 * table_words
 
     def launch(self, plan: StepPlan) -> None:
         """Queue a step; see backend_api.interface.Runner."""

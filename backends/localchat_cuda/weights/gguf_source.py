@@ -62,7 +62,7 @@ class GgufWeights:
         self._read_names.add(name)
         stored = self._tensors.get(name)
         if stored is None or stored.shape[::-1] != shape:
-            actual = "missing" if stored is None else f"of the shape {stored.shape[::-1]}"
+            actual = f"of the shape {stored.shape[::-1]}" if stored else "missing"
             raise ModelInvalid(
                 f"{self.header.name}: the tensor {name} should have the shape {shape}, but is {actual}.",
                 hint="The metadata may belong to another model: download it again, or let llama.cpp run it.",

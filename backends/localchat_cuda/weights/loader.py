@@ -151,6 +151,7 @@ class Loader:
                 )
 
     def layer(self, number: int) -> LayerWeights:
+        """Load a layer. Raises ModelInvalid."""
         begin = self.names.layer.format(number)
         norms = {
             field: self.norm(begin + self.names.norms[field], width)
@@ -161,32 +162,11 @@ class Loader:
             gain = norms["experts"]
             norms["experts"] = gain.abs().clamp_min(_MIN_GAIN).copysign(gain)
         linears: dict[str, Weight] = {}
-        biases = {}
+        biases: dict[str, torch.Tensor] = {}
         for field, (parts, k) in linear_shapes(self.config, number).items():
-            listed = self.names.merged[field]
-            if self.config.gemma is not None:
-                listed = listed[: len(parts)]
-            prefixes = [begin + name for name in listed]
-            if len(prefixes) == 1:
-                parts = (sum(parts),)
-            if field in self.names.floating:
-                linears[field] = self.floating_part(prefixes[0], parts[0], k)
-            else:
-                linears[field] = self.linear(prefixes, parts, k)
-            if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
-                biases[field] = torch.cat(
-                    [
-                        self.tensor(f"{prefix}.bias", n)
-                        for prefix, n in zip(prefixes, parts, strict=True)
-                    ]
-                )
-            else:
-                self.check_biases(prefixes, parts)
-            if field in self.names.orders:
-                order = self.names.orders[field](self.config).to(self.target.device)
-                linears[field] = reorder_rows(linears[field], order)
-                if field in biases:
-                    biases[field] = biases[field][order]
+            linears[field], bias = self.gemm(begin, field, parts, k)
+            if bias is not None:
+                biases[field] = bias
         delta_net = None
         if self.config.has_delta_net(number):
             delta_net = self.delta_net(begin, linears)
@@ -206,6 +186,36 @@ class Loader:
             self.scale(begin),
             self.altup(begin),
         )
+
+    def gemm(
+        self, begin: str, field: str, parts: tuple[int, ...], k: int
+    ) -> tuple[Weight, torch.Tensor | None]:
+        """Load the weight of a gemm and its bias, with rows in the order of computation.
+
+        `parts`: output features of each part. Raises ModelInvalid."""
+        # Layers of a Gemma that read earlier layers' keys and values lack the last parts.
+        names = self.names.merged[field][: len(parts)]
+        prefixes = [begin + name for name in names]
+        if len(prefixes) == 1:
+            parts = (sum(parts),)
+        if field in self.names.floating:
+            weight: Weight = self.floating_part(prefixes[0], parts[0], k)
+        else:
+            weight = self.linear(prefixes, parts, k)
+        bias: torch.Tensor | None = None
+        if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
+            biases = [
+                self.tensor(f"{prefix}.bias", n) for prefix, n in zip(prefixes, parts, strict=True)
+            ]
+            bias = torch.cat(biases)
+        else:
+            self.check_biases(prefixes, parts)
+        if field in self.names.orders:
+            order = self.names.orders[field](self.config).to(self.target.device)
+            weight = reorder_rows(weight, order)
+            if bias is not None:
+                bias = bias[order]
+        return weight, bias
 
     def kv(self, begin: str) -> torch.Tensor | None:
         """Load what makes keys and values of a latent; see LayerWeights.kv."""
@@ -302,64 +312,14 @@ class Loader:
     def experts(self, begin: str, mixture: Mixture, gain: torch.Tensor | None = None) -> Experts:
         """Load the experts of a layer. `gain`: weights of a norm that the experts read, but not the router."""
         names = self.names.experts
-        hidden = self.config.hidden
-        inner = self.config.intermediate
         assert names is not None
         if names.interleaved:
-            weight = self.router(begin + names.router, mixture.experts)
-            bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
-            return interleaved_experts.load(
-                begin + names.interleaved,
-                Router(weight, mixture.chosen, mixture.normalized, bias=bias).counting(),
-                self.config,
-                mixture,
-                self.target,
-            )
+            return self.interleaved_experts(begin, mixture)
         router, shared_bias = self.router_of_experts(begin, mixture, gain)
-        weight_scales: torch.Tensor | None = None
-        if names.scales is not None:
-            weight_scales = self.tensor(begin + names.scales[1], mixture.experts)
-        shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
-
-        def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
-            stacked = self.stacked_experts(begin, mixture, of_gate_up=count == 2)
-            for number in range(mixture.experts):
-                if stacked is not None:
-                    weight: Weight = stacked[number]
-                else:
-                    prefixes = [begin + name.format(number) for name in field]
-                    weight = self.checked(prefixes, (n,) * count, k)
-                if count == 1 and weight_scales is not None:
-                    assert isinstance(weight, torch.Tensor)
-                    weight = weight * weight_scales[number]
-                yield weight
-            if not mixture.shared:
-                return
-            assert names.shared is not None
-            # The shared expert is as wide as several experts, and is cut into as many.
-            if count == 2:
-                prefixes = [begin + name for name in names.shared[0]]
-                rows = 2 * n * mixture.shared // len(prefixes)
-                shared = self.checked(prefixes, (rows,) * len(prefixes), k)
-                first_up = n * mixture.shared
-                for row in range(0, first_up, n):
-                    gate_and_up = (block_of(shared, first + row, n) for first in (0, first_up))
-                    yield concat_rows(gate_and_up, 2 * n, self.target.dtype)
-                return
-            shared = self.checked([begin + names.shared[1]], (n,), k * mixture.shared)
-            for column in range(0, k * mixture.shared, k):
-                yield block_of(shared, 0, n, column, k)
-
-        stacks = []
-        for field, count, n, k in shapes:
-            try:
-                stacks.append(stack_rows(parts(field, count, n, k), mixture.stored))
-            except ValueError as error:
-                raise ModelInvalid(
-                    f"The experts {begin}{field[0]} cannot be joined: {error}.",
-                    hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
-                ) from error
-        gate_up, down = stacks
+        gate_up = self.stack(
+            begin + names.gate_up[0], self.gate_up_parts(begin, mixture), mixture.stored
+        )
+        down = self.stack(begin + names.down, self.down_parts(begin, mixture), mixture.stored)
         choice = Router(
             router,
             mixture.chosen,
@@ -370,6 +330,80 @@ class Loader:
             scale=mixture.scale,
         )
         return Experts(choice.counting(), gate_up, down, gelu=mixture.gelu)
+
+    def interleaved_experts(self, begin: str, mixture: Mixture) -> Experts:
+        """Load the experts of a layer as gpt-oss stores them."""
+        names = self.names.experts
+        assert names is not None
+        weight = self.router(begin + names.router, mixture.experts)
+        bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
+        return interleaved_experts.load(
+            begin + names.interleaved,
+            Router(weight, mixture.chosen, mixture.normalized, bias=bias).counting(),
+            self.config,
+            mixture,
+            self.target,
+        )
+
+    def gate_up_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
+        """Yield the weight [2N, K] of gate and up for each expert."""
+        names = self.names.experts
+        n = self.config.intermediate
+        k = self.config.hidden
+        assert names is not None
+        stacked = self.stacked_experts(begin, mixture, of_gate_up=True)
+        for number in range(mixture.experts):
+            if stacked is not None:
+                yield stacked[number]
+            else:
+                prefixes = [begin + name.format(number) for name in names.gate_up]
+                yield self.checked(prefixes, (n, n), k)
+        if not mixture.shared:
+            return
+        # The shared expert is as wide as several experts, and is cut into as many.
+        assert names.shared is not None
+        prefixes = [begin + name for name in names.shared[0]]
+        rows = 2 * n * mixture.shared // len(prefixes)
+        shared = self.checked(prefixes, (rows,) * len(prefixes), k)
+        first_up = n * mixture.shared
+        for row in range(0, first_up, n):
+            gate_and_up = (block_of(shared, first + row, n) for first in (0, first_up))
+            yield concat_rows(gate_and_up, 2 * n, self.target.dtype)
+
+    def down_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
+        """Yield the weight [N, K] of down for each expert."""
+        names = self.names.experts
+        n = self.config.hidden
+        k = self.config.intermediate
+        assert names is not None
+        scales: torch.Tensor | None = None
+        if names.scales is not None:
+            scales = self.tensor(begin + names.scales[1], mixture.experts)
+        stacked = self.stacked_experts(begin, mixture, of_gate_up=False)
+        for number in range(mixture.experts):
+            if stacked is not None:
+                weight: Weight = stacked[number]
+            else:
+                weight = self.checked([begin + names.down.format(number)], (n,), k)
+            if scales is not None:
+                assert isinstance(weight, torch.Tensor)
+                weight = weight * scales[number]
+            yield weight
+        if mixture.shared:
+            assert names.shared is not None
+            shared = self.checked([begin + names.shared[1]], (n,), k * mixture.shared)
+            for column in range(0, k * mixture.shared, k):
+                yield block_of(shared, 0, n, column, k)
+
+    def stack(self, name: str, parts: Iterator[Weight], count: int) -> torch.Tensor | w4_pack.W4:
+        """Join the weights of all experts. Raises ModelInvalid with this name."""
+        try:
+            return stack_rows(parts, count)
+        except ValueError as error:
+            raise ModelInvalid(
+                f"The experts {name} cannot be joined: {error}.",
+                hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
+            ) from error
 
     def router_of_experts(
         self, begin: str, mixture: Mixture, gain: torch.Tensor | None

@@ -46,8 +46,10 @@ class Fp8:
         name = f"{prefix}.{(suffixes or self.names)[0]}"
         blocks = (-(-n // BLOCK), -(-k // BLOCK))
         shape = source.shape(name)
-        if shape is None:
-            shape = blocks if self.group else (n,)
+        if shape is None and self.group:
+            shape = blocks
+        elif shape is None:
+            shape = (n,)
         scales = self.target.tensor(name, shape, torch.float32)
         if scales.numel() == 1:
             return scales.reshape(1).repeat(n)
