@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localchat_cuda.layers.dense import Layers, X
     from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
-BESIDE_DENSE_FORMATS = "experts beside a dense layer are possible in bf16 and fp16"
+BESIDE_DENSE_FORMATS = "experts beside a dense layer support bf16 and fp16"
 FAMILY = Family(
     name="gemma4",
     classes=(

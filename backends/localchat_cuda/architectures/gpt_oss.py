@@ -45,7 +45,7 @@ FAMILY = Family(
     },
     qkv_bias="required",
     windows="pattern",
-    experts=ExpertTraits(clamped=True, fixed_formats="its experts are possible in bf16 and MXFP4"),
+    experts=ExpertTraits(clamped=True, fixed_formats="its experts support bf16 and MXFP4"),
 )
 
 

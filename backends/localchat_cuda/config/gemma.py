@@ -110,8 +110,8 @@ def _read_gemma4(fields: ConfigFields, layers: int) -> GemmaLayers:
     full = _full_layers(fields, layers)
     key_heads, head_dim = _full_shape(fields, full)
     if head_dim not in HEAD_DIMENSIONS:
-        possible = ", ".join(map(str, HEAD_DIMENSIONS))
-        raise fields.unsupported(f"heads of {head_dim} columns ({possible} are possible)")
+        supported = ", ".join(map(str, HEAD_DIMENSIONS))
+        raise fields.unsupported(f"heads of {head_dim} columns (supported: {supported})")
     heads = fields.integer("num_attention_heads")
     if heads % key_heads:
         raise fields.unsupported(f"{heads} query heads over {key_heads} key heads")

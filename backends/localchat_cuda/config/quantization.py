@@ -272,7 +272,7 @@ def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     if bits != 4 or version != "gemm":
         raise unsupported(f"weights quantized as awq, {bits or 'unknown'} bits, version {version}")
     if size not in PACKED_GROUPS or not raw.get("zero_point", True):
-        raise unsupported(f"AWQ in groups of {size} (32, 64 or 128 with zero points are possible)")
+        raise unsupported(f"AWQ in groups of {size} (supported: 32, 64 or 128 with zero points)")
     return Quantization("awq", group=size)
 
 
@@ -280,7 +280,7 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     bits = raw.get("bits")
     layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
     if bits not in (4, INT8_BITS):
-        raise unsupported(f"GPTQ with {bits or 'unknown'} bits (4 and 8 are possible)")
+        raise unsupported(f"GPTQ with {bits or 'unknown'} bits (supported: 4 and 8)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
         if raw.get("is_marlin_format"):
             layout = "marlin"
@@ -375,14 +375,14 @@ def _compressed_fp8(
 
 def _fp8_blocks(size: object, unsupported: Unsupported, *, fp8_activations: bool) -> Quantization:
     if size != [_FP8_BLOCK, _FP8_BLOCK]:
-        raise unsupported(f"FP8 weights with scales for blocks of {size} (128 x 128 are possible)")
+        raise unsupported(f"FP8 weights with scales for blocks of {size} (supported: 128 x 128)")
     return Quantization("fp8", 8, _FP8_BLOCK, symmetric=True, fp8_activations=fp8_activations)
 
 
 def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     """Parse FP8 with scales by block (DeepSeek), by tensor (vLLM) or by row (fbgemm)."""
     if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
-        raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
+        raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (supported: e4m3)")
     size = raw.get("weight_block_size")
     if size is not None:
         return _fp8_blocks(size, unsupported, fp8_activations=True)
@@ -395,7 +395,7 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     if not kind and isinstance(nested, dict):
         kind = nested.get("quant_algo")
     if kind != "FP8":
-        raise unsupported(f"weights quantized by ModelOpt as {kind} (FP8 is possible)")
+        raise unsupported(f"weights quantized by ModelOpt as {kind} (supported: FP8)")
     return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
 
 
@@ -418,7 +418,7 @@ def _group(size: object, what: str, unsupported: Unsupported) -> int:
         return 0
     if not isinstance(size, int) or size < 1 or size % PACKED_GROUPS[-1]:
         raise unsupported(
-            f"{what} in groups of {size} (multiples of {PACKED_GROUPS[-1]}, or -1 are possible)"
+            f"{what} in groups of {size} (supported: multiples of {PACKED_GROUPS[-1]}, or -1)"
         )
     return size
 

@@ -321,8 +321,8 @@ class _Reader(ConfigFields):
     def head_dim(self, default: int) -> int:
         head_dim = self.integer("head_dim", default)
         if head_dim not in HEAD_DIMENSIONS:
-            possible = ", ".join(map(str, HEAD_DIMENSIONS))
-            raise self.unsupported(f"heads of {head_dim} columns ({possible} are possible)")
+            supported = ", ".join(map(str, HEAD_DIMENSIONS))
+            raise self.unsupported(f"heads of {head_dim} columns (supported: {supported})")
         return head_dim
 
     def activation(self) -> Activation:
