@@ -1,8 +1,8 @@
 """Parser of answers in channels: reasoning, text and calls are separate messages, each with a header.
 
-- Harmony (gpt-oss) writes `<|channel|>analysis<|message|>…<|end|>`, then
-  `<|start|>assistant<|channel|>final<|message|>…`. A call is a message `to=functions.NAME`, in the header of its
-  channel or of its role.
+- Harmony (gpt-oss) writes `<|channel|>analysis<|message|>…<|end|>` and
+  `<|start|>assistant<|channel|>final<|message|>…`. A call is a message `to=functions.NAME`, in the header of
+  its channel or of its role.
 - Muse writes the same without channels. `to=self` is reasoning.
 - Functionary 3.2 starts each message with `>>>`, a name and a line break.
 """
