@@ -4,17 +4,11 @@ This is the lowest layer and imports nothing of localchat. JSON output and `/met
 instead.
 """
 
-import re
-from functools import cache
 from typing import Final
 
 _BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
 _NO_DECIMALS_FROM: Final = 9.95
 """From this value on, kB and MB have no decimals: `640 MB`. GB and TB keep one, which is 100 MB of memory."""
-
-
-_UNSPACED: Final = "\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Chinese and Japanese characters, which have no spaces between words."""
 
 
 def size(count_bytes: float) -> str:
@@ -94,25 +88,6 @@ def used_of(used: int, total: int) -> str:
 def decimal(value: float | None, digits: int) -> str:
     """Format a value with this many decimals, or a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def words(text: str, before: str = "") -> int:
-    """Return the number of words that start in a text.
-
-    before: text before it. In scripts without spaces, each character counts, as in word processors.
-    """
-    word, letter = _word_patterns()
-    continues_word = bool(before and letter.match(before[-1]) and letter.match(text))
-    return len(word.findall(text)) - continues_word
-
-
-@cache
-def _word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return patterns for a word, and for a letter of a longer word.
-
-    Compiled at the first use, which takes 6 ms.
-    """
-    return re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"), re.compile(rf"[^\s{_UNSPACED}]")
 
 
 def brief_seconds(seconds: float) -> str:

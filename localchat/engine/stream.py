@@ -25,9 +25,9 @@ _FINAL = (LocalchatError, Done)
 class Stream:
     """Events of one request. Iterate from one place, in a thread or with `async for`.
 
-    The stream ends after `Done`. A failure is raised from the iteration. `close()` cancels the request, is
-    idempotent, and may be called from any thread. Leaving the `with` block closes the stream. Events after a
-    close are dropped.
+    The stream ends after `Done` or at `end()`. A failure is raised from the iteration. `close()` cancels the
+    request, is idempotent, and may be called from any thread. Leaving the `with` block closes the stream.
+    Events after a close are dropped.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
@@ -54,6 +54,13 @@ class Stream:
                     self._ended = True
                     break
             return self._take_waiter()
+
+    def end(self) -> None:
+        """End the stream without `Done`, for a request that was cancelled on purpose."""
+        with self._lock:
+            self._ended = True
+            waiter = self._take_waiter()
+        _wake([waiter] if waiter is not None else [])
 
     def close(self) -> None:
         with self._lock:
@@ -100,10 +107,13 @@ class Stream:
     def __iter__(self) -> Iterator[Event]:
         while True:
             with self._lock:
-                if self._drained:
-                    return
-                while (event := self._next_event()) is None:
-                    self._lock.wait(SIGNAL_POLL_S)
+                event = None
+                while event is None:
+                    if self._drained:
+                        return
+                    event = self._next_event()
+                    if event is None:
+                        self._lock.wait(SIGNAL_POLL_S)
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:

@@ -8,10 +8,10 @@ from textual.pilot import Pilot
 
 from localchat.engine.guide.rules import OFFER, UNKNOWN
 from localchat.engine.guide.topics import Topics, topics_file
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.models.resolve import GUIDE
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.tui.guide_answers import OFFERS_ID, complete_part, for_screen
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import INFO, Stage, app_of, play, say, until
 
 GUIDE_INFO = msgspec.structs.replace(INFO, model=GUIDE)
