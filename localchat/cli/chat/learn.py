@@ -233,7 +233,7 @@ def _how_to_ask(app: AppContext, name: str) -> str:
 
 
 def _skipped(found: "Summary") -> str:
-    """Return `; skipped 3 files: 2 (is a binary file), 1 (holds no text)`; empty if none was."""
+    """Return `; skipped 3 files: 2 (is a binary file), 1 (has no text)`; empty if none was."""
     if not found.skipped:
         return ""
     reasons = [f"{count:,} ({reason})" for reason, count in found.skipped.items()]
