@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from localchat import __version__
 from localchat.engine.attached.protocol import (
@@ -30,7 +29,6 @@ from localchat.engine.interface import Engine
 from localchat.engine.local import protocol
 from localchat.errors import LocalchatError
 from localchat.pool.entry import ServerStatus
-from localchat.server.cancellation import disconnected
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 
 T = TypeVar("T")
@@ -48,9 +46,7 @@ class LocalApi:
     def routes(self) -> list[Route]:
         """All routes, for the app."""
         return [
-            Route(
-                f"{PREFIX}/generate", _AsgiRoute(self._authorized(self.generate)), methods=["POST"]
-            ),
+            Route(f"{PREFIX}/generate", self._authorized(self.generate), methods=["POST"]),
             Route(f"{PREFIX}/query", self._authorized(self.query), methods=["POST"]),
             Route(f"{PREFIX}/ps", self._authorized(self.ps), methods=["GET"]),
             Route(f"{PREFIX}/stop", self._authorized(self.stop), methods=["POST"]),
@@ -81,7 +77,11 @@ class LocalApi:
     async def generate(self, request: Request) -> Response:
         """Stream frames until Done or Failed. A client that disconnects cancels the request."""
         call = await _decode(request, GenerateCall)
-        return _FrameResponse(self._frames(call))
+        frames = (
+            protocol.frame_bytes(msgspec.msgpack.encode(frame))
+            async for frame in self._frames(call)
+        )
+        return StreamingResponse(frames, media_type=MEDIA_TYPE)
 
     async def _frames(self, call: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
         try:
@@ -173,59 +173,3 @@ def _failed(error: LocalchatError) -> protocol.Failed:
     return protocol.Failed(
         0, error.code, sendable(error.message), sendable(error.hint), error.details
     )
-
-
-# ---------------------------------------------------------------------------- ASGI
-
-
-class _AsgiRoute:
-    """Wraps a handler as an ASGI app.
-
-    A plain route function cannot use `receive` after the body is read.
-    """
-
-    def __init__(self, handle: Callable[[Request], Awaitable[Response]]) -> None:
-        self._handle = handle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._handle(Request(scope, receive, send))
-        await response(scope, receive, send)
-
-
-class _FrameResponse(Response):
-    """Streams frames. A disconnect ends the source at once, even while it waits for a frame."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(self, source: AsyncGenerator[msgspec.Struct, None]) -> None:
-        super().__init__()
-        self._source = source
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            results = await asyncio.gather(sending, leaving, return_exceptions=True)
-        if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
-            raise results[0]
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        source = self._source
-        try:
-            async for frame in source:
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": protocol.frame_bytes(msgspec.msgpack.encode(frame)),
-                        "more_body": True,
-                    }
-                )
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            await source.aclose()
