@@ -1,4 +1,4 @@
-"""The documents of a user, for prompts: opened by `@name`, and completed."""
+"""Documents of a user: open the library, and complete `@name` in prompts."""
 
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def open_library(app: AppContext, embed: "Embed | None" = None) -> "DocumentLibrary":
-    """The documents of this user. `embed`: for those that were learned with an embedding model."""
+    """Open the documents of this user. `embed` searches those learned with an embedding model."""
     from localchat.documents.library import DocumentLibrary
 
     return DocumentLibrary(find_paths(app.environ).data_dir / "documents", embed)
 
 
 def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
-    """Collections whose name, after `sign`, begins with `incomplete`."""
+    """Complete names of collections after `sign`."""
     from click.shell_completion import CompletionItem
 
     app = ctx.find_object(AppContext)

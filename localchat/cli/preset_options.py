@@ -1,4 +1,4 @@
-"""The preset of a prompt: found in its words, kept in the context, and completed."""
+"""Preset of a prompt: find it in the words, store it in the context, and complete its name."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from localchat.config.settings import Given
 
 _PRESET = "localchat.cli.preset_options.preset"
-"""Key of the context's notes."""
+"""Key in the notes of the context."""
 
 
 def preset_of(ctx: click.Context) -> "Preset | None":
-    """The preset that the prompt names."""
-    found: Preset | None = ctx.meta.get(_PRESET)
-    return found
+    """Return the preset that the prompt names, or None."""
+    preset: Preset | None = ctx.meta.get(_PRESET)
+    return preset
 
 
 def without_preset(ctx: click.Context, words: str) -> str:
-    """The words without the `@name` of a preset, which the context keeps. Raises UsageError."""
+    """Store the preset of `@name` in the context, and return the other words. Raises UsageError."""
     from localchat.config.presets import addressed
 
     if not words.startswith("@") or ctx.meta.get(AFTER_DASHES):
@@ -38,12 +38,13 @@ def without_preset(ctx: click.Context, words: str) -> str:
 
     _refuse_file(words)
     documents = open_library(app).names()
-    ctx.meta[_PRESET], rest = addressed(words, read_presets(app), documents, strict=True)
-    return rest
+    preset, question_words = addressed(words, read_presets(app), documents, strict=True)
+    ctx.meta[_PRESET] = preset
+    return question_words
 
 
 def _refuse_file(words: str) -> None:
-    """Raise UsageError for `@FILE` before a question: on the command line a file needs `-f`."""
+    """Raise UsageError for `@FILE` before a question. On the command line a file needs `-f`."""
     name, _, question = words[1:].partition(" ")
     if "." not in name and "/" not in name:
         return
@@ -59,7 +60,7 @@ def _refuse_file(words: str) -> None:
 
 
 def question(ctx: click.Context, text: str) -> str:
-    """The text by the template of the preset; empty where there is nothing to ask."""
+    """Insert the text into the template of the preset. Return an empty string if there is nothing to ask."""
     from localchat.config.presets import INPUT
 
     preset = preset_of(ctx)
@@ -69,20 +70,21 @@ def question(ctx: click.Context, text: str) -> str:
 
 
 def chosen_settings(ctx: click.Context) -> "dict[str, Given]":
-    """The settings that the command chooses, by flags and by its preset. Raises UsageError."""
+    """Return the settings that flags and preset of a command choose. Raises UsageError."""
     preset = preset_of(ctx)
-    return {**(preset.layer() if preset is not None else {}), **given_flags(ctx)}
+    settings = preset.layer() if preset is not None else {}
+    return settings | given_flags(ctx)
 
 
 def read_presets(app: AppContext) -> "dict[str, Preset]":
-    """The presets of the settings file, by name. Raises UsageError."""
+    """Return the presets of the settings file by name. Raises UsageError."""
     from localchat.config.settings_file import read_settings
 
     return dict(read_settings(find_paths(app.environ).settings_file).presets)
 
 
 def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
-    """Presets whose name, after `sign`, begins with `incomplete`; none if the settings cannot be read."""
+    """Complete names of presets after `sign`. Return nothing if the settings are unreadable."""
     from click.shell_completion import CompletionItem
 
     app = ctx.find_object(AppContext)

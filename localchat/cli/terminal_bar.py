@@ -1,4 +1,4 @@
-"""A bar with words beside it, at the foot of a terminal's stderr; made when it is first shown."""
+"""Progress bar with a text, in the last line of a terminal's stderr. It is created when first shown."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TerminalBar:
-    """One bar, which is gone after `close`; sentences stay above it."""
+    """One progress bar. `close` removes it; sentences above it stay."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -20,7 +20,7 @@ class TerminalBar:
     def update(
         self, words: str, *, completed: float | None = None, total: float | None = None
     ) -> None:
-        """Show the words, and how much is done; None: as before."""
+        """Show the text and the progress. None leaves a number as it was."""
         bar, task = self._drawn()
         bar.update(task, completed=completed, total=total, text=words)
 

@@ -84,7 +84,7 @@ def addressed(
     if name in documents and name in presets:
         raise UsageError(
             f"@{name} is a preset and the name of documents",
-            hint=f"localchat preset rm {name}, or localchat learn --forget {name}",
+            hint=f"localchat config preset rm {name}, or localchat learn --forget {name}",
         )
     if name in documents:
         return Addressed(None, text)
@@ -96,8 +96,8 @@ def addressed(
         guess = f"; did you mean @{near[0]}?" if near else ""
         raise UsageError(
             f"there is no preset and no document named @{name}{guess}",
-            hint="localchat preset and localchat learn --list show them. To send @ as text, put -- before "
-            "the prompt.",
+            hint="localchat config preset and localchat learn --list show them. To send @ as text, put -- "
+            "before the prompt.",
         )
     return Addressed(None, text)
 

@@ -4,7 +4,6 @@ Events are sent after the launch, so that sending them costs no step.
 """
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -55,8 +54,6 @@ class _CancelCommand:
     """Cancels one request."""
 
     id: int
-    step: int
-    """Number of the step that was launched or being built when the cancel came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +119,6 @@ class EngineCore:
             self._counters,
             self._step_costs,
         )
-        self._commands_lock = threading.Lock()
-        self._step = 0
         self._stopped = False
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._in_flight: deque[ScheduledStep] = deque()
@@ -142,8 +137,7 @@ class EngineCore:
 
     def cancel(self, id_: int) -> None:
         """Cancel a request: it leaves with the next plan. A step that computes it alone is aborted."""
-        with self._commands_lock:
-            self._commands.put(_CancelCommand(id_, self._step))
+        self._commands.put(_CancelCommand(id_))
         if self._sole_request == id_:
             self._runner.abort()
 
@@ -271,14 +265,9 @@ class EngineCore:
         return nothing and self._commands.empty()
 
     def process_commands(self) -> None:
-        """Execute the commands so far, without waiting. A later cancel counts for the next step."""
-        commands: list[_Command] = []
-        with self._commands_lock:
-            while not self._commands.empty():
-                commands.append(self._commands.get())
-            self._step = self._scheduler.step_number + 1
-        for command in commands:
-            self._execute(command)
+        """Execute the queued commands without waiting. Later ones apply to the next step."""
+        for _ in range(self._commands.qsize()):
+            self._execute(self._commands.get())
 
     def _execute(self, command: _Command) -> None:
         match command:
@@ -286,22 +275,10 @@ class EngineCore:
                 self._resume(command)
             case RequestState():
                 self._begin(command)
-            case _CancelCommand(id_, step):
-                self._count_late(id_, step)
+            case _CancelCommand(id_):
                 self.output_processor.cancel(id_)
             case _StopCommand():
                 self._stopped = True
-
-    def _count_late(self, id_: int, step: int) -> None:
-        """Count rows of a request launched after the step in which its cancel came.
-
-        There are none as long as commands are executed before each plan.
-        """
-        for scheduled in self._in_flight:
-            if scheduled.plan.number > step:
-                self._counters.late_rows += any(
-                    row.sequence.request_state.id == id_ for row in scheduled.rows
-                )
 
     def _begin(self, request_state: RequestState) -> None:
         self.output_processor.requests[request_state.id] = request_state

@@ -35,7 +35,6 @@ class EngineCounters:
         self.drafted = 0
         self.accepted = 0
         self.draft_steps = 0
-        self.late_rows = 0
         self._tpot_ms: deque[float] = deque(maxlen=_REMEMBERED_TOKENS)
 
     def record_finish(self) -> None:
@@ -99,7 +98,6 @@ class EngineCounters:
             draft_steps=self.draft_steps,
             preemptions=preemptions,
             evictions=evictions,
-            late_rows=self.late_rows,
             # The copy is one step of the interpreter: no other thread writes in between.
             tpot_ms=tuple(self._tpot_ms.copy()),
             requests=tuple(running(request_state, now_s) for request_state in requests),

@@ -66,6 +66,13 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
     """Time that this took."""
 
 
+class AnswerProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Progress of an answer that takes several requests, such as a vote."""
+
+    phrase: str
+    """Text of a progress line."""
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     """One entry for each prompt token after the first; sent once, before the first text."""
 
@@ -109,7 +116,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=
     kv_used_tokens: int = 0
     kv_shared_tokens: int = 0
     kv_cached_tokens: int = 0
-    kv_parked_tokens: int = 0
+    kv_swapped_tokens: int = 0
     kv_total_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -217,8 +224,6 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     draft_steps: int = 0
     preemptions: int = 0
     evictions: int = 0
-    late_rows: int = 0
-    """Steps that still computed a request after the one in which its cancel arrived; 0 is the promise."""
     tpot_ms: tuple[float, ...] = ()
     """Of the last tokens generated, oldest first, 512 at most."""
     requests: tuple[RunningRequest, ...] = ()
@@ -226,7 +231,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     process_bytes: int = 0
     """Resident memory of the engine process."""
     routed: dict[str, int] = {}
-    """Of a route: answers and tokens of the small and the large model (tries/route_figures.py)."""
+    """Of a route: answers and tokens of the small and the large model (tries/route_engine.py)."""
 
 
 Event: TypeAlias = (
@@ -234,6 +239,7 @@ Event: TypeAlias = (
     | Queued
     | Loading
     | Prefill
+    | AnswerProgress
     | PromptLogprobs
     | Text
     | Reasoning

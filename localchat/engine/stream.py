@@ -23,8 +23,8 @@ _FINAL = (LocalchatError, Done)
 class Stream:
     """Events of one request: iterate it, in a thread or with `async for`, from one place.
 
-    The stream ends after `Done`; a failure is raised from the iteration. `close()` cancels the request
-    (idempotent, from any thread); leaving the `with` block closes. Events that come after a close are
+    The stream ends after `Done`, or at `end()`; a failure is raised from the iteration. `close()` cancels the
+    request (idempotent, from any thread); leaving the `with` block closes. Events that come after a close are
     dropped.
     """
 
@@ -52,6 +52,13 @@ class Stream:
                     self._ended = True
                     break
             return self._take_waiter()
+
+    def end(self) -> None:
+        """End the stream without `Done`, for a request that was cancelled on purpose."""
+        with self._lock:
+            self._ended = True
+            waiter = self._take_waiter()
+        _wake([waiter] if waiter is not None else [])
 
     def close(self) -> None:
         with self._lock:
@@ -96,10 +103,13 @@ class Stream:
     def __iter__(self) -> Iterator[Event]:
         while True:
             with self._lock:
-                if self._drained:
-                    return
-                while (event := self._next_event()) is None:
-                    self._lock.wait(SIGNAL_POLL_S)
+                event = None
+                while event is None:
+                    if self._drained:
+                        return
+                    event = self._next_event()
+                    if event is None:
+                        self._lock.wait(SIGNAL_POLL_S)
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:

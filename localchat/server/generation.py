@@ -37,6 +37,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.server.tracker import TrackedRequest
+from localchat.tries.best_answer import BestAnswer, best_answer
 from localchat.tries.spec import TriesSpec
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -121,7 +122,7 @@ class GenerationSpec:
     keep_alive_s: float | None = None
     """Seconds that the model stays loaded afterwards without users. None means the server's default."""
     tries: TriesSpec | None = None
-    """Treat the choices as tries at one answer."""
+    """Make the answer out of several tries."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that report deviations from the request."""
 
@@ -194,6 +195,8 @@ class Generation:
         """True once this server has ended a choice that the engine would continue."""
         self._counts: list[_TokenCounts] = []
         self._done: list[Done] = []
+        self.best: BestAnswer | None = None
+        """The tries that the answer is chosen from, after `start`."""
 
     @property
     def choices(self) -> int:
@@ -222,7 +225,7 @@ class Generation:
             request = msgspec.structs.replace(
                 request, user=self._tracked.user, loop_guard=self.spec.loop_guard
             )
-            stream = self._engine.generate(request)
+            stream = self._send(request)
             self._tracked.attach(stream)
             try:
                 accepted, *events = await stream.batch()
@@ -239,6 +242,12 @@ class Generation:
             self.fallbacks_used.append(index)
             return events, stream
         raise AssertionError("a prompt has at least one request")
+
+    def _send(self, request: GenerateRequest) -> Stream:
+        if self.spec.tries is None:
+            return self._engine.generate(request)
+        self.best = best_answer(self._engine, request, self.spec.tries)
+        return self.best.stream
 
     def _may_fall_back(self, refusal: LocalchatError) -> bool:
         """Return True if the engine may accept the next request of the prompt."""
@@ -269,14 +278,19 @@ class Generation:
             # The engine would continue while a slow client reads the end.
             for _, stream in self._sources:
                 stream.close()
-            self._tracked.usage = Usage(
-                self.prompt_tokens,
-                sum(counts.cached for counts in self._counts),
-                sum(counts.completion for counts in self._counts),
-                sum(counts.reasoning for counts in self._counts),
-            )
+            self._tracked.usage = self._usage()
             if self._done:
                 self._tracked.done = self._done[0]
+
+    def _usage(self) -> Usage:
+        if self.best is not None:
+            return self.best.usage
+        return Usage(
+            self.prompt_tokens,
+            sum(counts.cached for counts in self._counts),
+            sum(counts.completion for counts in self._counts),
+            sum(counts.reasoning for counts in self._counts),
+        )
 
     @property
     def _ended_early(self) -> bool:

@@ -28,7 +28,6 @@ from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
-from localchat.server.tries import TriesGeneration
 from localchat.server.uvicorn_http import FILLER, WRITE
 
 log = logging.getLogger("localchat.server")
@@ -108,7 +107,7 @@ class GenerationResponse:
             if documents:
                 spec = await service.documents.before(spec, documents, lease)
             tracked.guided = spec.guided
-            generation = _generation(lease.engine, spec, tracked)
+            generation = Generation(lease.engine, spec, tracked)
             try:
                 await generation.start()
             except LocalchatError as error:
@@ -196,12 +195,6 @@ class GenerationResponse:
         tracked.error = error.label
         service.metrics.count_error(tracked.error, error.status)
         return error
-
-
-def _generation(engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> Generation:
-    if spec.tries is None:
-        return Generation(engine, spec, tracked)
-    return TriesGeneration(engine, spec, tracked, spec.tries)
 
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:

@@ -30,7 +30,6 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepResult,
 )
-from localchat.backend_api.scripted import VOCAB, Script, ScriptedModel
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
@@ -39,6 +38,7 @@ from localchat.engine.events import Event
 from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from tests.support.scripted_backend import VOCAB, Script, ScriptedModel
 
 STREAMS = (1, 8, 32, 64, 128)
 PARKED = (0, 300, 3000)

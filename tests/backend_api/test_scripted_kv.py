@@ -15,8 +15,8 @@ from localchat.backend_api.interface import (
     StepRow,
     Truncate,
 )
-from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
 from tests.support.kv_cache_bench import capabilities
+from tests.support.scripted_kv import BlockStorage, SlotStorage, storage_for
 
 
 def slots(**changes: object) -> SlotStorage:

@@ -23,10 +23,10 @@ from localchat.chat.prompt_messages import left_out, sent_messages, unsent_ids
 from localchat.engine.events import MetricsSnapshot, Prefill
 from localchat.engine.interface import MemoryParts
 from localchat.engine.request import GenerateRequest, Message, Messages
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ContextExceeded, UsageError
 from localchat.session.blocks import SummaryBlock
 from localchat.session.view import node_blocks
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tui_stage import DONE, INFO
 
 ENGINE = ScriptedEngine(context_tokens=2000)

@@ -17,7 +17,6 @@ from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.engine import ServerClient
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelStatus, ServerStatus
 from localchat.pool.pool import EnginePool
@@ -26,6 +25,7 @@ from localchat.server.bootstrap import ServerSpec, open_server_context
 from tests.support.cli_program import ScriptedApp, answer
 from tests.support.gguf_files import write_model
 from tests.support.local_api_server import until
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.terminal_screen import Call
 
 HERE = answer("from here\n")

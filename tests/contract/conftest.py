@@ -16,7 +16,7 @@ from localchat.fit.load_options import LoadOptions
 from tests.support.contract_engines import Open
 
 _TESTS = count()
-SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 
 
 def _scripted(folder: Path) -> Path:

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import StepPlan
-from localchat.backend_api.scripted import EOS, VOCAB, hashed
 from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
 from localchat.engine.request import Grammar
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
@@ -22,6 +21,7 @@ from tests.support.engine_core_bench import (
     periodic,
     request,
 )
+from tests.support.scripted_backend import EOS, VOCAB, hashed
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})

@@ -2,11 +2,11 @@
 
 import pytest
 
-from localchat.backend_api.scripted import BOS, ScriptedTokenizer
 from localchat.core.input_processor import InputProcessor
 from localchat.engine.request import GenerateRequest, Infill
 from localchat.errors import ContextExceeded, UsageError
 from tests.support.engine_core_bench import _Model
+from tests.support.scripted_backend import BOS, ScriptedTokenizer
 
 MARKS = {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3, "fim_sep": 4, "fim_rep": 5}
 

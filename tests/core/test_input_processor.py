@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from localchat.backend_api.scripted import ScriptedTokenizer
 from localchat.core.input_processor import InputProcessor
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TokenIds
 from localchat.errors import UsageError
 from tests.support.engine_core_bench import _Model
+from tests.support.scripted_backend import ScriptedTokenizer
 
 
 def test_sampling_defaults_out_of_range_are_ignored_with_a_notice() -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localchat.backend_api.scripted import EOS, VOCAB, Logits, ScriptedTokenizer
 from localchat.chat_format.reasoning_parser import REASONING_FAMILIES, ReasoningFamily
 from localchat.core.input_processor import InputProcessor
 from localchat.engine.events import Reasoning, ToolCall
@@ -16,6 +15,7 @@ from localchat.errors import UsageError
 from tests.support.chat_templates import RENDER_PROCESS, reasoning_template
 from tests.support.engine_core_bench import Bench, Received, _Model, capabilities
 from tests.support.greedy import NEARLY_GREEDY
+from tests.support.scripted_backend import EOS, VOCAB, Logits, ScriptedTokenizer
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})

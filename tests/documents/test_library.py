@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from localchat.documents.library import DocumentLibrary
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import UsageError
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from localchat.backend_api.interface import Availability
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
@@ -22,6 +21,7 @@ from localchat.pool.pool import EnginePool
 from localchat_cuda.backend import CudaBackend
 from tests.support.gguf_files import Size, llama
 from tests.support.pool_models import FakeMachine
+from tests.support.scripted_engine import ScriptedEngine
 
 GB = 10**9
 CARD = Gpu(0, "a card", 24 * GB, 22 * GB, (8, 9))

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from localchat.engine.interface import EngineInfo
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, EngineBusy, EngineClosed, ModelMissing
 from localchat.pool.entry import NEVER, FreeMemory
 from localchat.pool.pool import EnginePool
 from tests.support.pool_models import FakeMachine
+from tests.support.scripted_engine import ScriptedEngine
 
 PATIENCE_S = 90.0
 Start = Callable[..., tuple[EnginePool, FakeMachine]]

@@ -10,7 +10,6 @@ from localchat.config.paths import Paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.protocol import AttachSpec
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.models.resolve import ResolvedModel
@@ -18,6 +17,7 @@ from localchat.pool.admission import check_memory
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.resolver import ModelResolver
 from tests.support.gguf_files import write_model
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture

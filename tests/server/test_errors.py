@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import (
     ContextExceeded,
     DoesNotFit,
@@ -21,6 +20,7 @@ from localchat.errors import (
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.errors import to_api_error
 from tests.support.http_server import Stage, Wire, ask, chat, serving, settled
+from tests.support.scripted_engine import ScriptedAnswer
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -8,7 +8,6 @@ import pytest
 
 from localchat.engine.events import Accepted, Event, Finished, Prefill, Text
 from localchat.engine.request import GenerateRequest, Message, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, LocalchatError
 from localchat.server.generation import (
@@ -19,6 +18,7 @@ from localchat.server.generation import (
     OutputEvent,
 )
 from localchat.server.tracker import TrackedRequest
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tui_stage import DONE
 
 ASKED = GenerateRequest(prompt=Messages((Message("user", "?"),)))

@@ -164,7 +164,7 @@ def test_a_failure_in_the_middle_is_an_error_event_and_nothing_after(stage: Stag
 
 
 def _dying() -> Any:
-    from localchat.engine.scripted import ScriptedAnswer
+    from tests.support.scripted_engine import ScriptedAnswer
 
     return ScriptedAnswer(
         ("half",), error=EngineDied("it ended; its log: /secret/path", signal="SIGKILL")

@@ -15,7 +15,6 @@ import pytest
 
 from localchat.engine.events import Finished, Text
 from localchat.engine.interface import Vectors
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import EngineClosed
 from localchat.server import uvicorn_server
 from localchat.server.config import ServerConfig, ServerLimits
@@ -32,6 +31,7 @@ from tests.support.http_server import (
     serving,
     settled,
 )
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.single_engine import SingleEngine
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)

@@ -41,7 +41,6 @@ def test_many_clients_are_all_answered_and_who_vanishes_costs_no_step(server: Wa
     after = server.idle_counts()
     assert sum(one.vanished for one in beside) >= 8
     assert after.cancelled > before.cancelled
-    assert after.late_rows == 0
     assert after.failed == {}
 
 

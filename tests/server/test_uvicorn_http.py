@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.uvicorn_http import HEAD_BYTES, Connection
 from tests.support.http_server import (
     UNHURRIED,
@@ -19,6 +18,7 @@ from tests.support.http_server import (
     serving,
     settled,
 )
+from tests.support.scripted_engine import ScriptedAnswer
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"

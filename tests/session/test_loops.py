@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from localchat.engine.request import Messages
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
 from localchat.session.answer_end import take_way_on
 from localchat.session.blocks import AnswerBlock
 from tests.support.chat_sessions import Chat, run
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import Stage
 
 BEGUN = "The capital is Paris. "

@@ -11,13 +11,13 @@ from localchat.chat.conversation import Inclusion
 from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, ToolCall
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stats_line import brief_stats_line
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
 from localchat.session.engine_holder import EngineHolder
 from tests.support.chat_sessions import Chat, run
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tui_stage import DONE, INFO, STATS, Stage, sent, told
 
 OFFERED = "a llama.cpp built for this machine is faster"

@@ -27,9 +27,9 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
-from localchat.engine.scripted import ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, LocalchatError
+from tests.support.scripted_engine import ScriptedEngine
 
 Item: TypeAlias = Event | LocalchatError | float
 """What a script holds: events, the failure that ends it, and pauses in seconds."""
@@ -173,10 +173,10 @@ class ScriptedApp:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:3] == ["fit"]:  # its benchmark takes ten seconds where other tests run
+    if sys.argv[2:3] == ["fit"]:  # a busy machine has no constant bandwidth
         import pytest
 
-        from tests.support.speed_benchmark import put_probe
+        from tests.support.ram_bandwidth import put_bandwidth
 
-        put_probe(pytest.MonkeyPatch(), lambda code: 20e9)
+        put_bandwidth(pytest.MonkeyPatch(), 20e9)
     main(sys.argv[2:], ScriptedApp(SCENARIOS[sys.argv[1]]).app)

@@ -23,7 +23,6 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
-from localchat.backend_api.scripted import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import (
@@ -54,6 +53,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from tests.support.greedy import NEARLY_GREEDY
+from tests.support.scripted_backend import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
 
 MAX_STEPS = 6000
 

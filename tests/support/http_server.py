@@ -14,12 +14,12 @@ from localchat.engine.events import Event
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.request import TextPrompt as Prompt
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.uvicorn_server import UvicornServer, bind_sockets
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.single_engine import SingleEngine
 
 NAME = "scripted"

@@ -12,8 +12,8 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
 from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
+from tests.support.scripted_kv import BlockStorage, SlotStorage, storage_for
 
 
 def capabilities(**changes: object) -> Capabilities:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.pool.admission import AdmissionResult
 from localchat.pool.entry import ModelSpec, PoolEntry
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @dataclass(slots=True)

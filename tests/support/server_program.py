@@ -7,7 +7,7 @@ from collections.abc import Callable
 from localchat.cli import main
 from localchat.cli.context import AppContext
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 
 def _scripted(options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:

@@ -22,7 +22,6 @@ from localchat.backend_api.interface import (
     Widths,
 )
 from localchat.backend_api.prepared_steps import DecodeRow
-from localchat.backend_api.scripted import Script, ScriptedModel
 from localchat.core import engine_core
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
@@ -31,6 +30,7 @@ from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from tests.support.greedy import NEARLY_GREEDY
+from tests.support.scripted_backend import Script, ScriptedModel
 
 
 class Machine(NamedTuple):

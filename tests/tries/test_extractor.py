@@ -3,7 +3,7 @@
 import pytest
 
 from localchat.errors import UsageError
-from localchat.tries.extractor import extractor, json_text
+from localchat.tries.vote import extractor, json_text
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from localchat.config.routes import Route
 from localchat.engine.events import Accepted, Done, Event, Finished, Text, TokenLogprob
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Message, Messages
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import DoesNotFit, EngineClosed
-from localchat.tries.route_engine import RouteEngine
-from localchat.tries.route_figures import RouteFigures
+from localchat.tries.route_engine import RouteEngine, RouteFigures
 from tests.support.cli_program import INFO
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 Script = Callable[[GenerateRequest], ScriptedAnswer]
 

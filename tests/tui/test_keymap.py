@@ -11,7 +11,6 @@ from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
 from localchat.tui.keymap import KEYS, key_names, validate_keymap
 from localchat.tui.screens.help import HelpScreen
@@ -21,6 +20,7 @@ from localchat.tui.screens.parameters import ParameterScreen
 from localchat.tui.screens.settings import SettingsScreen
 from localchat.tui.screens.viewer import ViewerScreen
 from localchat.tui.widgets.find_bar import FindBar
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import Stage, app_of, footer, play, say, sent, told, until
 
 

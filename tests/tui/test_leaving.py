@@ -12,13 +12,13 @@ from localchat.chat.conversation import Node
 from localchat.engine.events import Done
 from localchat.engine.interface import EngineInfo
 from localchat.engine.options import EngineOptions
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.history.store import History
 from localchat.models.resolve import ResolvedModel
 from localchat.tui import app as program
 from localchat.tui.app import ChatApp
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.widgets.composer import Composer
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, told
 
 Act = Callable[[ChatApp], Awaitable[object]]
@@ -207,8 +207,8 @@ def test_leaving_while_a_pull_runs_ends_well(
 
     def pull(self: BackgroundPull, name: str) -> None:
         while not over.wait(0.0005):
-            self._show(f"pull {name} 1 of 2 MB")
-        self._done(name)
+            self._call(self._show_progress, f"pull {name} 1 of 2 MB")
+        self._call(self.finished, name)
 
     monkeypatch.setattr(BackgroundPull, "_run", pull)
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.memory_steps import MemoryStep
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
+    from localchat.fit.steps import MemoryStep
     from localchat.model_files.checkpoint import ModelSummary
     from localchat.models.assess import ExpectedSpeed, FitReport, Subject
     from localchat.models.catalog import Catalog
@@ -86,6 +86,7 @@ def session_context(
         first_run=lambda: _first_run(setup),
         remember=remember,
         keys=file.keys,
+        notices=file.notices,
         presets=file.presets,
         embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
@@ -117,7 +118,7 @@ class LoadPlanner:
         return self._report(setup, options, None).plan
 
     def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
-        """Decode rate of past runs, else by a short benchmark. Raises LocalchatError."""
+        """Return the decode rate of past runs, else a prediction. Raises LocalchatError."""
         return self._report(setup, setup.options.load, self._history()).expected_speed
 
     def _report(
@@ -132,7 +133,7 @@ class LoadPlanner:
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
         """What would make room for a model that does not fit. Raises LocalchatError."""
-        from localchat.models.memory_steps import memory_steps
+        from localchat.models.substitutes import memory_steps
 
         if setup.model.is_composed:
             return ()
@@ -146,7 +147,7 @@ class LoadPlanner:
         )
 
     def _history(self) -> "SpeedHistory":
-        from localchat.fit.speed_history import SpeedHistory
+        from localchat.fit.speed import SpeedHistory
 
         return SpeedHistory(self._setup.paths.state_dir)
 
@@ -159,7 +160,7 @@ class LoadPlanner:
         return CatalogEstimate(report.plan, model.file_bytes)
 
     def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
-        """Decode rate of a model of the catalogue, by a short benchmark. Raises LocalchatError."""
+        """Predict the decode rate of a model of the catalogue. Raises LocalchatError."""
         model = self._published(name)
         if model is None:
             return None
@@ -168,7 +169,7 @@ class LoadPlanner:
     def _published(self, name: str) -> "ModelSummary | None":
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
-        from localchat.models.published_models import published_model
+        from localchat.models.published_shapes import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)

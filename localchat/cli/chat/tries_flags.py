@@ -1,13 +1,13 @@
-"""Flags for more tries at one answer; `tries_options.py` reads them."""
+"""Flags for several tries at one answer. `tries.py` reads them."""
 
 import click
 
-MOST_TRIES = 16
+from localchat.tries import MAX_TRIES
 
 
 def tries_flags(function: "click.decorators.FC") -> "click.decorators.FC":
     """Add the flags."""
-    tries = click.IntRange(2, MOST_TRIES)
+    tries = click.IntRange(2, MAX_TRIES)
     for decorator in (
         click.option(
             "--critique",

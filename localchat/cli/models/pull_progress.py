@@ -210,8 +210,12 @@ def _verdict(event: FitAssessed) -> str:
     if not event.fits:
         context = f"with {event.context_tokens:,} tokens of context"
         return "\n  ".join((f"{event.name} will not fit: {memory}, {context}", *event.advice))
-    pace = event.expected_tokens_per_s
-    speed = f", about {rate(pace)}" if pace is not None else ""
+    speed = ""
+    if event.expected_range is not None:
+        low, high = event.expected_range
+        speed = f", between {rate(low)} and {rate(high)}"
+    elif event.expected_tokens_per_s is not None:
+        speed = f", about {rate(event.expected_tokens_per_s)}"
     context = f"{event.context_tokens:,} tokens of context"
     return f"{event.name} will fit: {memory}, {context}{speed}. {event.why}"
 

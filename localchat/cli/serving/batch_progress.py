@@ -5,12 +5,12 @@ from localchat.cli.streams import Terminal
 from localchat.cli.terminal_bar import TerminalBar
 from localchat.units import duration, rate
 
-_ENOUGH_LINES = 3
-"""Before so many answers the time left is a guess."""
+_MIN_LINES = 3
+"""Number of answers from which the remaining time can be estimated."""
 
 
 class BatchLines:
-    """Sentences on stderr. A context manager that lasts as long as the run."""
+    """Writes sentences to stderr. It is a context manager around the run."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -22,20 +22,20 @@ class BatchLines:
         self._terminal.progress("")
 
     def status(self, words: str) -> None:
-        """Show what is waited for."""
+        """Show what the run waits for."""
         self._terminal.progress(words)
 
     def show(self, progress: BatchProgress) -> None:
-        """Show how far the run is; called after each line."""
+        """Show the progress. Called after each line."""
         self._terminal.progress(progress_words(progress))
 
     def say(self, words: str) -> None:
-        """Show a sentence that stays."""
+        """Print a sentence that stays."""
         self._terminal.notify(words)
 
 
 class BatchBar(BatchLines):
-    """A bar over all lines of the run."""
+    """Draws a progress bar for all lines of the run."""
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
@@ -55,21 +55,21 @@ class BatchBar(BatchLines):
 
 
 def batch_progress_for(terminal: Terminal) -> BatchLines:
-    """The progress that fits stderr."""
+    """Return the progress view that suits stderr."""
     if terminal.animated:
         return BatchBar(terminal)
     return BatchLines(terminal)
 
 
 def progress_words(progress: BatchProgress) -> str:
-    """`120 of 5,000 lines, 340.0 tok/s, 12m left, 2 failed`."""
-    spent_s = progress.elapsed_s
+    """Return a text such as `120 of 5,000 lines, 340.0 tok/s, about 12m left, 2 failed`."""
+    elapsed_s = progress.elapsed_s
     words = [f"{progress.done:,} of {progress.total:,} lines"]
-    if spent_s > 0 and progress.done:
-        made = progress.completion_tokens or progress.prompt_tokens
-        words.append(rate(made / spent_s))
-    if _ENOUGH_LINES <= progress.done < progress.total:
-        left_s = spent_s / progress.done * (progress.total - progress.done)
+    if elapsed_s > 0 and progress.done:
+        tokens = progress.completion_tokens or progress.prompt_tokens
+        words.append(rate(tokens / elapsed_s))
+    if _MIN_LINES <= progress.done < progress.total:
+        left_s = elapsed_s / progress.done * (progress.total - progress.done)
         words.append(f"about {duration(left_s)} left")
     if progress.failed:
         words.append(f"{progress.failed:,} failed")

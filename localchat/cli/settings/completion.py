@@ -1,12 +1,12 @@
-"""Command `localchat completion`: prints a script that completes verbs, flags, models, ids and files."""
+"""Command `localchat config completion`: prints a script that completes verbs, flags, models, ids and files."""
 
 import click
 
 _SHELLS = ("bash", "zsh", "fish")
 _WHERE = {
-    "bash": 'eval "$(localchat completion bash)" in ~/.bashrc',
-    "zsh": 'eval "$(localchat completion zsh)" in ~/.zshrc',
-    "fish": "localchat completion fish > ~/.config/fish/completions/localchat.fish",
+    "bash": 'eval "$(localchat config completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(localchat config completion zsh)" in ~/.zshrc',
+    "fish": "localchat config completion fish > ~/.config/fish/completions/localchat.fish",
 }
 
 

@@ -1,4 +1,4 @@
-"""Command `localchat preset`: lists presets of the settings file, and changes them."""
+"""Command `localchat config preset`: lists presets of the settings file, and changes them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def command() -> None:
     """List and edit presets, which @NAME applies.
 
     \b
-    localchat preset add sum -s "You are brief." --template "Sum this up: {input}"
+    localchat config preset add sum -s "You are brief." --template "Sum this up: {input}"
     cat report.txt | localchat @sum
     localchat @sum "a text"
 
@@ -52,7 +52,7 @@ def list_presets(app: AppContext, as_json: bool) -> None:
         rows = [(f"@{name}", presets[name].about) for name in sorted(presets)]
         print_lines(app.environ, table(("PRESET", "WHAT IT DOES"), rows))
     else:
-        tell("localchat: there are no presets; localchat preset add NAME")
+        tell("localchat: there are no presets; localchat config preset add NAME")
 
 
 @command.command("show")
@@ -85,7 +85,8 @@ def add(ctx: click.Context, /, name: str, **_: object) -> None:
     assert app is not None
     if name.removeprefix("@") in read_presets(app):
         raise UsageError(
-            f"there is a preset {name!r} already", hint=f"localchat preset edit {name} changes it"
+            f"there is a preset {name!r} already",
+            hint=f"localchat config preset edit {name} changes it",
         )
     from localchat.cli.document_options import open_library
 
@@ -134,7 +135,7 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
     if not texts:
         raise UsageError(
             "a preset needs at least one flag to set",
-            hint=f'as in localchat preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
+            hint=f'as in localchat config preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
         )
     file = find_paths(app.environ).settings_file
     write_preset(file, name, texts)
@@ -145,7 +146,7 @@ def _preset(app: AppContext, name: str) -> Preset:
     presets = read_presets(app)
     wanted = name.removeprefix("@")
     if wanted not in presets:
-        hint = did_you_mean(wanted, presets) if presets else "localchat preset add makes one"
+        hint = did_you_mean(wanted, presets) if presets else "localchat config preset add makes one"
         raise UsageError(f"there is no preset {wanted!r}", hint=hint)
     return presets[wanted]
 

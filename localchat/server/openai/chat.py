@@ -54,7 +54,7 @@ from localchat.server.sse import DONE
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.timings import answer_timings
-from localchat.server.tries import TriesGeneration
+from localchat.tries.best_answer import BestAnswer
 from localchat.tries.spec import TriesSpec
 
 
@@ -68,8 +68,6 @@ async def chat(request: Request) -> ASGIApp:
     cards = service.engines.models()
     own_model = cards[0].name if cards else ""
     tries = requested_tries(body, chat, prompt, limits, own_model)
-    if tries is not None:
-        prompt = tries.widened(prompt)
     endpoint = ChatEndpoint(chat, prompt, service.config.loop_guard, body, tries)
     return GenerationResponse(request, endpoint)
 
@@ -97,7 +95,7 @@ class ChatEndpoint(ConversationEndpoint):
             generation=generation if self.body.timings_per_token else None,
             as_functions=uses_functions(self.body),
             custom=frozenset(tool.custom.name for tool in self.chat.tools if tool.custom),
-            tries=generation if isinstance(generation, TriesGeneration) else None,
+            best=generation.best,
         )
 
 
@@ -118,8 +116,8 @@ class ChatFormatter(ChunkFormatter):
     """Incomplete calls of custom tools, by choice."""
     silent: set[int] = field(default_factory=set)
     """Choices without a delta so far."""
-    tries: TriesGeneration | None = None
-    """Set if several tries make up the answer."""
+    best: BestAnswer | None = None
+    """The tries that the answer is chosen from."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         self.silent.update(range(choices))
@@ -195,9 +193,10 @@ class ChatFormatter(ChunkFormatter):
 
     @property
     def _extension(self) -> dict[str, Any] | None:
-        if self.tries is None:
+        report = None if self.best is None else self.best.report
+        if report is None:
             return None
-        return {"tries": self.tries.report}
+        return {"tries": report.as_json()}
 
     def _delta(
         self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None

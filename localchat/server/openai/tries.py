@@ -6,8 +6,8 @@ from localchat.server.chat.request import ChatRequest
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 from localchat.server.openai.protocol import ChatBody, TriesExtension
-from localchat.tries.critique import refuse_guide
-from localchat.tries.spec import MOST_TRIES, TriesSpec, counted
+from localchat.tries import MAX_TRIES
+from localchat.tries.spec import TriesSpec, refuse_guide, vote_extractor
 
 _NOTHING = TriesExtension()
 
@@ -37,10 +37,10 @@ def requested_tries(
         raise bad_request("'vote_by' says what 'vote' counts.", param="x_localchat.vote_by")
     if not named:
         return None
-    _check(body, chat, named, min(MOST_TRIES, limits.choices))
+    _check(body, chat, named, min(MAX_TRIES, limits.choices))
     if given.vote is not None:
         try:
-            spec = TriesSpec(given.vote, "vote", counted(given.vote_by, request.grammar))
+            spec = TriesSpec(given.vote, "vote", vote_extractor(given.vote_by, request.grammar))
         except UsageError as error:
             message = f"{error.message[:1].upper()}{error.message[1:]}: {error.hint}."
             raise bad_request(message, param="x_localchat.vote_by") from error

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import psutil
 
-from localchat.bench.workload import prose
 from localchat.engine.local.process import child_environment
+from localchat.measure.workload import prose
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 _PATIENCE_S = 120.0
 
 _LLAMACPP = """

@@ -81,8 +81,8 @@ def app(messages: int, tokens: int, rate: float) -> None:
 
     from localchat.chat.conversation import Conversation
     from localchat.engine.request import Message
-    from localchat.engine.scripted import ScriptedAnswer
     from scripts.bench.tui.prose import markdown, pieces
+    from tests.support.scripted_engine import ScriptedAnswer
     from tests.support.tui_stage import INFO, Stage
 
     conversation = Conversation()

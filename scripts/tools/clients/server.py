@@ -7,9 +7,9 @@ The last message selects the answer: `hi`, `tools`, `json`, `reason`, `dies`, `e
 import sys
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied, TemplateError
 from tests.support.http_server import serving
+from tests.support.scripted_engine import ScriptedAnswer
 
 
 def main() -> None:

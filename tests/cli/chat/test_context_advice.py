@@ -5,8 +5,8 @@ import pytest
 
 from localchat.cli.chat.context_advice import with_advice
 from localchat.engine.interface import EngineInfo
-from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ContextExceeded
+from tests.support.scripted_engine import ScriptedEngine
 
 
 class Told(ScriptedEngine):

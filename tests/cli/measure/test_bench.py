@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from localchat.bench.server_process import ServerCommand, server_process
 from localchat.config.paths import find_paths
+from localchat.measure.server_process import ServerCommand, server_process
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import running
 from tests.support.terminal_screen import Call, Outcome, Screen
 
-SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 Bench = Callable[..., Outcome]
 
 
@@ -74,7 +74,7 @@ def test_settings_beside_each_other_reach_their_servers(bench: Bench, script: Pa
 
 
 def test_a_running_server_is_measured_by_its_address(bench: Bench) -> None:
-    from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
+    from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
     engine = ScriptedEngine(script=lambda request: ScriptedAnswer(("a", "b", "c")))
     with running(engine) as (port, _):

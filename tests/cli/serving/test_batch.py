@@ -17,15 +17,15 @@ import msgspec
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.models.aliases import add_alias
 from localchat.models.resolve import GUIDE
 from localchat.pool.entry import ModelStatus, ServerStatus
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import NAME, Stage, serving
+from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.terminal_screen import Call, Outcome, Screen
 
-SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 Batch = Callable[..., Outcome]
 _PATIENCE_S = 90.0
 
@@ -387,7 +387,7 @@ def test_the_guide_never_answers_a_batch_by_default(
     outcome = batch()
     assert outcome.code == 2
     assert "localchat batch needs a model" in outcome.err
-    assert "only the built-in guide is here" in outcome.err
+    assert "the only model here is the built-in guide" in outcome.err
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 

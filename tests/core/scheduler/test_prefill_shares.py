@@ -3,9 +3,9 @@
 import pytest
 
 from localchat.backend_api.interface import Widths
-from localchat.backend_api.scripted import hashed
 from localchat.core.scheduler.scheduler import PromptShares
 from tests.support.engine_core_bench import Bench, capabilities, check_received, request
+from tests.support.scripted_backend import hashed
 
 
 def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:

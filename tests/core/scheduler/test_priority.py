@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from localchat.backend_api.interface import Widths
-from localchat.backend_api.scripted import hashed
 from tests.support.engine_core_bench import Bench, capabilities, check_received, copying, request
+from tests.support.scripted_backend import hashed
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 URGENT = 1

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
 from localchat.chat_format import ChatFormat
 from localchat.core.structured_output import compiler as grammar_module
 from localchat.core.structured_output.compiler import (
@@ -26,13 +25,14 @@ from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
 from localchat.errors import UsageError
 from tests.support.answer_grammars import ONE, SCHEMA, SIGNS
 from tests.support.chat_templates import chat_format
+from tests.support.scripted_backend import VOCAB, ScriptedTokenizer
 from tests.support.tool_calls import NAMED, TOOLS
 
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
 BARE = tuple(
-    style for style in SIGNS if NAMED[style].syntax.written in ("tags", "gemma", "minimax")
+    style for style in SIGNS if NAMED[style].syntax.notation in ("tags", "gemma", "minimax")
 )
 """Where strings stand bare: any letter is one of theirs."""
 

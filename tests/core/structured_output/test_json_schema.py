@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from localchat.backend_api.scripted import ScriptedTokenizer
 from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
 from localchat.core.structured_output.json_schema import close_objects
 from localchat.engine.request import Grammar
+from tests.support.scripted_backend import ScriptedTokenizer
 
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from localchat.backend_api.scripted import ScriptedTokenizer
 from localchat.core.structured_output.compiler import (
     GrammarCompiler,
     GrammarSpec,
@@ -16,6 +15,7 @@ from localchat.core.structured_output.compiler import (
 )
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.engine.request import Grammar
+from tests.support.scripted_backend import ScriptedTokenizer
 
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)

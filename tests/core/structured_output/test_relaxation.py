@@ -9,7 +9,6 @@ import pytest
 from llguidance import LLMatcher
 from pydantic import BaseModel, Field, TypeAdapter, conlist
 
-from localchat.backend_api.scripted import ScriptedTokenizer
 from localchat.core.structured_output.compiler import (
     GrammarCompiler,
     grammar_spec,
@@ -19,6 +18,7 @@ from localchat.core.structured_output.compiler import (
 from localchat.core.structured_output.relaxation import relax
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
+from tests.support.scripted_backend import ScriptedTokenizer
 
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
 from localchat.chat_format import ChatFormat
 from localchat.core.structured_output.compiler import llguidance_tokenizer
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
 from tests.support.answer_grammars import ONE, SCHEMA, SIGNS
 from tests.support.chat_templates import chat_format
+from tests.support.scripted_backend import VOCAB, ScriptedTokenizer
 from tests.support.tool_calls import BOTH, FORMS, TOOLS, gather
 
 _CONTROL = re.compile(r"<\|[^|>]*\|>|<｜[^｜>]*｜>|<\|[a-z_]*>|<[a-z_]*\|>")

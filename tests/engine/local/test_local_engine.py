@@ -32,7 +32,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.speed_history import Run, SpeedHistory
+from localchat.fit.speed import Run, SpeedHistory
 
 LIVELY_S = 90.0
 Open = Callable[..., LocalEngine]
@@ -53,7 +53,7 @@ def engine_for(tmp_path: Path, said: list[str]) -> Iterator[Open]:
         path.write_text(json.dumps(script))
         load_options: dict[str, Any] = {
             "model": path,
-            "backend": "localchat.backend_api.scripted:ScriptedBackend",
+            "backend": "tests.support.scripted_backend:ScriptedBackend",
         }
         engine = LocalEngine(
             EngineOptions(**{**load_options, "audit": True, **(options or {})}), notify=said.append
@@ -418,7 +418,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from localchat.engine.local.engine import EngineOptions, LocalEngine\n"
         "engine = LocalEngine(EngineOptions(Path(sys.argv[1]),"
-        " backend='localchat.backend_api.scripted:ScriptedBackend'), notify=print)\n"
+        " backend='tests.support.scripted_backend:ScriptedBackend'), notify=print)\n"
         "engine.tokenize('a')\n"
         "print(engine.child_pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -498,7 +498,7 @@ def test_environment_of_the_child_holds_no_secrets() -> None:
 
 def test_noise_on_the_childs_output_disturbs_no_frame(engine_for: Open, tmp_path: Path) -> None:
     module = "import os\nos.system('echo noise; echo more >&2')\nprint('and python')\n"
-    module += "from localchat.backend_api.scripted import ScriptedBackend as Noisy\n"
+    module += "from tests.support.scripted_backend import ScriptedBackend as Noisy\n"
     (tmp_path / "noisy_backend.py").write_text(module)
     sys.path.append(str(tmp_path))
     try:

@@ -57,7 +57,7 @@ def test_json_is_one_event_in_a_line(call: Call) -> None:
     assert (code, err) == (0, "")
     names = [event["event"] for event in events]
     assert names == ["note", "found", "progress", "progress", "done"]
-    assert "cannot tell whether it will run here" in events[0]["text"]
+    assert "unknown whether the model will run here" in events[0]["text"]
     assert events[1]["total_bytes"] == events[3]["done_bytes"] == len(BODY)
     assert Path(events[-1]["path"]).read_bytes() == BODY
 

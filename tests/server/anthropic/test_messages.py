@@ -7,7 +7,6 @@ import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import CalledTool, Message
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import (
     EngineDied,
 )
@@ -22,6 +21,7 @@ from tests.support.http_server import (
     serving,
     settled,
 )
+from tests.support.scripted_engine import ScriptedAnswer
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}

@@ -22,7 +22,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     options = EngineOptions(
         model,
         load=LoadOptions(context_tokens=4096),
-        backend="localchat.backend_api.scripted:ScriptedBackend",
+        backend="tests.support.scripted_backend:ScriptedBackend",
     )
     made = LocalEngine(options, notify=lambda text: None)
     yield made

@@ -9,12 +9,12 @@ import pytest
 from localchat.engine.events import Finished, Text, TokenLogprob
 from localchat.engine.request import Infill, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, UsageError
 from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.endpoints import projected
 from tests.support.http_server import Reply, Stage, Wire, ask, settled
 from tests.support.llamavim import VIM, VIM_CHECK, VIM_FIELDS, VIM_WARM
+from tests.support.scripted_engine import ScriptedAnswer
 
 VSCODE_WARM: dict[str, Any] = {
     "input_prefix": "",

@@ -15,7 +15,6 @@ from localchat.engine.request import (
     Sampling,
     TextPrompt,
 )
-from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import EngineDied
 from localchat.pool.entry import NEVER
 from localchat.pool.pool import Lease
@@ -23,6 +22,7 @@ from localchat.server.config import ServerConfig
 from localchat.server.leases import AsyncLease
 from localchat.server.ollama.requests import keep_alive_s
 from tests.support.http_server import NAME, Reply, Stage, Wire, ask, running, serving
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.single_engine import SingleEngine
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

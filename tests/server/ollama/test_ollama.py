@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.scripted import ScriptedEngine
 from localchat.pool.resolver import ModelCard
 from localchat.server.config import ServerConfig
 from localchat.server.leases import AsyncLease
 from tests.support.http_server import NAME, Reply, Stage, Wire, ask, chat, running, serving
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.single_engine import SingleEngine
 
 CODER = ModelCard(

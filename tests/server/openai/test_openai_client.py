@@ -9,10 +9,10 @@ import pytest
 from openai import OpenAI
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied, ModelInvalid
 from localchat.server.config import ServerConfig
 from tests.support.http_server import Stage, serving, settled
+from tests.support.scripted_engine import ScriptedAnswer
 
 TOOL = {
     "type": "function",

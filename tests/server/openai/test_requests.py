@@ -23,11 +23,11 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.engine.request import TextPrompt as Prompt
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import TemplateError
 from localchat.server.chat.options import CLIENTS
 from localchat.server.config import ServerLimits
 from tests.support.http_server import Stage, ask, chat, message, respond
+from tests.support.scripted_engine import ScriptedAnswer
 
 LONGEST = ServerLimits().answer_tokens
 TOOL = {"type": "function", "function": {"name": "look"}}

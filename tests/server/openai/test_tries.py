@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from localchat.engine.events import Event, Finished, Text, TokenLogprob
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.tries import judge
 from tests.support.http_server import Stage, Wire, chat, serving, settled
+from tests.support.scripted_engine import ScriptedAnswer
 
 FAULTS = (
     "Check your answer: is it right, does it answer what was asked, is anything missing? Reply with JSON: "
@@ -119,7 +119,7 @@ def test_a_critique_mends_the_answer_and_counts_all_three(stage: Stage) -> None:
 def test_a_correction_that_loses_the_comparison_is_reported_only(stage: Stage) -> None:
     word = stage.plays("sum", *tries("right"))
     stage.plays(FAULTS, *tries('{"faults": ["it is too short"]}'))
-    stage.plays(judge.mending_messages((), "", ["it is too short"])[-1].content, *tries("wrong"))
+    stage.plays(judge.correction_messages((), "", ["it is too short"])[-1].content, *tries("wrong"))
     # The same place twice: the model prefers the place, not the answer.
     for answers in (("right", "wrong"), ("wrong", "right")):
         stage.plays(_pick(*answers), *tries('{"best": 2}'))

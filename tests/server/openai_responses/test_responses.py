@@ -7,7 +7,6 @@ import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, TokenLogprob, ToolCall
 from localchat.engine.request import CalledTool, Message
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
 from tests.support.http_server import (
@@ -20,6 +19,7 @@ from tests.support.http_server import (
     serving,
     settled,
 )
+from tests.support.scripted_engine import ScriptedAnswer
 
 TOOL = {
     "type": "function",

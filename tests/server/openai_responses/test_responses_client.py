@@ -9,9 +9,9 @@ from openai import OpenAI
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import CalledTool, Message
-from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied
 from tests.support.http_server import Stage, ask, respond
+from tests.support.scripted_engine import ScriptedAnswer
 
 TOOL = {
     "type": "function",
