@@ -243,10 +243,15 @@ def test_a_reader_that_is_slower_than_the_limit_but_reads_is_kept() -> None:
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         text = " ".join(map(str, range(1_000_000)))
         stage.scripts["long"] = ScriptedAnswer((text,))
-        slow.ask("/v1/completions", {"prompt": "long"})
-        slow.head()
+        slow.ask("/health")
+        assert slow.reply().status == 200
         (connection,) = stage.server.server_state.connections
         assert isinstance(connection, Connection)
+        # A fixed size keeps the kernel from taking the whole answer as soon as the client reads.
+        server_socket = connection.transport.get_extra_info("socket")
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        slow.ask("/v1/completions", {"prompt": "long"})
+        slow.head()
         assert settled(lambda: connection.flow.write_paused)
         unsent = connection.transport.get_write_buffer_size()
         body = slow.exactly(len(text) - unsent + 100_000)
