@@ -9,7 +9,7 @@ from typing import Final
 from localchat.server.errors import unavailable
 
 FREE_BYTES: Final = 256 << 10
-"""Part of each body that needs no budget, so that large bodies cannot block small requests."""
+"""Part of each body that needs no budget: large bodies must not block small requests."""
 _TRIM_BYTES: Final = 1 << 20
 _TRIM_PAUSE_S: Final = 1.0
 

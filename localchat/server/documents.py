@@ -61,8 +61,7 @@ class OfferedDocuments:
         assert self._library is not None
         texts = [message.content for message in prompt.messages]
         questions = [message.content for message in prompt.messages if message.role == "user"]
-        question = questions[-1] if questions else ""
-        return self._library.excerpt(name, question, lease.engine, texts)
+        return self._library.excerpt(name, "".join(questions[-1:]), lease.engine, texts)
 
     def _embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         with self._engines.pool.lease(model, "documents") as lease:

@@ -43,7 +43,7 @@ from localchat.tries.spec import TriesSpec
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
 _TYPICAL_ANSWER_TOKENS = 256
-"""Tokens that a shortened prompt should leave for its answer, if the client requested that many."""
+"""Tokens that a shortened prompt should leave for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Generation:
         self._engine = engine
         self._tracked = tracked
         self._sources: list[tuple[list[Event], Stream]] = []
-        """For each prompt, the events that arrived with its acceptance, and its stream."""
+        """Stream of each prompt, after the events that arrived with its acceptance."""
         self._choices = [_Choice() for _ in range(spec.choices)]
         if spec.early_stop is not None:
             for choice in self._choices:

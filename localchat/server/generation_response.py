@@ -198,7 +198,7 @@ class GenerationResponse:
 
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:
-    """Return ways to make room for a prompt that is too long; empty if its length is unknown."""
+    """Return ways to make room for a prompt that is too long."""
     prompt = error.details.get("prompt_tokens")
     context = error.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):

@@ -68,7 +68,7 @@ class AsyncEnginePool:
         self._infos: dict[int, tuple[Engine, EngineInfo]] = {}
         """Loaded engines with their final info, by id of the engine."""
         self._last_infos: dict[str, EngineInfo] = {}
-        """Info of each model at its last lease, by name, even if the model was unloaded since."""
+        """Info of each model at its last lease, by name. The model may be unloaded since."""
         self._refresh: asyncio.Task[None] | None = None
 
     async def lease(self, model: str, *, user: str = "") -> AsyncLease:

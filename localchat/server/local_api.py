@@ -129,7 +129,7 @@ def _frame_response(frame: msgspec.Struct, status: int = 200) -> Response:
 
 
 class _BadRequest(Exception):
-    """No client of this version sends such a body."""
+    """The body is not one that a client of this version sends."""
 
 
 async def _decode(request: Request, kind: type[T]) -> T:

@@ -73,7 +73,7 @@ class Connection(H11Protocol):
         self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
 
     def _has_reserved_place(self) -> bool:
-        """Return True if a reserved place is free, if necessary by closing a connection without a request.
+        """Return True if a reserved place is free. Close a connection without a request if necessary.
 
         A client that opens many connections must not prevent a supervisor from checking the server's health.
         """
@@ -240,8 +240,6 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not valid HTTP."""
-        if self._header_timer is not None:
-            self._header_timer.cancel()
         error = sys.exception()
         assert isinstance(error, h11.RemoteProtocolError)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -273,6 +271,8 @@ class Connection(H11Protocol):
 
     def _answer(self, status: int, kind: str, code: str | None, message: str) -> None:
         """Send an error that belongs to no request, and close the connection."""
+        # A timer must not add a second answer while a slow client still reads this one.
+        self._cancel_timers()
         body = openai_error(ApiError(status, code, message, kind=kind))
         retry = "retry-after: 1\r\n" if status == 503 else ""
         head = (

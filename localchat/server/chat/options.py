@@ -42,7 +42,7 @@ class GenerationFields(StructureFields, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    """From vLLM, like the next three fields."""
+    """Token ids that end the answer. This and the next three fields are vLLM's."""
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     bad_words: str | list[str] | None = None
@@ -82,7 +82,7 @@ _RANGES: Final = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }
-"""The engine's ranges, narrowed to those of the OpenAI protocol and to what a client can mean."""
+"""The engine's ranges, narrowed to OpenAI's and to meaningful values."""
 
 
 class Client(NamedTuple):
@@ -143,6 +143,10 @@ def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
     top_k = fields.top_k
     if top_k is not None:
         top_k = max(0, top_k)
+    seed = fields.seed
+    if seed is not None:
+        # Clients send negative and longer seeds. The engine takes 64 bits.
+        seed &= _SEED_MASK
     return Sampling(
         temperature=fields.temperature,
         top_k=top_k,
@@ -154,7 +158,7 @@ def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
         presence_penalty=fields.presence_penalty,
         logit_bias=biases,
         text_bias=text_biases,
-        seed=None if fields.seed is None else fields.seed & _SEED_MASK,
+        seed=seed,
     )
 
 
@@ -204,7 +208,9 @@ def checked_token_ids(tokens: list[Any]) -> tuple[int, ...]:
 
 def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
     """Return the number of answers. Raises ApiError."""
-    n = 1 if fields.n is None else fields.n
+    n = fields.n
+    if n is None:
+        return 1
     if not 1 <= n <= limits.choices:
         raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
     return n
@@ -223,8 +229,11 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
 
 def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
     """Return the minimum length of the answer in tokens. Raises ApiError."""
-    name = "min_tokens" if fields.min_tokens is not None else "min_new_tokens"
-    tokens: int = getattr(fields, name) or 0
+    name = "min_tokens"
+    tokens = fields.min_tokens
+    if tokens is None:
+        name = "min_new_tokens"
+        tokens = fields.min_new_tokens or 0
     if not 0 <= tokens <= max_tokens:
         raise bad_request(
             f"The field {name!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",

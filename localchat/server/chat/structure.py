@@ -1,4 +1,4 @@
-"""Structure of an answer: a schema, grammar, regular expression or list of choices that constrains it.
+"""Constraints on the structure of an answer: schema, grammar, regular expression or choices.
 
 Every server has its own fields for this. All fields of OpenAI, llama.cpp, vLLM and SGLang are supported: a
 client whose field was ignored would get free text instead of the structure it expects.

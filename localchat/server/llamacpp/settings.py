@@ -39,8 +39,12 @@ def generation_settings(
     samplers: dict[str, Any] = {}
     for field, (name, off) in _SAMPLERS.items():
         value = getattr(request.sampling, field)
-        samplers[name] = defaults.get(field, off) if value is None else value
-    grammar = request.grammar
+        if value is None:
+            value = defaults.get(field, off)
+        samplers[name] = value
+    grammar = ""
+    if request.grammar is not None and request.grammar.kind == "lark":
+        grammar = request.grammar.source
     return {
         **_MISSING,
         **samplers,
@@ -53,7 +57,7 @@ def generation_settings(
         "ignore_eos": request.ignore_eos,
         "stream": bool(body.stream),
         "n_probs": body.n_probs or 0,
-        "grammar": grammar.source if grammar is not None and grammar.kind == "lark" else "",
+        "grammar": grammar,
         "samplers": list(_ORDER),
         "timings_per_token": bool(body.timings_per_token),
     }

@@ -293,7 +293,7 @@ class OllamaFormatter:
 
 
 def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
-    """Return token counts, and times in nanoseconds that are 0 if the engine did not measure them."""
+    """Return token counts, and times in nanoseconds. A time that was not measured is 0."""
     metrics = {
         "total_duration": 0,
         "load_duration": 0,
