@@ -26,9 +26,8 @@ from conversations import conversations, read_facts
 from tokenizers import Tokenizer
 from tokens import encode
 
-from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.config.reader import read_config
-from localchat_cuda.plan.memory_plan import PAGE_TOKENS
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     TokenSpan,
