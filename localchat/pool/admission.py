@@ -143,7 +143,7 @@ def free_memory() -> FreeMemory:
 
 
 def never_fits(spec: ModelSpec, admission: AdmissionResult) -> DoesNotFit:
-    """Return the error for a model that does not fit even alone, with the steps that would make room."""
+    """Return the error for a model that does not fit alone, with ways to make room."""
     error = DoesNotFit(
         f"{spec.name} needs {size(admission.needed_bytes)}, and {size(admission.free_bytes)} are free"
         f"{kept_free(admission.reserve_bytes)}",

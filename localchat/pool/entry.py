@@ -43,7 +43,7 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: float = 0.0
     """Seconds since the last client left."""
     unloads_in_s: float | None = None
-    """None if the model is in use or is never unloaded."""
+    """Seconds until the model is unloaded. None if it is in use, or is never unloaded."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
@@ -194,7 +194,7 @@ class PoolEntry:
             return 0  # the process has exited
 
     def is_in_the_way(self, now: FreeMemory) -> bool:
-        """Return True if other programs have taken memory of a kind that the engine uses, and little is free.
+        """Return True if other programs need memory of a kind that the engine uses.
 
         The comparison starts at `free_at_rest`, because a large model by itself leaves little free memory.
         """
@@ -235,7 +235,7 @@ class PoolEntry:
         )
 
     def expires_at_s(self, keep_s: float) -> float | None:
-        """Return the monotonic time at which the idle time ends, None if it does not end."""
+        """Return the monotonic time at which the idle time ends, if it does."""
         if self.users or keep_s < 0:
             return None
         return self.idle_since_s + keep_s

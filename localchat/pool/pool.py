@@ -45,7 +45,7 @@ CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 
 
 class Lease:
-    """A reference to an engine, which stays loaded until `release` or the end of a `with` block."""
+    """A reference to an engine. Released by `release` or the end of a `with` block."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class EnginePool:
         """Called before an engine is closed, on any thread."""
 
     def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
-        """Lease without disk access or waiting, or return None if `lease` must look up the name.
+        """Lease without disk access or waiting. Returns None if only `lease` can help.
 
         The engine must run, and the name must have been resolved within the last seconds. Afterwards one of the
         concurrent requests resolves it again, and the others do not wait for it. Raises EngineBusy, and

@@ -241,7 +241,7 @@ class ModelResolver:
 
 
 def _file_state(path: Path) -> tuple[Path, int, int]:
-    """Return path, time of change and size of a file; zeros if it does not exist."""
+    """Return path, time of change and size of a file, zeros without a file."""
     try:
         status = path.stat()
     except OSError:

@@ -115,7 +115,8 @@ class GenerationResponse:
                     error.steps = await _steps(error, lease.engine)
                 raise
             if generation.relaxed:
-                log.warning("%s: not enforced: %s", tracked.id, ", ".join(generation.relaxed))
+                keywords = ", ".join(generation.relaxed)
+                log.warning("%s: schema keywords not enforced: %s", tracked.id, keywords)
             if spec.fills_gap:
                 lease.fill_gap()
             if spec.keep_alive_s is not None:

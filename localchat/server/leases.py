@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -157,6 +158,17 @@ class AsyncEnginePool:
     def loaded(self) -> list[tuple[str, Engine]]:
         """Return the running engines with their model names."""
         return list(self.pool.engines())
+
+    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, Engine, R]]:
+        """Query each running engine on a thread. Returns model name, engine and result.
+
+        An engine that exits meanwhile is left out.
+        """
+        results: list[tuple[str, Engine, R]] = []
+        for name, engine in self.loaded():
+            with suppress(LocalchatError):
+                results.append((name, engine, await asyncio.to_thread(query, engine)))
+        return results
 
     def close(self) -> None:
         """Unload every model. Later leases raise EngineClosed. Blocking and idempotent."""

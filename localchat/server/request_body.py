@@ -283,12 +283,8 @@ def _unreadable(why: str) -> ApiError:
     return bad_request(f"The compressed body cannot be read: {why}.", code="invalid_json")
 
 
-def _gzip(_: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
-    return zlib.decompressobj(_GZIP)
-
-
-def _deflate(body: bytes) -> Any:  # noqa: ANN401
-    """Return a decompressor for deflate with a zlib header, as the standard requires, or without one."""
+def _deflate(body: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
+    """Return a decompressor for deflate, with the standard's zlib header or without."""
     wrapped = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
     return zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
 
@@ -313,7 +309,7 @@ def _zstd(_: bytes) -> Any:  # noqa: ANN401
 
 
 DECOMPRESSORS: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "gzip": _gzip,
+    "gzip": lambda body: zlib.decompressobj(_GZIP),
     "deflate": _deflate,
     **({"zstd": _zstd} if _ZSTD else {}),
 }

@@ -14,7 +14,7 @@ from localchat.server.chat.template_variants import template_variants
 from localchat.server.state import service_of
 
 _BYTES_PER_TOKEN: Final = 3.6
-"""English text has 4 to 4.5 bytes per token, code about 3, text in other scripts 2 to 4."""
+"""English text has 4 to 4.5 bytes per token, code about 3, other scripts 2 to 4."""
 _MESSAGE_TOKENS: Final = 4
 """Tokens of a template's markup around a message."""
 

@@ -101,6 +101,14 @@ def encode_arguments(arguments: str | dict[str, Any] | None) -> str:
     return arguments or "{}"
 
 
+def decode_arguments(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object; empty if the token limit cut them off."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
 def text_of(content: Content, param: str, *, role: str = "user") -> str:
     """Return the text of a message's content. Raises ApiError for images, audio and files.
 

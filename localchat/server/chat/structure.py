@@ -168,7 +168,7 @@ def _wrong_type(field: str, expected: str) -> ApiError:
 
 
 def _schema_grammar(value: Any, field: str, limits: ServerLimits) -> Grammar:  # noqa: ANN401 - JSON
-    """Return the grammar of a schema, given as an object, as JSON text or in OpenAI's wrapper."""
+    """Return the grammar of a schema: an object, JSON text, or OpenAI's wrapper."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)

@@ -254,7 +254,7 @@ def _pattern(origin: str) -> re.Pattern[str]:
 
 
 def _with_origin(send: Send, origin: str | None) -> Send:
-    """Add the headers that let a browser pass the response to the page of this Origin."""
+    """Add the headers that let a browser pass the response to a page."""
     if origin is None:
         return send
 

@@ -28,6 +28,7 @@ from localchat.server.chat.content_blocks import (
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.messages import decode_arguments
 from localchat.server.chat.request import ChatRequest, engine_request
 from localchat.server.embeddings import checked_texts, embed
 from localchat.server.errors import ApiError, missing_field
@@ -319,11 +320,8 @@ def _phase_duration(tokens: int, tokens_per_s: float | None) -> int:
 
 
 def _call(block: ContentBlock) -> Json:
-    try:
-        arguments = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        arguments = {}  # the token limit cut them off
-    return {"id": block.id, "function": {"name": block.name, "arguments": arguments}}
+    function = {"name": block.name, "arguments": decode_arguments(block.text)}
+    return {"id": block.id, "function": function}
 
 
 def _line(value: Json) -> bytes:

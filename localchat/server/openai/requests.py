@@ -80,7 +80,7 @@ def as_chat(body: ChatBody) -> ChatRequest:
 
 
 def uses_functions(body: ChatBody) -> bool:
-    """Return True if a chat has the deprecated `functions`, which allow one call at a time."""
+    """Return True for a chat with the deprecated `functions`, which allow one call."""
     return bool(body.functions and not body.tools)
 
 
