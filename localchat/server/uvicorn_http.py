@@ -73,7 +73,7 @@ class Connection(H11Protocol):
         self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
 
     def _has_reserved_place(self) -> bool:
-        """Return True if a reserved place is free. Close a connection without a request if necessary.
+        """Return True if a reserved place is free. Close an idle connection if necessary.
 
         A client that opens many connections must not prevent a supervisor from checking the server's health.
         """
@@ -84,9 +84,13 @@ class Connection(H11Protocol):
             and connection.for_probes
             and connection is not self
         ]
-        idle = [connection for connection in others if connection.cycle is None]
         if len(others) < self.limits.probe_connections:
             return True
+        idle = [
+            connection
+            for connection in others
+            if connection.cycle is None or connection.cycle.response_complete
+        ]
         if idle:
             min(idle, key=lambda connection: connection.opened_s).transport.abort()
         return bool(idle)
@@ -115,9 +119,8 @@ class Connection(H11Protocol):
         filler = self._filler()
         if filler is not None:
             self.transport.write(self.conn.send(filler) or b"")
-        elif (
-            self.conn.our_state is not h11.SEND_BODY
-        ):  # the pieces of an answer serve the same purpose
+        elif self.conn.our_state is not h11.SEND_BODY:
+            # Inside of an answer, its pieces serve as filler. Anywhere else a client cannot wait.
             self.transport.close()
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

@@ -189,6 +189,15 @@ def test_probes_are_answered_while_half_open_connections_hold_all_places() -> No
                 assert probe.reply().status == 200
 
 
+def test_probes_are_answered_while_answered_probes_hold_all_places() -> None:
+    limits = replace(UNHURRIED.limits, connections=2, probe_connections=2)
+    with serving(replace(UNHURRIED, limits=limits)) as stage, ExitStack() as stack:
+        for _ in range(8):
+            probe = stack.enter_context(Wire(stage.port))
+            probe.ask("/health")
+            assert probe.reply().status == 200
+
+
 def _healthy(stage: Stage) -> bool:
     with Wire(stage.port) as wire:
         wire.ask("/health")
