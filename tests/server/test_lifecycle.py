@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -390,6 +391,17 @@ def test_a_server_that_stops_lets_what_runs_end_first() -> None:
         wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
         wire.until(b"assistant")
     assert wire.reply_rest()[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_of_any_kind_skips_the_wait_for_requests(number: int) -> None:
+    with serving(drain_s=600.0) as stage, Wire(stage.port) as wire:
+        stage.scripts["slow"] = ScriptedAnswer(("a ",) * 1000, gap_s=0.1)
+        wire.ask("/v1/completions", {"prompt": "slow"})
+        assert settled(lambda: len(stage.engine.requests) == 1)
+        for _ in range(2):
+            stage.server.handle_exit(number, None)
+        assert wire.reply().error["code"] == "server_stopping"
 
 
 def test_a_server_that_stops_is_not_healthy_while_something_runs() -> None:
