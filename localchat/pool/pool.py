@@ -199,6 +199,7 @@ class EnginePool:
                 if lease := self._lease_running(spec.key, user):
                     return lease
             admission = self._free_memory(spec, until_s, cancelled)
+            # Opening takes seconds. Requests for loaded models must not wait for it.
             engine = self._open_engine(spec.options, self._notify)
             with self._changed:
                 if not self._closed:
@@ -284,6 +285,7 @@ class EnginePool:
                 if cancelled.is_set():  # unload no engine for a client that has disconnected
                     raise EngineBusy(f"{spec.name} is no longer waited for")
                 entries = list(self._entries.values())
+            # Engines that have finished loading since then claim no more memory.
             for entry in entries:
                 entry.refresh_info()
             admission = self._check_memory(spec.options, entries)

@@ -218,6 +218,7 @@ class ModelResolver:
             cards[name] = self._card(name, model.path, inspection.facts, model.size_bytes)
         for route in read_settings(self._paths.settings_file).routes.values():
             cards.setdefault(route.word, ModelCard(route.word, abilities=frozenset({"chat"})))
+        # Forget the files that are gone.
         self._inspected = inspected
         self._models = (time.monotonic(), tuple(cards.values()))
 

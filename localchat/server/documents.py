@@ -39,6 +39,7 @@ class OfferedDocuments:
 
     def split(self, model: str) -> NamedModel:
         """Split `MODEL@NAME`. Ollama's clients append `:latest`."""
+        # A model's own name may contain "@", so that only known documents count.
         before, sign, after = model.rpartition("@")
         name = after.partition(":")[0]
         if sign and name in self.names:

@@ -234,6 +234,7 @@ class Generation:
                     continue
                 raise
             assert isinstance(accepted, Accepted)
+            # The prompt fits, but its answer would be cut off at once.
             if not is_last and self.spec.shorten_to_fit and _is_cramped(accepted, request):
                 stream.close()
                 continue
@@ -299,6 +300,7 @@ class Generation:
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield the events of all prompts as they arrive, with the index of their prompt."""
+        # Nearly all requests have one prompt. They need neither tasks nor a queue.
         if len(self._sources) == 1:
             events, stream = self._sources[0]
             while events := events or await stream.batch():

@@ -117,6 +117,7 @@ class GenerationResponse:
             if generation.relaxed:
                 keywords = ", ".join(generation.relaxed)
                 log.warning("%s: schema keywords not enforced: %s", tracked.id, keywords)
+            # Only an accepted request may change how long its model stays loaded.
             if spec.fills_gap:
                 lease.fill_gap()
             if spec.keep_alive_s is not None:
@@ -181,6 +182,7 @@ class GenerationResponse:
                 reason = tracked.abort_error or error
                 end = formatter.error(self._count_error(service, tracked, reason))
             except Exception:
+                # The status is sent already, so that an exception handler could not answer any more.
                 log.exception("%s failed in the middle of its stream", tracked.id)
                 end = formatter.error(self._count_error(service, tracked, internal_error()))
             tracked.answered = True

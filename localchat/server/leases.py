@@ -115,6 +115,7 @@ class AsyncEnginePool:
             cancelled.set()
             raise
         self._last_infos[lease.name] = lease.info
+        # A loaded engine's info never changes. Caching it saves each request a question to the process.
         if lease.info.loaded and self._final_info(lease.engine) is None:
             running = {id(engine) for _, engine in self.pool.engines()}
             self._infos = {key: item for key, item in self._infos.items() if key in running}

@@ -114,6 +114,7 @@ class LocalApi:
         call = await _decode(request, StopCall)
         ended: int | None = None
         if call.model is None:
+            # The response must be sent before the server stops.
             asyncio.get_running_loop().call_later(0.1, self._stop)
         else:
             model = call.model

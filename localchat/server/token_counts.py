@@ -29,6 +29,7 @@ async def count_prompt_tokens(request: Request, model: str | None, prompt: Messa
             variants = await template_variants(lease, prompt)
             return await asyncio.to_thread(_count, lease.engine, variants)
         except NetworkError as error:
+            # These statuses mean that the remote server cannot count. Others are failures.
             if error.details.get("status") not in (404, 405, 501):
                 raise
             return estimated_tokens(prompt)

@@ -74,6 +74,7 @@ def _is_plain_text(message: Message) -> bool:
 
 def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
     """Add the tool's name to tool results: templates print it, but clients send only the call's id."""
+    # Ids may repeat in a long conversation. A result belongs to the last call before it.
     names: dict[str, str] = {}
     result: list[Message] = []
     for message in messages:

@@ -123,6 +123,7 @@ def generate_request(
         grammar=requested_grammar(fields, limits, format_field),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        # A request's own salt separates its cache further, but cannot join that of another client.
         salt="\0".join(filter(None, (client.salt, fields.cache_salt))),
         priority=priority,
         speculation=fields.speculation is not False,

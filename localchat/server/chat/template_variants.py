@@ -25,10 +25,12 @@ async def template_variants(lease: AsyncLease, prompt: Messages) -> list[Message
             variants.clear()
         variants.append(_changed(prompt, _late_system_as_user))
         variants.append(_changed(prompt, _system_first))
+    # The unchanged variants come first: each change hides from the model who said what.
     for change in (_text_in_reasoning, _text_in_tool_result):
         if change(prompt.messages) != prompt.messages:
             variants += [_changed(variant, change) for variant in variants]
     if any(message.role == "system" for message in prompt.messages):
+        # The last resort, for templates without a system role such as Gemma 2's.
         variants.append(replace(prompt, messages=_system_as_user(variants[-1].messages)))
     if prompt.continue_last:
         # Some templates cannot continue a message while they open a block of reasoning.

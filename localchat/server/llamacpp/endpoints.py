@@ -133,6 +133,7 @@ class NativeFormatter:
         self._streamed.add(event)
         if not isinstance(event, Text) or not (event.text or event.logprobs):
             return b""
+        # A piece is usually one token. The exact number is known only at the end.
         self._pieces += 1
         piece = {
             "index": 0,

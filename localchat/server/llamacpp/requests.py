@@ -130,6 +130,7 @@ def _ever_shorter(gap: Infill) -> Iterator[Infill]:
     """
     yield gap
     replace = msgspec.structs.replace
+    # Each step halves the context, so that a few attempts are enough for any size.
     while gap.extra:
         gap = replace(gap, extra=gap.extra[(len(gap.extra) + 1) // 2 :])
         yield gap

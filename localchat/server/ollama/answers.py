@@ -91,6 +91,7 @@ async def embeddings(request: Request) -> Response:
         raise missing_field("input")
     began_s = time.perf_counter()
     keep_s = keep_alive_s(body.keep_alive)
+    # The older route rejects a text that is too long.
     truncate = body.input is not None and body.truncate is not False
     vectors: list[list[float]] = []
     tokens = 0

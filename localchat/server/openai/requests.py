@@ -102,6 +102,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 
 def _message(message: ChatMessage, path: str) -> Message:
+    # `function_call` is the deprecated field for a single call.
     calls = message.tool_calls or []
     if not calls and message.function_call is not None:
         calls = [ToolCallParam(message.function_call)]
