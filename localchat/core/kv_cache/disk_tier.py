@@ -37,7 +37,7 @@ class DiskTier(ABC):
     """The disk tier of one loaded model. Used by the engine core's thread."""
 
     def __init__(self, store: KVStore, layout: str, model: str, max_pending_bytes: int) -> None:
-        """`layout`: everything that the stored bytes depend on. `max_pending_bytes`: RAM for unwritten pieces."""
+        """`layout` names all that the stored bytes depend on. `max_pending_bytes` limits unwritten pieces."""
         self._store = store
         self._namespace = store.namespace(layout, model)
         self._max_pending_bytes = max_pending_bytes

@@ -43,7 +43,7 @@ class GenerationFields(StructureFields, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    """From vLLM, like the next three fields."""
+    """Token ids that end the answer. This and the next three fields are vLLM's."""
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     bad_words: str | list[str] | None = None
@@ -112,6 +112,7 @@ def generate_request(
         grammar=requested_grammar(fields, limits, format_field),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        # A request's own salt separates its cache further, but cannot join that of another client.
         salt="\0".join(filter(None, (client.salt, fields.cache_salt))),
         priority=priority,
         speculation=fields.speculation is not False,
@@ -126,11 +127,15 @@ def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
     values: dict[str, Any] = {key: _sampler_value(fields, key) for key in SAMPLERS}
     if values["top_k"] is not None:
         values["top_k"] = max(0, values["top_k"])
+    seed = fields.seed
+    if seed is not None:
+        # Clients send negative and longer seeds. The engine takes 64 bits.
+        seed &= _SEED_MASK
     return Sampling(
         **values,
         logit_bias=biases,
         text_bias=text_biases,
-        seed=None if fields.seed is None else fields.seed & _SEED_MASK,
+        seed=seed,
     )
 
 
@@ -194,7 +199,9 @@ def checked_token_ids(tokens: list[Any]) -> tuple[int, ...]:
 
 def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
     """Return the number of answers. Raises ApiError."""
-    n = 1 if fields.n is None else fields.n
+    n = fields.n
+    if n is None:
+        return 1
     if not 1 <= n <= limits.choices:
         raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
     return n
@@ -213,8 +220,11 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
 
 def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
     """Return the minimum length of the answer in tokens. Raises ApiError."""
-    name = "min_tokens" if fields.min_tokens is not None else "min_new_tokens"
-    tokens: int = getattr(fields, name) or 0
+    name = "min_tokens"
+    tokens = fields.min_tokens
+    if tokens is None:
+        name = "min_new_tokens"
+        tokens = fields.min_new_tokens or 0
     if not 0 <= tokens <= max_tokens:
         raise bad_request(
             f"The field {name!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",

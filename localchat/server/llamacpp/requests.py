@@ -63,7 +63,9 @@ def _request(
 ) -> GenerateRequest:
     _check_single(body)
     limit = body.max_tokens if body.n_predict is None else body.n_predict
-    max_tokens = {"n_predict": limit} if limit is not None and limit >= 0 else {}
+    max_tokens: dict[str, int] = {}
+    if limit is not None and limit >= 0:
+        max_tokens["n_predict"] = limit
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
         changes["seed"] = None  # llama.cpp's clients send -1 for a random seed
@@ -122,6 +124,7 @@ def _ever_shorter(gap: Infill) -> Iterator[Infill]:
     """
     yield gap
     replace = msgspec.structs.replace
+    # Each step halves the context, so that a few attempts are enough for any size.
     while gap.extra:
         gap = replace(gap, extra=gap.extra[(len(gap.extra) + 1) // 2 :])
         yield gap

@@ -32,7 +32,9 @@ def generation_settings(
         if value is None:
             value = defaults.get(key, sampler.off)
         samplers[sampler.llamacpp_name or key] = value
-    grammar = request.grammar
+    grammar = ""
+    if request.grammar is not None and request.grammar.kind == "lark":
+        grammar = request.grammar.source
     return {
         **_MISSING,
         **samplers,
@@ -45,7 +47,7 @@ def generation_settings(
         "ignore_eos": request.ignore_eos,
         "stream": bool(body.stream),
         "n_probs": body.n_probs or 0,
-        "grammar": grammar.source if grammar is not None and grammar.kind == "lark" else "",
+        "grammar": grammar,
         "samplers": list(_ORDER),
         "timings_per_token": bool(body.timings_per_token),
     }
