@@ -1,4 +1,4 @@
-"""Command `localchat config preset`: lists presets of the settings file, and changes them."""
+"""Command `localchat config preset`: list and change the presets of the settings file."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,8 @@ def command() -> None:
     cat report.txt | localchat @sum
     localchat @sum "a text"
 
-    A preset holds settings (instructions, model, sampling and all others) and a template of the question. Flags
-    win over it. It stands in the settings file under [presets.NAME].
+    A preset consists of settings (such as instructions, model and sampling) and a template of the question.
+    Flags override it. Presets are stored in the settings file under [presets.NAME].
     """
 
 
@@ -52,7 +52,7 @@ def list_presets(app: AppContext, as_json: bool) -> None:
         rows = [(f"@{name}", presets[name].about) for name in sorted(presets)]
         print_lines(app.environ, table(("PRESET", "WHAT IT DOES"), rows))
     else:
-        tell("localchat: there are no presets; localchat config preset add NAME")
+        tell("localchat: there are no presets; localchat config preset add NAME creates one")
 
 
 @command.command("show")
@@ -108,11 +108,13 @@ def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) 
     app = ctx.find_object(AppContext)
     assert app is not None
     preset = _preset(app, name)
-    known = {*preset.values, *((TEMPLATE,) if preset.template else ())}
+    keys = set(preset.values)
+    if preset.template:
+        keys.add(TEMPLATE)
     for key in unset:
-        if key not in known:
+        if key not in keys:
             raise UsageError(
-                f"@{preset.name} has no {key!r}", hint=did_you_mean(key, known) if known else ""
+                f"@{preset.name} has no {key!r}", hint=did_you_mean(key, keys) if keys else ""
             )
     _write(ctx, app, preset.name, unset)
 
@@ -144,11 +146,13 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
 
 def _preset(app: AppContext, name: str) -> Preset:
     presets = read_presets(app)
-    wanted = name.removeprefix("@")
-    if wanted not in presets:
-        hint = did_you_mean(wanted, presets) if presets else "localchat config preset add makes one"
-        raise UsageError(f"there is no preset {wanted!r}", hint=hint)
-    return presets[wanted]
+    name = name.removeprefix("@")
+    if name not in presets:
+        hint = "localchat config preset add creates one"
+        if presets:
+            hint = did_you_mean(name, presets)
+        raise UsageError(f"there is no preset {name!r}", hint=hint)
+    return presets[name]
 
 
 def _record(preset: Preset) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_a_build_that_fails_ends_with_1_and_its_reason(call: Call, builder: Fake
 def test_an_interrupt_says_that_nothing_changed(call: Call, builder: FakeRebuilder) -> None:
     builder.fails = KeyboardInterrupt()
     code, _, err = doctor(call, "--rebuild", "--yes")
-    assert code == 130 and "everything is as it was before" in err
+    assert code == 130 and "nothing was changed" in err
 
 
 def test_the_kind_that_is_named_is_built_and_an_unknown_one_is_refused(
