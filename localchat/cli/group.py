@@ -172,9 +172,9 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
 
 
 def question_instead(args: list[str], *, is_missing: bool) -> str:
-    """Return the command that sends `args` as a prompt if they are a sentence that begins with a verb.
+    """Return the command that sends a sentence as a prompt if it begins with a verb, or an empty string.
 
-    Otherwise return an empty string. `is_missing`: the verb failed because a model or a file does not exist.
+    `is_missing`: the verb failed because a model or a file does not exist.
     """
     from localchat.cli.chat.prompt_words import prompt_line
 
@@ -191,7 +191,7 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     if is_missing:
         # One name, or two for some verbs, is more likely a typo than a sentence.
         min_words = 3 if args[0] in _SEVERAL_NAMES else 2
-    if len(words) < min_words or any(sign in word for word in words[:2] for sign in ":/.\\"):
+    if len(words) < min_words or any(sign in arg for arg in words[:2] for sign in ":/.\\"):
         return ""
     return prompt_line(args, _prompt_command().params)
 
@@ -229,7 +229,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def other_spelling(problem: click.NoSuchOption) -> str:
-    """Return a replacement for a flag that a verb does not take, or an empty string."""
+    """Return what to write instead of a flag that a verb does not take."""
     names = {"--remote": "remote", "-m": "model", "--model": "model"}
     name = names.get(problem.option_name, "")
     if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(name, ()):

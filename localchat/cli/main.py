@@ -120,7 +120,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
 
 
 def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
-    """Return message and hint if this process has reached a limit of the system, else None."""
+    """Return message and hint if the process has reached a system limit."""
 
     def limit(kind: int, unit: int = 1) -> str:
         soft = resource.getrlimit(kind)[0]

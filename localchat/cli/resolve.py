@@ -73,17 +73,17 @@ class Inputs:
     def __init__(
         self,
         app: AppContext,
-        given: Mapping[str, Given],
+        flags: Mapping[str, Given],
         model_word: str | None = None,
         preset: "Preset | None" = None,
     ) -> None:
-        """`given`: settings of flags, which override those of `preset`. `model_word`: model argument of the
+        """`flags`: settings of flags, which override those of `preset`. `model_word`: model argument of the
         command. Raises UsageError.
         """
         self.app = app
         self.paths = find_paths(app.environ)
         self.flags = dict(preset.layer()) if preset is not None else {}
-        self.flags |= given
+        self.flags |= flags
         if model_word is not None:
             self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
@@ -131,7 +131,7 @@ class Inputs:
 
 
 def follow_library_setting(app: AppContext) -> None:
-    """Make backends load the library that the settings name, for a command that resolves no settings.
+    """Apply the library setting for a command that resolves no other settings.
 
     Errors in the settings are ignored. Commands that need the settings report them.
     """
@@ -269,7 +269,7 @@ def _attach_spec(setup: Setup) -> "AttachSpec":
 
 
 def _other_model_hint(name: str) -> str:
-    """Return the hint for a default model that failed to load, because it would fail at every start."""
+    """Return the hint for a default model that would fail at every start."""
     return (
         f"{name} is the default because it answered last; -m MODEL asks another, which then becomes the "
         f"default: localchat -m {GUIDE} …, or a model of localchat list"

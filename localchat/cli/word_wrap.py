@@ -70,7 +70,7 @@ class WordWrap:
         return _is_wide(character) or _is_wide(self._word[-1])
 
     def _flush_word(self) -> str:
-        """Return the buffered word, after a newline if the current line has no room for it."""
+        """Return the buffered word, on a new line if necessary."""
         if not self._word and not self._blanks:
             return ""
         blanks = self._blanks
@@ -126,10 +126,10 @@ def _is_wide(character: str) -> bool:
     return not character.isascii() and unicodedata.east_asian_width(character) in "WF"
 
 
-def cells(word: str) -> int:
+def cells(text: str) -> int:
     """Return the width of a text on a terminal."""
-    if word.isascii():
-        return len(word)
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len  # slow to import, and most texts are ASCII
 
-    return cell_len(word)
+    return cell_len(text)

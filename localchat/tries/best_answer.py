@@ -275,7 +275,7 @@ class CritiqueReport:
 
 
 class BestAnswer:
-    """One answer out of several tries. Read `stream` to its end; `report` then says what was chosen."""
+    """Answer that is chosen from several tries. `report` describes it once `stream` has ended."""
 
     def __init__(
         self, engine: Engine, request: GenerateRequest, spec: TriesSpec, *, live: bool

@@ -67,7 +67,7 @@ class Review:
     first: str
     faults: tuple[str, ...] = ()
     correction: Reply | None = None
-    """The corrected answer. None if there is none, or if it was cut off."""
+    """Complete corrected answer, or None."""
     replaced: bool = False
     """True if the correction won the comparison."""
     no_verdict: str = ""
@@ -197,7 +197,7 @@ class Judge:
         )
 
     def _send(self, request: GenerateRequest) -> Reply | None:
-        """Return the complete reply to a request, or None if it was cut off or does not fit.
+        """Return the reply to a request, or None if it is incomplete or does not fit.
 
         A verdict that reaches its token limit must not count: its text may end anywhere.
         """

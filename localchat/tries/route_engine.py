@@ -36,7 +36,7 @@ _NO_USAGE = Usage(0, 0, 0)
 
 
 class RouteFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How often each model of a route answered, and how many tokens it generated."""
+    """Answers and tokens of each model of a route."""
 
     small: int = 0
     """Answers of the small model."""
@@ -265,7 +265,7 @@ class _RoutedAnswer:
         self.relay.send(*buffered, msgspec.structs.replace(done, usage=usage))
 
     def _doubt(self, text: str, mean: LogprobMean) -> tuple[str, list[Usage]]:
-        """Return why the small model's answer is not shown, if it isn't, and the usage of its verdict."""
+        """Return the doubt about the small model's answer, if any, and the usage of its verdict."""
         route = self._engine.route
         value = mean.value
         if route.doubt is not None and value is not None and value < route.doubt:
@@ -300,7 +300,7 @@ class _RoutedAnswer:
 
 
 def _rule(route: Route, request: GenerateRequest) -> str:
-    """Return the rule that sends a request to the large model at once, or an empty string."""
+    """Return the rule that sends a request to the large model at once, if any."""
     prompt = request.prompt
     texts = _texts(request)
     if route.longer_than is not None and sum(map(len, texts)) > route.longer_than:

@@ -155,7 +155,7 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
-    """Return the metrics for the history, or None if the engine has ended and cannot describe itself."""
+    """Return the metrics for the history, or None if the engine has ended."""
     try:
         info = engine.info()
     except LocalchatError:

@@ -91,7 +91,7 @@ def _converse(
     first: tuple[str, tuple[Inclusion, ...]],
     options: AskOptions,
 ) -> int:
-    """Open the screen, or the line mode with `-i` and on terminals that cannot show the screen."""
+    """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
     if not first[0] and not options.interactive and can_show(setup.app.environ):
@@ -116,11 +116,11 @@ def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, 
     piped = read_stdin(terminal.notify)
     words = decoded_words(words, terminal.notify)
     text = join_parts([files, piped, words])
-    asked = question(ctx, text)
+    prompt = question(ctx, text)
     included = text.removesuffix(words)
     # The template of a preset may put the text anywhere.
-    if asked != text or not words.strip() or not included:
-        return asked, ()
+    if prompt != text or not words.strip() or not included:
+        return prompt, ()
     labels = [*names, "stdin"] if piped.strip() else names
     return text, (Inclusion(", ".join(labels), 0, len(included.rstrip("\n"))),)
 
@@ -134,17 +134,17 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
 
     A conversation keeps its model unless a flag names another one.
     """
-    word = model_word
-    if word is None and before is not None and "model" not in chosen_settings(ctx):
-        word = before.model or None
+    name = model_word
+    if name is None and before is not None and "model" not in chosen_settings(ctx):
+        name = before.model or None
     try:
-        return resolve_setup(ctx, word)
+        return resolve_setup(ctx, name)
     except ModelMissing as problem:
-        if fetched_if_wanted(problem, Inputs.of(ctx, word)):
-            return resolve_setup(ctx, word)
-        if word == model_word:
+        if fetched_if_wanted(problem, Inputs.of(ctx, name)):
+            return resolve_setup(ctx, name)
+        if name == model_word:
             raise
         raise ModelMissing(
-            f"this conversation used {word}, which is not on this machine: {problem.message}",
+            f"this conversation used {name}, which is not on this machine: {problem.message}",
             hint="continue with another one: -m MODEL",
         ) from problem

@@ -193,18 +193,18 @@ def _read(
             locations,
             fetch=None if _is_offline(app) else fetch,
             embed=embedder(app),
-            embedding_model=_model_word(embed),
+            embedding_model=_model_name(embed),
             progress=progress,
         )
     finally:
         terminal.progress("")
 
 
-def _model_word(word: str | None) -> str | None:
+def _model_name(name: str | None) -> str | None:
     """Return the name of a model, or the absolute path of a model file."""
-    if word is None or not expand_home(word).is_file():
-        return word
-    return str(expand_home(word).absolute())
+    if name is None or not expand_home(name).is_file():
+        return name
+    return str(expand_home(name).absolute())
 
 
 def _report(terminal: Terminal, name: str, changes: "Changes", summary: "Summary") -> None:
@@ -285,7 +285,7 @@ def _is_offline(app: AppContext) -> bool:
 
 
 def embedder(app: AppContext) -> "Embed":
-    """Return a function that embeds texts with a local model, or with a server that has loaded it."""
+    """Return a function that embeds texts with a local model or a running server."""
 
     def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
         from localchat.cli.resolve import Inputs, open_engine, resolve_inputs

@@ -334,7 +334,7 @@ def _advised(
 def _unfinished(
     answer: ReceivedAnswer, choices: Sequence[int], options: AskOptions
 ) -> Finished | None:
-    """Return the end of the first answer that is cut off and therefore unusable as data."""
+    """Return the end of the first answer that is too incomplete to be data."""
     for choice in choices:
         end = answer.ends.get(choice)
         if end is None or not ended_early(end):

@@ -1,6 +1,6 @@
 """Commands `localchat "prompt"` and `localchat run MODEL ["prompt"]`: their flags and help.
 
-`ask`, which answers, is imported when a command runs: `--help` needs the flags alone.
+The module that answers is imported when a command runs, because `--help` needs only the flags.
 """
 
 from typing import TYPE_CHECKING
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class PromptWords(ThinkingCommand):
-    """Notes whether `--` stood before the words. Words may begin with a dash if no flag does."""
+    """Accepts words that look like flags but are none, and notes a `--` before the words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AFTER_DASHES] = "--" in args
         ctx.meta[ARGUMENTS] = tuple(args)
-        rest = super().parse_args(ctx, marked(args, self.params))
+        remaining = super().parse_args(ctx, marked(args, self.params))
         ctx.params["words"] = unmarked(ctx.params.get("words") or ())
-        return rest
+        return remaining
 
 
 class PromptCommand(PromptWords):
@@ -45,7 +45,7 @@ class PromptCommand(PromptWords):
 def complete_conversation(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """The latest conversations whose id begins with `incomplete`, with their titles."""
+    """Complete ids of the latest conversations, with their titles."""
     from localchat.cli.chat.conversation_options import complete
 
     return complete(ctx, incomplete)
@@ -54,7 +54,7 @@ def complete_conversation(
 def complete_mention(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Presets and documents as `@name`."""
+    """Complete presets and documents as `@name`."""
     if not incomplete.startswith("@"):
         return []
     from localchat.cli import document_options, preset_options
@@ -64,7 +64,7 @@ def complete_mention(
 
 
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
-    """The flags that belong to one call and are no settings."""
+    """Add the flags of one call that are not settings."""
     for decorator in (
         click.option(
             "--regex", metavar="PATTERN", help="Constrain the answer to a regular expression."
@@ -86,7 +86,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             "conversation",
             metavar="ID",
             shell_complete=complete_conversation,
-            help="Continue a conversation. The first digits of its ID are enough.",
+            help="Continue a conversation. The first digits of its ID suffice.",
         ),
         click.option(
             "-c",
@@ -145,14 +145,13 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
 
 
 class RunCommand(PromptWords):
-    """Lists the flags of a day alone in its help."""
+    """Lists only the most used flags in its help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from localchat.cli.flag_groups import write_short
 
-        write_short(
-            ctx, formatter, [param for param in self.params if isinstance(param, click.Option)]
-        )
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        write_short(ctx, formatter, options)
 
 
 @click.command("run", cls=RunCommand)
@@ -167,8 +166,8 @@ def command(
 ) -> int:
     """Chat with a model, or ask it one question.
 
-    MODEL is the path of a GGUF file or a name. On a terminal, one that is not here is offered for download,
-    and without MODEL there is a list to pick from. Without a prompt, on a terminal, a conversation begins.
+    MODEL is a name or the path of a GGUF file. On a terminal, the command offers to download a missing model,
+    lists models if you name none, and starts a conversation if there is no prompt.
     """
     from localchat.cli.chat.ask import ask
 
@@ -176,12 +175,11 @@ def command(
         from localchat.cli.chat.choose_model import chosen_model
 
         model_word = chosen_model(ctx)
-
     return ask(ctx, " ".join(words), model_word)
 
 
 def _uses_remote(ctx: click.Context) -> bool:
-    """Return True if a server elsewhere answers, so that no local model needs to be chosen."""
+    """Return True if a remote server answers, so that no local model is needed."""
     from localchat.cli.resolve import Inputs
 
     return Inputs.of(ctx).settings().settings.remote is not None

@@ -63,7 +63,7 @@ def with_slots(setup: Setup, spec: TriesSpec | None) -> Setup:
 
 
 def start_tries(engine: "Engine", request: GenerateRequest, spec: TriesSpec) -> "BestAnswer":
-    """Start a request whose tries arrive as they are generated."""
+    """Start a request that streams all of its tries."""
     from localchat.tries.best_answer import best_answer  # most prompts have one try
 
     return best_answer(engine, request, spec, live=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localchat.models.names import Reference
 
 Ask: TypeAlias = Literal["never", "misfit", "always"]
-"""When to ask before a download. `misfit` asks only if the model will not fit."""
+"""Ask before a download never, if the model will not fit, or always."""
 
 
 @click.command("pull")

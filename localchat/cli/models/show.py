@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("word", metavar="MODEL", shell_complete=complete_model)
+@click.argument("name", metavar="MODEL", shell_complete=complete_model)
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--offline/--no-offline", hidden=True, expose_value=False)  # accepted as by prompts
 @click.pass_obj
-def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
+def command(app: AppContext, name: str, template: bool, as_json: bool) -> None:
     """Show a model's size, license and capabilities.
 
     The command reads the header of the file and loads no weights.
@@ -37,7 +37,7 @@ def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
 
     follow_library_setting(app)
     paths = find_paths(app.environ)
-    model = find_model(word, read_index(paths, app.environ), paths, app.environ)
+    model = find_model(name, read_index(paths, app.environ), paths, app.environ)
     inspection = inspect(model, vocabulary=not template)
     if template:
         print_lines(app.environ, (_template(model, inspection),))

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _STDIN = Path("-")
 _SLOTS = 16
 _GPU_SLOTS = 128
-"""Slots of a checkpoint on the CUDA backend, whose throughput still rises up to this number."""
+"""Slots of a checkpoint with CUDA, where throughput rises up to this number."""
 _UNKNOWN_SLOTS = 16
-"""Assumed slots of a server that does not report how many requests it computes at once."""
+"""Assumed slots of a server that does not report its own."""
 
 
 @click.command("batch")
@@ -229,11 +229,11 @@ def _server(
         )
 
 
-def _slots(ctx: click.Context, word: str) -> int:
+def _slots(ctx: click.Context, name: str) -> int:
     """Return how many requests a new server computes at once. Raises ModelMissing, UsageError."""
     from localchat.cli.resolve import resolve_setup
 
-    if resolve_setup(ctx, word).model.path.is_dir():
+    if resolve_setup(ctx, name).model.path.is_dir():
         return _GPU_SLOTS
     return _SLOTS
 
@@ -242,8 +242,8 @@ def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
     """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
     from localchat.cli.work_model import WorkModel, work_model
 
-    if word := ctx.params["word"]:
-        return WorkModel(word, "")
+    if name := ctx.params["word"]:
+        return WorkModel(name, "")
     return work_model(ctx, batch.source.named_models())
 
 

@@ -131,7 +131,7 @@ def remove(app: AppContext, name: str) -> None:
 
 def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...] = ()) -> None:
     texts: dict[str, object | None] = dict.fromkeys(unset)
-    texts |= {key: given.value for key, given in given_flags(ctx).items()}
+    texts |= {key: setting.value for key, setting in given_flags(ctx).items()}
     if ctx.params[TEMPLATE] is not None:
         texts[TEMPLATE] = ctx.params[TEMPLATE]
     if not texts:

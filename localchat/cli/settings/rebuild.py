@@ -145,9 +145,9 @@ class _Display:
 
 
 def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
-    """Return a sentence that offers a useful build, once for each kind, and otherwise an empty string.
+    """Return a sentence that offers a useful build, or an empty string. Takes milliseconds.
 
-    Only users at a terminal get an offer. Takes milliseconds.
+    Each kind of build is offered once, and only to users at a terminal.
     """
     terminal = setup.terminal
     settings = setup.settings
