@@ -162,7 +162,7 @@ def _print_completions(app: AppContext) -> int:
 def _usage_message(problem: click.ClickException) -> str:
     """Return click's message on one line. Click lists choices on several."""
     message = " ".join(problem.format_message().split())
-    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    context = _context(problem)
     if context is None or not message.startswith("Got unexpected extra argument"):
         return message
     if any(isinstance(param, click.Argument) for param in context.command.params):
@@ -170,9 +170,16 @@ def _usage_message(problem: click.ClickException) -> str:
     return f"{context.command_path} takes no arguments"
 
 
+def _context(problem: click.ClickException) -> click.Context | None:
+    if isinstance(problem, click.UsageError):
+        return problem.ctx
+    return None
+
+
 def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
-    context = problem.ctx if isinstance(problem, click.UsageError) else None
-    command = (context.command_path.strip() if context else "") or "localchat"
+    command = "localchat"
+    if context := _context(problem):
+        command = context.command_path.strip() or command
     if isinstance(problem, click.NoSuchOption):
         if spelling := other_spelling(problem):
             return spelling

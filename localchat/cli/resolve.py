@@ -82,8 +82,10 @@ class Inputs:
         """
         self.app = app
         self.paths = find_paths(app.environ)
-        self.flags = dict(preset.layer()) if preset is not None else {}
-        self.flags |= flags
+        self.flags: dict[str, Given] = {}
+        if preset is not None:
+            self.flags.update(preset.layer())
+        self.flags.update(flags)
         if model_word is not None:
             self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
@@ -154,10 +156,8 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     chosen = inputs.settings()
     word = chosen.settings.model
     if (remote := _remote(inputs, chosen)) is not None:
-        model = remote_model(
-            _allowed(remote, chosen.settings),
-            chosen.origins["remote" if chosen.settings.remote else "model"],
-        )
+        source_key = "remote" if chosen.settings.remote else "model"
+        model = remote_model(_allowed(remote, chosen.settings), chosen.origins[source_key])
     elif word is not None and word.startswith(ROUTE):
         route = find_route(word, inputs.routes)
         model = route_model(route, paths, chosen.origins["model"], environ)

@@ -77,8 +77,7 @@ def refuse_meant_verb(words: Sequence[str], as_prompt: str) -> None:
     if len(words) > 2 or any(arg.split()[1:] for arg in words):
         return
     if first in _HELP:
-        verb = similar_verb(words[-1], alone=False) if len(words) == 2 else None
-        if verb is not None:
+        if len(words) == 2 and (verb := similar_verb(words[1], alone=False)):
             raise UsageError(
                 f"there is no verb {words[1]!r}; did you mean localchat help {verb}?", hint=hint
             )

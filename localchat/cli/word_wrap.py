@@ -55,7 +55,9 @@ class WordWrap:
             text = self._flush_word()
             self._blanks += character
             return text
-        text = self._flush_word() if self._can_break_before(character) else ""
+        text = ""
+        if self._can_break_before(character):
+            text = self._flush_word()
         self._word += character
         return text
 

@@ -83,7 +83,9 @@ class RouteEngine:
         self._large: Engine | None = None
         self._lock = threading.Lock()
         self._figures = RouteFigures()
-        path = None if state_dir is None else state_dir / "routes" / f"{route.name}.json"
+        path = None
+        if state_dir is not None:
+            path = state_dir / "routes" / f"{route.name}.json"
         self._file = StateFile(path, RouteFigures, RouteFigures())
         self._last_answer = ""
         self._closed = False
@@ -133,10 +135,12 @@ class RouteEngine:
         if not answers:
             return f"{route.word}: {route.small} first, then {route.large}"
         with self._lock:
-            last_answer = f"{self._last_answer}; " if self._last_answer else ""
+            last_answer = self._last_answer
             large = self._large
-        share = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%})"
-        text = f"{route.word}: {last_answer}{share} by {route.small}"
+        text = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%}) by {route.small}"
+        if last_answer:
+            text = f"{last_answer}; {text}"
+        text = f"{route.word}: {text}"
         if large is None:
             return text
         try:

@@ -76,8 +76,9 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
 
 
 def _nothing_to_ask() -> UsageError:
-    at_terminal = sys.stdin is not None and sys.stdin.isatty()
-    reason = "no prompt" if at_terminal else "no prompt, and stdin is empty"
+    reason = "no prompt"
+    if sys.stdin is None or not sys.stdin.isatty():
+        reason += ", and stdin is empty"
     return UsageError(
         f"there is nothing to ask: {reason}",
         hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
@@ -121,7 +122,9 @@ def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, 
     # The template of a preset may put the text anywhere.
     if prompt != text or not words.strip() or not included:
         return prompt, ()
-    labels = [*names, "stdin"] if piped.strip() else names
+    labels = list(names)
+    if piped.strip():
+        labels.append("stdin")
     return text, (Inclusion(", ".join(labels), 0, len(included.rstrip("\n"))),)
 
 

@@ -49,7 +49,9 @@ def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) ->
     app = ctx.find_object(AppContext)
     assert app is not None
     with _opened(app) as history:
-        rows = history.list(-1 if everything else limit + 1)
+        # One row more than shown tells whether there are more.
+        max_rows = -1 if everything else limit + 1
+        rows = history.list(max_rows)
     has_more = not everything and len(rows) > limit
     if has_more:
         rows = rows[:limit]

@@ -260,9 +260,10 @@ def _print_rest(
     """Print everything that was not printed while the answer arrived."""
     terminal = setup.terminal
     settings = setup.settings
-    tries = answer.best.report if answer.best is not None else None
+    tries = None
     choices = list(range(settings.n))
     if answer.best is not None:
+        tries = answer.best.report
         choices = [answer.chosen]
     unfinished = _unfinished(answer, choices, options)
     if unfinished and not options.as_json:

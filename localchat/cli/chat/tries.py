@@ -34,9 +34,9 @@ def requested_tries(ctx: click.Context, grammar: Grammar | None) -> TriesSpec | 
         raise UsageError(f"{flag} prints one answer, and --n asks for several")
     if params["interactive"]:
         raise UsageError(f"-i is a conversation; {flag} is for one answer")
-    if params["raw_prompt"] and (params.get("critique") or params.get("judge")):
-        flag = "--critique" if params.get("critique") else "--judge"
-        raise UsageError(f"{flag} asks in a conversation, and --raw-prompt has none")
+    for name in ("critique", "judge"):
+        if params["raw_prompt"] and params.get(name):
+            raise UsageError(f"--{name} asks in a conversation, and --raw-prompt has none")
     match names:
         case ["vote"]:
             extractor = vote_extractor(params.get("vote_by"), grammar)

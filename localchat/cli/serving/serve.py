@@ -152,12 +152,16 @@ def command(
     from localchat.server.uvicorn_server import bind_sockets
 
     setup = resolve_setup(ctx, model_word)
-    # Others can read a unit file, so it must not contain the key of the environment.
-    keys = read_keys(api_key_file, {} if print_unit else setup.app.environ)
     names = checked_names(allow_host)
     origins = checked_origins(allow_origin)
-    # A running server may use the port of the unit.
-    sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
+    if print_unit:
+        # Others can read a unit file, so it must not contain the key of the environment.
+        keys = read_keys(api_key_file, {})
+        # A running server may use the port of the unit, so bind another one.
+        sockets = bind_sockets(host, 0)
+    else:
+        keys = read_keys(api_key_file, setup.app.environ)
+        sockets = _bound(setup, host, port)
     addresses = [str(socket.getsockname()[0]) for socket in sockets]
     limits = replace(ServerLimits(), batch_requests=clients_for(parallel or _SLOTS))
     if longest:

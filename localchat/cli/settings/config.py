@@ -142,7 +142,9 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
-    section = f'[models."{model}"]' if model else "[defaults]"
+    section = "[defaults]"
+    if model:
+        section = f'[models."{model}"]'
     write_setting(file, find_key(key, section), value, model)
     tell(f"localchat: wrote {file}")
 

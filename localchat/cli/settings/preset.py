@@ -156,5 +156,7 @@ def _preset(app: AppContext, name: str) -> Preset:
 
 
 def _record(preset: Preset) -> dict[str, Any]:
-    template = {TEMPLATE: preset.template} if preset.template else {}
-    return {"name": preset.name, **preset.values, **template}
+    record = {"name": preset.name, **preset.values}
+    if preset.template:
+        record[TEMPLATE] = preset.template
+    return record

@@ -161,8 +161,9 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
     from localchat.backend_api.registry import find_backends
 
     backend = find_backends().get(info.backend)
-    builder = backend.rebuilder() if backend is not None else None
-    offer = builder.offer() if builder is not None else None
+    if backend is None or (builder := backend.rebuilder()) is None:
+        return ""
+    offer = builder.offer()
     if offer is None or offer.missing:
         return ""
     file = StateFile(setup.paths.state_dir / _FILE, _Offers, _Offers())
