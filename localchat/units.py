@@ -3,17 +3,11 @@
 The lowest layer: nothing of localchat is imported. JSON output and `/metrics` carry plain numbers instead.
 """
 
-import re
-from functools import cache
 from typing import Final
 
 _BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
 _NO_DECIMALS_FROM: Final = 9.95
 """kB and MB from here on are whole: `640 MB`. GB and TB keep one decimal, which is 100 MB of memory."""
-
-
-_UNSPACED: Final = "\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Characters of Chinese and Japanese, which have no spaces between words."""
 
 
 def size(count_bytes: float) -> str:
@@ -91,20 +85,6 @@ def used_of(used: int, total: int) -> str:
 def decimal(value: float | None, digits: int) -> str:
     """The value with this many decimals; a dash where nothing was measured."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def words(text: str, before: str = "") -> int:
-    """How many words begin in `text`, which follows the text `before`. Where words have no spaces between them,
-    each character counts, as in word processors."""
-    word, letter = _word_patterns()
-    goes_on = bool(before and letter.match(before[-1]) and letter.match(text))
-    return len(word.findall(text)) - goes_on
-
-
-@cache
-def _word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """One word, and one letter of a longer word. Compiled when words are counted: it takes 6 ms."""
-    return re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"), re.compile(rf"[^\s{_UNSPACED}]")
 
 
 def brief_seconds(seconds: float) -> str:

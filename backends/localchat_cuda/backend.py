@@ -8,9 +8,10 @@ from localchat.fit.hardware import Machine, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
+from localchat.fit.speed import Estimate, PastRun
 from localchat.model_files.checkpoint import ModelSummary
-from localchat_cuda import environment, preflight
+from localchat_cuda import environment
+from localchat_cuda.plan import preflight
 
 
 class CudaBackend:
@@ -50,7 +51,6 @@ class CudaBackend:
         plan: MemoryPlan,
         threads: int,
         past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         """Estimated from the GPU's bandwidth, without a probe; None if the driver does not report it."""
         return preflight.expected_rate(model, plan, read_machine(), past)

@@ -12,18 +12,19 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import memory_plan as planner
-from localchat_cuda.draft_plan import DraftShape, read_draft
+from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
-from localchat_cuda.model_config import ModelConfig, read_config, rounded_config, runtime_config
+from localchat_cuda.plan import memory_plan as planner
+from localchat_cuda.plan.draft_plan import DraftShape, read_draft
+from localchat_cuda.plan.weight_sizes import parameters
 from localchat_cuda.tokenizer import (
     CheckpointTokenizer,
     chat_template,
     read_tokenizer_files,
     sampling_defaults,
 )
-from localchat_cuda.weight_sizes import parameters
 
 DeviceKind = Literal["cuda", "cpu"]
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.gguf_config import config_of, has_rope_factors, loaded_header
+from localchat_cuda.config.gguf import config_of, loaded_header, rope_factor_tensor
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.tokenizer import TokenizerFiles
 
 _SAMPLES = 16
@@ -60,7 +61,7 @@ def open_gguf(path: Path) -> OpenedFiles:
 
 
 def _rope_factors(header: Header) -> tuple[float, ...]:
-    tensor = has_rope_factors(header)
+    tensor = rope_factor_tensor(header)
     if tensor is None or tensor.format.name != "F32":
         return ()
     with header.parts[tensor.part].open("rb") as file:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
-from localchat_cuda.gguf_config import TokenizerKind, strings_of, tokenizer_kind
+from localchat_cuda.config.gguf import TokenizerKind, gguf_traits, strings_of, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
 TOKENS: Final = "tokenizer.ggml.tokens"
@@ -18,8 +18,6 @@ _NORMAL: Final = 1
 _UNKNOWN: Final = 2
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
-_KEEP_SPACE: Final = ("<unk>", "<s>", "<|endoftext|>")
-"""Control tokens of Phi-3 after which white space is kept. GGUF files do not store it."""
 _SPACE: Final = "\u2581"
 """A space in the tokens of SentencePiece."""
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -58,13 +56,14 @@ def tokenizer_files(header: Header) -> TokenizerFiles:
     """What a checkpoint's folder states of its tokenizer. Raises ModelInvalid for other kinds."""
     kind = tokenizer_kind(header)
     tokens = strings_of(header, TOKENS)
-    is_phi3 = kind == "sentencepiece" and header.architecture == "phi3"
+    # GGUF files do not store which tokens strip the white space after them.
+    space_kept_after = gguf_traits(header).space_kept_after if kind == "sentencepiece" else ()
     added = [
         _added(
             number,
             text,
             special=type_ != _USER_DEFINED,
-            rstrip=is_phi3 and text not in _KEEP_SPACE,
+            rstrip=bool(space_kept_after) and text not in space_kept_after,
         )
         for number, (text, type_) in enumerate(zip(tokens, _numbers(header, TYPES), strict=False))
         if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)

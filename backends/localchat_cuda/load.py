@@ -25,13 +25,12 @@ from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
-from localchat_cuda import window_plan
-from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.gguf_config import layer_formats
+from localchat_cuda.config.gguf import layer_formats
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
-from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.plan import window_plan
+from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
@@ -46,7 +45,8 @@ from localchat_cuda.runner.kv_pages import Pages, host_layout
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 from localchat_cuda.weights.gguf_source import GgufWeights
-from localchat_cuda.weights.loader import load, with_unpacked
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -123,7 +123,7 @@ def load_runner(
         ) as ahead,
         advise_on_out_of_memory(request),
     ):
-        names = ARCHITECTURES[config.architecture].NAMES
+        names = config.family.names
         weights = load(
             config,
             names,

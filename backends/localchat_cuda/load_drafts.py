@@ -9,12 +9,12 @@ from localchat.backend_api.interface import LoadRequest, Progress, Tokenizer
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
-from localchat_cuda.eagle_config import EagleConfig
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.prediction import head_config
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
-from localchat_cuda.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.prediction_config import head_config
+from localchat_cuda.plan.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
+from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
@@ -69,7 +69,7 @@ def attach_head(
 ) -> None:
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    names = ARCHITECTURES[config.architecture].NAMES
+    names = config.family.names
     with advise_on_out_of_memory(request):
         weights = load_head(
             config, names, source, model.weights, model.pages.dtype, runner.device, notify
@@ -88,7 +88,7 @@ def attach_eagle(
 
     Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    names = ARCHITECTURES["llama"].NAMES
+    names = ARCHITECTURES["llama"].FAMILY.names
     assert draft.eagle is not None
     if source is None:
         source = CheckpointWeights(Path(request.options.draft or ""), runner.device)

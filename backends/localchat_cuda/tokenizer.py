@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ModelInvalid, ModelMissing, reason
-from localchat_cuda.model_config import token_ids
+from localchat_cuda.config.reader import token_ids
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEX = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")

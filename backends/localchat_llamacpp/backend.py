@@ -9,10 +9,9 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
-from localchat.model_files.architecture import DIFFUSION, ENCODERS, ModelShape
+from localchat.fit.speed import Estimate, PastRun
+from localchat.model_files.architecture import DIFFUSION, ENCODERS
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
-from localchat.model_files.ggml_types import KV_FORMATS
 from localchat_llamacpp.build_advice import (
     as_built,
     build_key,
@@ -22,8 +21,8 @@ from localchat_llamacpp.build_advice import (
     read_build,
     remedies,
 )
-from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.library_source import find_library
+from localchat_llamacpp.plan.embedding_plan import plan_embedding
 
 _NO_WRITERS = frozenset(
     {
@@ -107,7 +106,7 @@ class LlamaCppBackend:
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         """Memory of a load on this machine. Raises UsageError, also for a safetensors checkpoint."""
-        from localchat_llamacpp import memory_plan as planner
+        from localchat_llamacpp.plan import memory_plan as planner
 
         if isinstance(model, Checkpoint):
             raise UsageError(f"{model.name}: {self.objection(model)}", hint="Take a GGUF of it.")
@@ -117,39 +116,15 @@ class LlamaCppBackend:
         return planner.plan(model, options, machine, can_offload=can_offload(), safe_mode=False)
 
     def expected_rate(
-        self,
-        model: ModelSummary,
-        plan: MemoryPlan,
-        threads: int,
-        past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
+        self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = ()
     ) -> Estimate | None:
-        """Estimate by a benchmark of this build in a process of its own, corrected by past runs.
-
-        About a second where `measures` lack a result. Layers on a GPU are priced by its bandwidth; None if
-        that is unknown.
-        """
+        """Predict the rate from the bandwidths of RAM and GPUs, corrected by past runs."""
         from localchat.fit.hardware import read_machine
-        from localchat_llamacpp.speed.estimate import (
-            DecodeSetup,
-            expected_rate,
-            measured_setup,
-            offloaded_rate,
-        )
+        from localchat_llamacpp.plan.speed import expected_rate
 
         if isinstance(model, Checkpoint) or model.pooling or not self.available().ok:
             return None
-        known = [
-            measured_setup(one.model, one.kv_type, one.tokens_per_s)
-            for one in past
-            if isinstance(one.model, ModelShape) and one.kv_type in KV_FORMATS
-        ]
-        running = DecodeSetup(model, plan.kv_type, plan.flash_attention)
-        machine = read_machine()
-        threads = threads or machine.cores
-        if plan.gpu_layers:
-            return offloaded_rate(running, plan, machine, threads, measures, known)
-        return expected_rate(running, threads, measures, known)
+        return expected_rate(model, plan, read_machine(), threads, past)
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary (0.2 s for 152k tokens). Raises ModelMissing,

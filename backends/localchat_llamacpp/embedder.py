@@ -15,10 +15,10 @@ from localchat.backend_api.interface import LoadRequest, MemoryReport, Progress
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.model_files.architecture import POOLING_NUMBERS
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.embedding_plan import MOST_TEXTS
 from localchat_llamacpp.load import Target, report
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import Placement, Weights, load_weights
+from localchat_llamacpp.plan.embedding_plan import MOST_TEXTS
 
 _STEP_TOKENS = 512
 """Short texts group a step up to this width; wider steps only make them wait longer."""

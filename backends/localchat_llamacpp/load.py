@@ -16,7 +16,6 @@ from localchat.errors import ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
-from localchat_llamacpp.compute_buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.drafter import load_drafter
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
@@ -28,6 +27,7 @@ from localchat_llamacpp.native_model import (
     open_context,
     outputs_max,
 )
+from localchat_llamacpp.plan.compute_buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import WarmUp
 

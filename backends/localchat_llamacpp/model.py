@@ -23,14 +23,14 @@ from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
 from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
-from localchat_llamacpp import memory_plan as planner
 from localchat_llamacpp.build_advice import as_built, devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
-from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
+from localchat_llamacpp.plan import memory_plan as planner
+from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {

@@ -11,9 +11,9 @@ from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
 from localchat.fit.memory_plan import GpuShare
 from localchat_llamacpp.build_advice import devices
 from localchat_llamacpp.c_api import BufferOverride
-from localchat_llamacpp.compute_buffers import Steps, context_cells
-from localchat_llamacpp.layer_split import tensor_split
 from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.plan.compute_buffers import Steps, context_cells
+from localchat_llamacpp.plan.layer_split import tensor_split
 
 KV_TYPES = {
     "f32": 0,

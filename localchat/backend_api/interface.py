@@ -44,7 +44,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
+from localchat.fit.speed import Estimate, PastRun
 from localchat.model_files.checkpoint import ModelSummary
 
 __all__ = [
@@ -545,11 +545,12 @@ class Backend(Protocol):
         plan: MemoryPlan,
         threads: int,
         past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
-        """Tokens a second of one request at a short context on a quiet machine; None: no estimate. May take a
-        second. threads: 0 for every physical core. past: runs with as many threads, and all layers where this
-        plan has them, which correct the estimate. measures: earlier findings of probes, and their store."""
+        """Predict the tokens per second of one request with a short context on a quiet machine.
+
+        The estimate is a range. threads: 0 for every physical core. past: runs of other models with as many
+        threads and all layers where this plan has them, which correct the estimate. Takes less than a second.
+        None if the backend cannot tell."""
         ...
 
     # ------------------------------------------------------------------------ diagnostics
@@ -590,7 +591,6 @@ class MinimalBackend:
         plan: MemoryPlan,
         threads: int,
         past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         return None
 

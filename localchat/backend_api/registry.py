@@ -17,7 +17,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, chosen_because, kind_name, runner_name
-from localchat.fit.speed_history import SpeedHistory
+from localchat.fit.speed import SpeedHistory
 from localchat.model_files.checkpoint import ModelSummary, read_summary
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.kv_types import smaller_kv_type
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep
 from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]

@@ -35,7 +35,8 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
     from localchat.engine.local.engine import LocalEngine
 
     if options.model.name == "guide.gguf":
-        from localchat.engine.guide import GuideEngine, topics_file
+        from localchat.engine.guide.engine import GuideEngine
+        from localchat.engine.guide.topics import topics_file
 
         if topics_file(options.model).is_file():
             return GuideEngine(options, notify, _guide_phrases)

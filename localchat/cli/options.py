@@ -339,12 +339,6 @@ _SWITCHES = (
         "",
         "No animations on the screen. Default: off.",
     ),
-    _Flag(
-        "technical_metrics",
-        ("--technical-metrics/--plain-metrics",),
-        "",
-        "Show TTFT, tok/s and KV cache on the screen instead of plain words. Default: off.",
-    ),
 )
 _LOAD_SWITCHES = tuple(
     flag

@@ -102,6 +102,11 @@ class Inputs:
         """Routes of the settings file, by name."""
         return self._file.routes
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Sentences about the settings file, for the user."""
+        return self._file.notices
+
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
         """Return the inputs of a command with its flags."""
@@ -172,6 +177,9 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )
+    if terminal is None:
+        for notice in inputs.notices:
+            output.notify(notice)
     if model.notice:
         output.notify(model.notice)
 

@@ -75,7 +75,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history: bool = True
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
     reduced_motion: bool = False
-    technical_metrics: bool = False
 
 
 class Key(NamedTuple):
@@ -230,9 +229,6 @@ KEYS: Final[Mapping[str, Key]] = {
         "Colours of the screen: auto is dark or light as the terminal; ansi ones are its own.",
     ),
     "reduced_motion": Key("--reduced-motion", _YES_NO, "Nothing moves or blinks on the screen."),
-    "technical_metrics": Key(
-        "--technical-metrics", _YES_NO, "TTFT, tok/s and KV on the screen instead of plain words."
-    ),
 }
 
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
@@ -247,6 +243,12 @@ SAMPLING_KEYS: Final = (
 
 DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 """Sampling of the engine where neither the user nor the maker of the model chose it."""
+REMOVED: Final[Mapping[str, str]] = {
+    "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
+    "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
+}
+"""Settings and key actions of earlier releases, and why they are gone. A settings file may still have them."""
+
 UNSET: Final = {
     **dict.fromkeys(("top_k", "typical_p", "repetition_penalty"), "off"),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), "off"),
@@ -294,7 +296,9 @@ def variable(key: str) -> str:
 
 
 def check_key(key: str, where: str) -> None:
-    """Raise UsageError, naming the nearest key, unless `key` is one."""
+    """Raise UsageError, naming the nearest key, unless `key` is a setting."""
+    if key in REMOVED:
+        raise UsageError(f"{where}: the setting {key} was removed", hint=REMOVED[key])
     if key not in KEYS:
         raise UsageError(f"{where}: there is no setting {key!r}", hint=did_you_mean(key, KEYS))
 

@@ -39,7 +39,7 @@ from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.routes import Route, read_routes
-from localchat.config.settings import Given, check_key, convert
+from localchat.config.settings import REMOVED, Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
@@ -60,6 +60,16 @@ class SettingsFile(msgspec.Struct, frozen=True):
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     prices: Prices = msgspec.field(default_factory=Prices)
     routes: Mapping[str, Route] = msgspec.field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    """Keys of earlier releases that the file still has. They have no effect."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Sentences about the removed keys, for the user."""
+        return tuple(
+            f"{self.path}: {key} was removed, because {REMOVED[key]}. Delete the line."
+            for key in self.removed
+        )
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """The settings for a model with any of these names; a later name overrides an earlier one."""
@@ -86,6 +96,7 @@ def read_settings(path: Path) -> SettingsFile:
     for name in table:
         if name not in ("defaults", "models", "keys", "remotes", "presets", "prices", "routes"):
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
+    removed = tuple(_without_removed(table))
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
         path,
@@ -96,7 +107,23 @@ def read_settings(path: Path) -> SettingsFile:
         read_presets(path, table.get("presets", {})),
         read_prices(path, table.get("prices", {})),
         read_routes(path, table.get("routes", {})),
+        removed,
     )
+
+
+def _without_removed(table: dict[str, Any]) -> Iterable[str]:
+    """Delete the removed keys from the sections of a parsed file, and yield each once."""
+    sections = [table.get("defaults"), table.get("keys")]
+    for name in ("models", "presets"):
+        group = table.get(name)
+        sections += group.values() if isinstance(group, dict) else []
+    removed: dict[str, None] = {}
+    for section in sections:
+        if isinstance(section, dict):
+            for key in REMOVED.keys() & section.keys():
+                del section[key]
+                removed[key] = None
+    return removed
 
 
 def write_setting(path: Path, key: str, text: str | None, model: str | None = None) -> None:

@@ -46,7 +46,7 @@ from localchat.engine.local import protocol
 from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import SpeedHistory
+from localchat.fit.speed import SpeedHistory
 from localchat.kv_store.store import KVStore
 
 _INPUT_THREADS = 2

@@ -116,7 +116,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=
     kv_used_tokens: int = 0
     kv_shared_tokens: int = 0
     kv_cached_tokens: int = 0
-    kv_parked_tokens: int = 0
+    kv_swapped_tokens: int = 0
     kv_total_tokens: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -15,7 +15,7 @@ from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberForma
 from localchat.units import size, tokens
 
 ROUNDING_TOKENS = 256
-LEAST_CONTEXT_TOKENS = 512
+MIN_CONTEXT_TOKENS = 512
 """Shortest context that a planner chooses by itself (unless the model was trained for less)."""
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, reason
-from localchat.models.external.base import PREFIXES
+from localchat.models.external.stores import PREFIXES
 from localchat.state_file import StateFile
 
 _FILE: Final = "bookmarks.json"

@@ -5,7 +5,7 @@ One FitReport serves `fit`, `pull`, the first run and the terminal UI.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -14,13 +14,11 @@ from localchat.backend_api.registry import BackendChoice, choose_for_load, find_
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.memory_bandwidth import ram_bandwidth
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
-from localchat.fit.speed_history import NO_MEASUREMENTS, SpeedHistory
-from localchat.model_files.architecture import ModelShape
+from localchat.fit.speed import PastRun, Run, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
-from localchat.units import rate, size
+from localchat.units import rate
 
 
 class ExpectedSpeed(NamedTuple):
@@ -29,18 +27,21 @@ class ExpectedSpeed(NamedTuple):
     tokens_per_s: float
     basis: str
     """The source of the number, a phrase."""
-    disturbed: bool = False
-    """Other programs were using the CPU: it is faster without them."""
     low: float = 0.0
-    """Lower end of the range of a rough estimate, whose upper end is `high`; 0: not a rough estimate."""
+    """Lower end of a prediction's range. 0 if the speed was measured."""
     high: float = 0.0
 
     @property
+    def is_measured(self) -> bool:
+        """Whether this model ran here with the same options."""
+        return not self.low
+
+    @property
     def words(self) -> str:
-        """`about 12.0 tok/s`, `more than 12.0 tok/s`, `between 4.0 tok/s and 12.0 tok/s`."""
-        if self.low:
-            return f"between {rate(self.low)} and {rate(self.high)}"
-        return f"{'more than' if self.disturbed else 'about'} {rate(self.tokens_per_s)}"
+        """`about 12.0 tok/s` if measured, otherwise `between 4.0 tok/s and 12.0 tok/s`."""
+        if self.is_measured:
+            return f"about {rate(self.tokens_per_s)}"
+        return f"between {rate(self.low)} and {rate(self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class FitReport:
             "gpu_shares": [share.layers for share in plan.gpu_shares],
             "layers_tokens_per_s": self.layers_tokens_per_s,
             "expected_by": speed.basis if speed else None,
-            "expected_range": [speed.low, speed.high] if speed is not None and speed.low else None,
+            "expected_range": [speed.low, speed.high] if speed and not speed.is_measured else None,
             "advice": plan.advice,
             "notes": plan.notes,
             "kv_tokens": plan.kv_tokens if plan.fits else None,
@@ -133,7 +134,7 @@ def assess(
 ) -> FitReport:
     """Choose a backend for a model, plan the load and estimate the speed.
 
-    `history`: past runs of this machine. `speed`: whether to estimate it, which may take five seconds.
+    `history`: past runs of this machine. `speed`: whether to estimate it.
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
@@ -211,62 +212,38 @@ def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
 def _expected_speed(
     subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, history: SpeedHistory | None
 ) -> ExpectedSpeed | None:
+    """Return the speed of earlier runs, else the backend's prediction. None if there is neither."""
     if not plan.fits:
         return None
-    if history is not None and subject.path is not None:
-        found = history.measured(
-            subject.path,
-            backend=backend.name,
-            threads=threads,
-            gpu_layers=plan.gpu_layers,
-            kv_type=plan.kv_type,
-            experts_on_cpu=plan.experts_on_cpu,
-        )
-        if found is not None:
-            return ExpectedSpeed(found.tokens_per_s, found.basis)
-    whole = plan.gpu_layers >= plan.layers > 0
-    past = (
-        history.past(backend=backend.name, threads=threads, whole_gpu=whole)
-        if history is not None and (whole or not plan.gpu_layers)
-        else ()
-    )
-    measures = history.measures if history is not None else NO_MEASUREMENTS
-    estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
+    past: tuple[PastRun, ...] = ()
+    if history is not None:
+        if run := _measured_run(subject, backend, plan, threads, history):
+            return ExpectedSpeed(run.tokens_per_s, run.basis)
+        whole_gpu = plan.gpu_layers >= plan.layers > 0
+        if whole_gpu or not plan.gpu_layers:
+            past = history.past(backend=backend.name, threads=threads, whole_gpu=whole_gpu)
+    estimate = backend.expected_rate(subject.model, plan, threads, past)
     if estimate is None:
-        if measures.benchmark_s > 0:
-            return _rough_speed(subject, plan, threads)
         return None
-    by = "the GPU's bandwidth" if plan.gpu_layers else "a short benchmark of this build"
-    runs = f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}" if past else ""
+    memory = "the GPU's" if plan.gpu_layers else "the memory"
+    basis = f"estimated from {memory} bandwidth"
+    if past:
+        basis += f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}"
     if estimate.untried:
-        runs = f"; no run of {runner_name(backend.name)} on such a GPU is known"
-    if estimate.disturbed:
-        return ExpectedSpeed(
-            estimate.tokens_per_s,
-            f"estimated from {by}{runs} while other programs were using the CPU",
-            disturbed=True,
-        )
-    return ExpectedSpeed(
-        estimate.tokens_per_s, f"estimated from {by}{runs}, with nothing else running"
-    )
+        basis += f"; no run of {runner_name(backend.name)} on such a GPU is known"
+    return ExpectedSpeed(estimate.tokens_per_s, basis, estimate.low, estimate.high)
 
 
-_ROUGH_SHARES: Final = (0.3, 1.1)
-"""Decode rate as a share of the memory's limit: a slow CPU reaches the first, caches help beyond the whole."""
-
-
-def _rough_speed(subject: Subject, plan: MemoryPlan, threads: int) -> ExpectedSpeed | None:
-    """Estimate the speed from the bytes of a token and the memory bandwidth. None for layers on a GPU."""
-    model = subject.model
-    if plan.gpu_layers or not isinstance(model, ModelShape) or model.pooling:
+def _measured_run(
+    subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, history: SpeedHistory
+) -> Run | None:
+    if subject.path is None:
         return None
-    if not model.token_bytes:
-        return None
-    limit = ram_bandwidth(threads) / model.token_bytes
-    low, high = (share * limit for share in _ROUGH_SHARES)
-    return ExpectedSpeed(
-        (low * high) ** 0.5,
-        f"a rough estimate from the {size(model.token_bytes)} that a token reads and the memory bandwidth",
-        low=low,
-        high=high,
+    return history.measured(
+        subject.path,
+        backend=backend.name,
+        threads=threads,
+        gpu_layers=plan.gpu_layers,
+        kv_type=plan.kv_type,
+        experts_on_cpu=plan.experts_on_cpu,
     )

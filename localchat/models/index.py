@@ -9,9 +9,8 @@ from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.model_files.checkpoint import weight_files
 from localchat.models.aliases import read_aliases
-from localchat.models.external.base import split_parts
 from localchat.models.external.discovery import find_external_models
-from localchat.models.external.loose_files import loose_names
+from localchat.models.gguf_files import models_in_folder, split_parts
 from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind
 from localchat.models.resolve import GUIDE, IN_COMMAND, locate
@@ -134,7 +133,7 @@ def _pulled(paths: Paths) -> Iterator[Model]:
 def _loose(paths: Paths) -> Iterator[Model]:
     """GGUF files of the models folder that no manifest lists."""
     listed = {file for one in installed(paths.models_dir) for file in one.files}
-    for name, path in loose_names(paths.models_dir).items():
+    for name, path in models_in_folder(paths.models_dir).items():
         if path in listed:
             continue
         if path.is_symlink():

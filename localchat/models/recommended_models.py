@@ -7,6 +7,7 @@ differs from it by far. So all of them name the same models.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from localchat.backend_api.registry import usable_machine
@@ -15,13 +16,12 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import SpeedHistory
+from localchat.fit.speed import SpeedHistory
 from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import download_rate
-from localchat.models.published_models import gguf_shape
-from localchat.models.published_shapes import read_published_shapes
+from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]
@@ -284,14 +284,17 @@ def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths)
     usual = usual_reading_speed(machine, on_gpu=middle.report.plan.gpu_layers > 0)
     if usual is None or middle.report.plan.gpu_layers:
         return usual
-    # No benchmark: results of earlier ones only.
-    history = SpeedHistory(paths.state_dir, benchmark_s=0)
-    speed = assess(
-        Subject(middle.name, middle.shape), LoadOptions(max_slots=_SLOTS), machine, history
-    ).expected_speed
-    if speed is None or speed.disturbed:
+    past = SpeedHistory(paths.state_dir).past(
+        backend=middle.report.backend, threads=machine.cores, whole_gpu=False
+    )
+    measured_rates = [
+        run.tokens_per_s * run.model.token_bytes
+        for run in past
+        if isinstance(run.model, ModelShape)
+    ]
+    if not measured_rates:
         return usual
-    measured = speed.tokens_per_s * middle.read_bytes
+    measured = median(measured_rates)
     is_usual = usual / _FAR_OFF <= measured <= usual * _FAR_OFF
     return usual if is_usual else measured
 

@@ -13,7 +13,7 @@ import msgspec
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
-from localchat.models.external.base import plain_stem
+from localchat.models.gguf_files import plain_stem
 from localchat.models.hub.manifest import installed
 from localchat.models.names import find_entry, parse
 from localchat.models.quantizations import quantization_of

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.aliases import remove_alias
-from localchat.models.external.base import FOLDER, HUGGING_FACE, OLLAMA
+from localchat.models.external.stores import FOLDER, HUGGING_FACE, OLLAMA
 from localchat.models.hub.manifest import forget, read
 from localchat.models.index import Model, ModelIndex
 

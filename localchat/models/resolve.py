@@ -88,11 +88,11 @@ def locate_named(
     """
     from localchat.models.aliases import read_aliases
     from localchat.models.external.discovery import find_external_file
-    from localchat.models.external.loose_files import find_loose
+    from localchat.models.gguf_files import find_in_folder
 
     if word == GUIDE or word in read_aliases(paths).aliases:
         return locate(word, paths, why, environ)
-    if stored := find_loose(word, paths.models_dir) or find_external_file(word, environ):
+    if stored := find_in_folder(word, paths.models_dir) or find_external_file(word, environ):
         return ResolvedModel(word, word, stored, why)
     if _is_path(word):
         raise ModelMissing(f"no model {word!r}{_chosen(why)}")
@@ -135,7 +135,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     if word == GUIDE:
         return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
     from localchat.models.external.discovery import find_external_file, missing_external
-    from localchat.models.external.loose_files import find_loose
+    from localchat.models.gguf_files import find_in_folder
 
     given = expand_home(word)
     try:
@@ -143,7 +143,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     except OSError as problem:  # a folder that is closed to this user, or a name that is too long
         raise ModelMissing(f"{word} cannot be read{_chosen(why)}: {reason(problem)}") from problem
     if not is_there:
-        if stored := find_loose(word, paths.models_dir):
+        if stored := find_in_folder(word, paths.models_dir):
             return ResolvedModel(word, word, stored, why)
         if external := find_external_file(word, environ):
             return ResolvedModel(word, word, external, why)
@@ -182,7 +182,7 @@ def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     """
     from localchat.models.catalog import read_catalog
     from localchat.models.external.discovery import missing_external
-    from localchat.models.external.loose_files import loose_names
+    from localchat.models.gguf_files import models_in_folder
     from localchat.models.hub.manifest import installed
     from localchat.models.names import find_pulled, parse, quantizations_hint, similar_names
 
@@ -202,7 +202,7 @@ def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
             listed = {file for one in models for file in one.files}
             loose = {
                 name: path
-                for name, path in loose_names(paths.models_dir).items()
+                for name, path in models_in_folder(paths.models_dir).items()
                 if path not in listed
             }
             same = [name for name in loose if name.casefold() == word.casefold()]

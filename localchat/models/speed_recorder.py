@@ -1,6 +1,6 @@
 """Records the decode speed of answers, for front ends to call after a request that ran alone.
 
-Between the engine's events and fit/speed_history.py, which may not import each other.
+Between the engine's events and fit/speed.py, which may not import each other.
 """
 
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from localchat.engine.events import Done
 from localchat.engine.interface import EngineInfo
 from localchat.fit.contention import cpu_was_contended
 from localchat.fit.hardware import read_cores
-from localchat.fit.speed_history import Run, SpeedHistory
+from localchat.fit.speed import Run, SpeedHistory
 
 _LEAST_TOKENS: Final = 24
 """A shorter answer measures too little."""

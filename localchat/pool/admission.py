@@ -10,12 +10,11 @@ from localchat.config.paths import find_paths
 from localchat.engine.options import EngineOptions, RouteOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
 from localchat.fit.hardware import read_machine
-from localchat.fit.load_steps import SlotLimit
 from localchat.fit.memory_plan import demand, kept_free
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep, SlotLimit
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
-from localchat.models.memory_steps import memory_steps
+from localchat.models.substitutes import memory_steps
 from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
 from localchat.units import size
 

@@ -49,8 +49,8 @@ class UvicornServer(uvicorn.Server):
         self._service = service
         self._drain_s = drain_s
         self._next_warning_s = 0.0
-        self.workers: list[asyncio.Future[None]] = []
-        """Tasks beside requests, which are cancelled first when the server stops."""
+        self.background: asyncio.Future[None] | None = None
+        """Task beside requests, which is cancelled first when the server stops."""
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -77,7 +77,6 @@ class UvicornServer(uvicorn.Server):
         loop.set_default_executor(threads)
         loop.set_exception_handler(self._handle_loop_exception)
         raise_file_limit(self._service.config.limits.connections)
-        self.workers += [asyncio.create_task(work()) for work in self._service.workers]
         await super().serve(sockets)
 
     def _handle_loop_exception(
@@ -106,8 +105,8 @@ class UvicornServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tracker = self._service.tracker
         tracker.stop_accepting()
-        for worker in self.workers:
-            worker.cancel()
+        if self.background is not None:
+            self.background.cancel()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
         while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
@@ -117,7 +116,8 @@ class UvicornServer(uvicorn.Server):
         # threads of the server may be among them.
         with ThreadPoolExecutor(1, "close") as thread:
             await loop.run_in_executor(thread, self._service.engines.close)
-        await asyncio.gather(*self.workers, return_exceptions=True)
+        if self.background is not None:
+            await asyncio.gather(self.background, return_exceptions=True)
         cut_off = loop.call_later(0 if self.force_exit else _CUT_OFF_S, self._cut_off)
         await super().shutdown(sockets)
         cut_off.cancel()
@@ -169,7 +169,7 @@ def serve(
         task = asyncio.ensure_future(background(server)) if background is not None else None
         if task is not None:
             task.add_done_callback(lambda done: server.stop() if _failed(done) else None)
-            server.workers.append(task)
+            server.background = task
         await server.serve(list(sockets))
         if task is not None and _failed(task):
             task.result()

@@ -49,8 +49,6 @@ class AnswerBlock(NamedTuple):
     footer: str = ""
     """One line below the answer: its metrics."""
     dimmed: bool = False
-    other_footer: str = ""
-    """The same line with metrics in plain words; a front end may swap both."""
     ended: str = ""
     """Why the answer is not complete; shown above its metrics."""
 

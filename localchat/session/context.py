@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.memory_steps import MemoryStep
+    from localchat.fit.steps import MemoryStep
     from localchat.models.assess import ExpectedSpeed
     from localchat.models.onboarding import FirstRun
     from localchat.models.recommended_models import Recommendation
@@ -78,6 +78,8 @@ class SessionContext(msgspec.Struct, frozen=True):
     """The `[keys]` table of the settings file."""
     history_file: "Path | None"
     """None: conversations are not saved."""
+    notices: tuple[str, ...] = ()
+    """Sentences about the settings file, for the user."""
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     """Of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()

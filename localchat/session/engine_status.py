@@ -23,7 +23,7 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo
 from localchat.metrics import prefill_rate
 from localchat.session.prefill_time import PrefillSample, seconds_left
-from localchat.units import sizes, words
+from localchat.units import sizes
 
 State: TypeAlias = Literal[
     "starting", "ready", "sent", "queued", "loading", "prefill", "thinking", "writing", "broken"
@@ -59,9 +59,6 @@ class EngineStatus(msgspec.Struct):
     """When its last `Prefill` event came."""
     prefill_samples: list[PrefillSample] = msgspec.field(default_factory=list)
     """Its progress over time."""
-    words: int = 0
-    """Words of its answer so far, reasoning included."""
-    _last_letter: str = ""
 
     @property
     def loaded(self) -> bool:
@@ -84,8 +81,6 @@ class EngineStatus(msgspec.Struct):
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
         self.prefill_samples.clear()
-        self.words = 0
-        self._last_letter = ""
         self.sent_s = self.prefill_since_s = self.prefill_at_s = time.monotonic()
 
     def update(self, event: Event) -> bool:
@@ -107,10 +102,8 @@ class EngineStatus(msgspec.Struct):
                 elapsed_s = self.prefill_at_s - self.prefill_since_s
                 self.prefill_samples.append(PrefillSample(event.done, elapsed_s))
             case Reasoning():
-                self._count_words(event.text)
                 self.state = "thinking"
             case Text():
-                self._count_words(event.text)
                 self.state = "writing"
             case ToolCall():
                 self.state = "writing"
@@ -126,11 +119,6 @@ class EngineStatus(msgspec.Struct):
             case _:
                 return False
         return self.state != before or isinstance(event, Queued | Loading | Prefill)
-
-    def _count_words(self, piece: str) -> None:
-        """Count the words of a piece; one that an earlier piece began counts once."""
-        self.words += words(piece, self._last_letter)
-        self._last_letter = piece[-1:] or self._last_letter
 
     def _update_metrics(self, event: MetricsSnapshot) -> None:
         self.metrics = event
@@ -168,13 +156,6 @@ class EngineStatus(msgspec.Struct):
         if self.metrics:
             return self.metrics.decode_tokens_per_s
         return None
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of the answer so far."""
-        if self.done is not None:
-            return self.done.usage.completion_tokens
-        return self.metrics.completion_tokens if self.metrics else 0
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

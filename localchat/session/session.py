@@ -46,6 +46,7 @@ BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
 _METRICS_EVERY_S: Final = 0.15
+_STOP_POLL_S: Final = 0.01
 
 
 class ChatSession:
@@ -337,6 +338,12 @@ class ChatSession:
             self._stream.close()
         return True
 
+    async def stop_and_wait(self) -> None:
+        """Stop generating, and wait until the answer has ended."""
+        self.stop()
+        while self.busy:
+            await asyncio.sleep(_STOP_POLL_S)
+
     async def answer(self, parent: str, *, continued: Node | None = None) -> Outcome:
         """Answer the message `parent`. Failures become notices and are part of the outcome."""
         with self._exclusive():
@@ -355,7 +362,7 @@ class ChatSession:
         if outcome.end == "complete":
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
-            from localchat.fit.memory_steps import IN_ORDER
+            from localchat.fit.steps import IN_ORDER
             from localchat.session.memory_offers import load_offers
 
             self.notice(

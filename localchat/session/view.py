@@ -6,7 +6,7 @@ from typing import Protocol
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import left_out, unsent_ids
 from localchat.engine.events import Done
-from localchat.engine.stats_line import brief_stats_line, plain_stats_line
+from localchat.engine.stats_line import brief_stats_line
 from localchat.session.blocks import (
     AnswerBlock,
     Block,
@@ -18,7 +18,6 @@ from localchat.session.blocks import (
     ToolCallBlock,
     UserBlock,
 )
-from localchat.units import words
 
 
 class SessionView(Protocol):
@@ -102,7 +101,6 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
             branch,
             footer_of(node, other_model=_model_changed(conversation, node)),
             dimmed,
-            footer_of(node, other_model=_model_changed(conversation, node), plain=True),
             ended_words(node),
         )
     if node.error:
@@ -162,13 +160,15 @@ def _fills_context(done: Done) -> bool:
     return 0 < done.kv_total_tokens <= used + 1
 
 
-def footer_of(node: Node, *, other_model: bool = False, plain: bool = False) -> str:
-    """The metrics below an answer. `other_model`: name the model, because the answer before came from another
-    one. `plain`: metrics in plain words."""
+def footer_of(node: Node, *, other_model: bool = False) -> str:
+    """Return the metrics below an answer.
+
+    `other_model` names the model too, because another one wrote the previous answer.
+    """
     metrics = node.metrics
     if metrics is None or metrics.done is None:
         return ""
-    message = node.message
-    count = words(message.content) + words(message.reasoning)
-    line = plain_stats_line(metrics.done, count) if plain else brief_stats_line(metrics.done)
-    return " · ".join(filter(None, (metrics.model if other_model else "", line)))
+    line = brief_stats_line(metrics.done)
+    if other_model:
+        return f"{metrics.model} · {line}"
+    return line

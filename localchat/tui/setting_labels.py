@@ -64,7 +64,6 @@ LABELS: Final = {
     "seed": SettingLabel("Sampling", "Seed", unset="random"),
     "theme": SettingLabel("Screen", "Theme"),
     "reduced_motion": SettingLabel("Screen", "Reduced motion"),
-    "technical_metrics": SettingLabel("Screen", "Technical metrics"),
     "color": SettingLabel("Screen", "Colours"),
     "stats": SettingLabel("Screen", "Metrics after an answer"),
     "quiet": SettingLabel("Screen", "Quiet command line"),

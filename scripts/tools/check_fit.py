@@ -31,7 +31,7 @@ from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt  # noqa: E402
 from localchat.fit.hardware import read_machine  # noqa: E402
 from localchat.fit.load_options import LoadOptions  # noqa: E402
-from localchat.fit.speed_history import SpeedHistory  # noqa: E402
+from localchat.fit.speed import SpeedHistory  # noqa: E402
 from localchat.model_files.checkpoint import read_summary  # noqa: E402
 from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
 from localchat.models.speed_recorder import record_speed  # noqa: E402

@@ -27,11 +27,11 @@ from typing import Any
 import msgspec
 import psutil
 
-from localchat.bench.endpoint import BenchEndpoint
-from localchat.bench.memory_roof import MemoryRoof
-from localchat.bench.server_process import ServerCommand, server_process
-from localchat.bench.statistics import Difference, difference
-from localchat.bench.sweep import (
+from localchat.measure.endpoint import BenchEndpoint
+from localchat.measure.memory_roof import MemoryRoof
+from localchat.measure.server_process import ServerCommand, server_process
+from localchat.measure.statistics import Difference, difference
+from localchat.measure.sweep import (
     BenchVariant,
     Point,
     PointMeasured,
@@ -40,7 +40,7 @@ from localchat.bench.sweep import (
     SweepEvent,
     SweepSpec,
 )
-from localchat.bench.tuner import TUNE_SHAPES, scores
+from localchat.measure.tuner import TUNE_SHAPES, scores
 
 _WANTED = 0.03
 _CLIENTS = 1

@@ -103,6 +103,27 @@ def test_writing_keeps_comments_order_and_other_values(tmp_path: Path) -> None:
     assert resolve(read.layer(["qwen2.5:7b"])).settings.logit_bias == {5: 1.0}
 
 
+def test_keys_of_earlier_releases_are_reported_and_have_no_effect(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        "[defaults]\ntechnical_metrics = true\nseed = 1\n"
+        '[models."a"]\ntechnical_metrics = false\n'
+        '[presets.sum]\ntemplate = "Sum up"\ntechnical_metrics = true\n'
+        '[keys]\n"metrics.terms" = "f12"\n"chat.new" = "ctrl+k"\n'
+    )
+    settings = read_settings(file)
+    assert settings.defaults == {"seed": 1}
+    assert settings.models == {"a": {}}
+    assert settings.presets["sum"].values == {}
+    assert settings.keys == {"chat.new": "ctrl+k"}
+    assert sorted(settings.removed) == ["metrics.terms", "technical_metrics"]
+    assert "technical_metrics was removed, because" in " ".join(settings.notices)
+    write_setting(file, "seed", "2")
+    assert read_settings(file).defaults == {"seed": 2}
+    with pytest.raises(UsageError, match="was removed"):
+        write_setting(file, "technical_metrics", "true")
+
+
 def test_a_file_with_errors_is_not_written_over(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("[defaults]\nnonsense = 1\n")

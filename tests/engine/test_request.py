@@ -6,7 +6,7 @@ import pytest
 
 from localchat.config.settings import Settings
 from localchat.engine.request import SAMPLING_RANGES, Sampling
-from localchat.server.openai.requests import _RANGES
+from localchat.server.chat.options import _RANGES
 
 
 def test_every_sampling_field_with_a_number_has_a_range() -> None:

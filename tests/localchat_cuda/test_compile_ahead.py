@@ -19,10 +19,11 @@ from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import trace, workers
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.ggml_forms import FORMS
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,

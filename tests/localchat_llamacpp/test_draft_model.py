@@ -12,7 +12,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.draft_shape import draft_shape
-from localchat_llamacpp.memory_plan import plan
+from localchat_llamacpp.plan.memory_plan import plan
 from tests.support.greedy import NEARLY_GREEDY
 from tests.support.llamacpp_core import Core, request
 from tests.support.llamacpp_driver import Start

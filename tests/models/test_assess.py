@@ -19,8 +19,8 @@ from localchat_cuda.backend import CudaBackend
 from tests.support.cuda_configs import QWEN25
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.gguf_files import Q4_0, Size, llama, write_split
+from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.shards import SHARDS
-from tests.support.speed_benchmark import put_rates
 from tests.support.terminal_screen import Screen
 
 GB = 10**9
@@ -36,7 +36,7 @@ Call = Callable[..., Outcome]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     """Set the machine that is found."""
-    put_rates(monkeypatch, {})
+    put_bandwidth(monkeypatch, 20e9)
 
     def put(found: Machine) -> None:
         monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: found)

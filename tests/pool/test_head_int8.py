@@ -16,7 +16,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelSpec
 from localchat.pool.resolver import ModelResolver, engine_options
-from localchat_llamacpp.memory_plan import _check
+from localchat_llamacpp.plan.memory_plan import _check
 
 
 def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from localchat.engine.events import Finished, Text
 from localchat.engine.interface import Vectors
 from localchat.errors import EngineClosed
 from localchat.server import uvicorn_server
-from localchat.server.cancellation import to_its_end
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.uvicorn_http import Connection
@@ -297,29 +296,6 @@ def test_a_server_that_stops_answers_those_who_wait_for_vectors(
         assert engine.began.wait(90)
     with wire:
         assert wire.reply().error["code"] == "model_unloaded"
-
-
-def test_a_server_that_stops_lets_its_workers_write_even_if_all_threads_wait_for_an_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(uvicorn_server, "_THREADS", 1)
-    engine, written = Embedding(), threading.Event()
-
-    async def work() -> None:
-        await to_its_end(asyncio.to_thread(written.set))
-
-    with running(engine, engines=Owned) as (port, server), Wire(port) as wire:
-        wire.ask("/v1/embeddings", {"input": "a"})
-        assert engine.began.wait(90)
-        (connection,) = server.server_state.connections
-        assert isinstance(connection, Connection)
-
-        async def begin() -> None:
-            server.workers.append(asyncio.create_task(work()))
-            await asyncio.sleep(0)
-
-        asyncio.run_coroutine_threadsafe(begin(), connection.loop).result(90)
-    assert written.is_set()
 
 
 class Embedding(ScriptedEngine):

@@ -1,10 +1,10 @@
 """Recorded requests and points of benchmarks, made by hand."""
 
-from localchat.bench.client import RequestSample
-from localchat.bench.record import BenchRecord, MachineRecord
-from localchat.bench.statistics import Percentiles, PointFigures
-from localchat.bench.sweep import BenchVariant, Point, PointPlace, ServedVariant, SweepSpec
-from localchat.bench.workload import SHAPES
+from localchat.measure.bench_record import BenchRecord, MachineRecord
+from localchat.measure.client import RequestSample
+from localchat.measure.statistics import Percentiles, PointFigures
+from localchat.measure.sweep import BenchVariant, Point, PointPlace, ServedVariant, SweepSpec
+from localchat.measure.workload import SHAPES
 
 
 def sample(began_s: float, first_s: float, gaps_s: list[float], **fields: int) -> RequestSample:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from localchat.bench.sweep import BenchVariant
-from localchat.quality.record import QualitySpec
+from localchat.measure.quality_record import QualitySpec
+from localchat.measure.sweep import BenchVariant
 
 
 def quality_spec(

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from localchat.bench.capacity import LEAST_CHUNK
-from localchat.bench.client import RequestSample
-from localchat.bench.statistics import LatencyTarget, LoadResult, figures
-from localchat.bench.sweep import Point, PointPlace
+from localchat.measure.capacity import LEAST_CHUNK
+from localchat.measure.client import RequestSample
+from localchat.measure.statistics import LatencyTarget, LoadResult, figures
+from localchat.measure.sweep import Point, PointPlace
 
 
 class StepServer(NamedTuple):

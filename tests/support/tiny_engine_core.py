@@ -22,9 +22,8 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from localchat_cuda import load_drafts
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.draft_plan import read_draft
-from localchat_cuda.model_config import read_config
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
@@ -97,7 +96,7 @@ def tiny_runner(
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them. With
     `window_blocks` windowed layers have pages of their own, the last of which nobody writes."""
     config = read_config(folder)
-    names = ARCHITECTURES[config.architecture].NAMES
+    names = config.family.names
     source = CheckpointWeights(folder, device)
     weights = load(
         config, names, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds

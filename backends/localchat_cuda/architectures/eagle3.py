@@ -7,8 +7,8 @@ its own. Li et al., 2025 (arXiv 2503.01840), form as vLLM's llama_eagle3 reads i
 import torch
 
 from localchat_cuda.architectures.prediction_head import normed_inputs
-from localchat_cuda.eagle_config import EagleConfig
-from localchat_cuda.layers import DenseLayers
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.eagle import EagleWeights
 
 

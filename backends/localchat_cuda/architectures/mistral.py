@@ -3,6 +3,22 @@
 Mistral AI, 2023 (arXiv 2310.06825). Of models that see images, only the text part runs.
 """
 
-from localchat_cuda.architectures.llama import NAMES, forward
+from localchat_cuda.architectures import llama
+from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.llama import forward
 
-__all__ = ["NAMES", "forward"]
+FAMILY = Family(
+    name="mistral",
+    classes=(
+        "MistralForCausalLM",
+        "MinistralForCausalLM",
+        "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
+    ),
+    label="Mistral, Ministral",
+    names=llama.FAMILY.names,
+    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+    windows="all",
+)
+
+__all__ = ["FAMILY", "forward"]

@@ -8,7 +8,7 @@ reads them; the objective is DeepSeek-V3's multi-token prediction (arXiv 2412.19
 import torch
 
 from localchat_cuda.architectures import qwen3_next
-from localchat_cuda.layers import DenseLayers
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
 

@@ -3,26 +3,45 @@
 Qwen Team, 2025 (arXiv 2505.09388).
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import qwen3
-from localchat_cuda.layers import HeadNorms, Layers, X
-from localchat_cuda.weights.checkpoint_names import ExpertNames
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.names import ExpertNames
+from localchat_cuda.layers.head_norms import HeadNorms
+
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.weights.model_weights import ModelWeights
 
 EXPERTS = ExpertNames(
     router="mlp.gate",
     gate_up=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
     down="mlp.experts.{}.down_proj",
 )
-NAMES = replace(qwen3.NAMES, experts=EXPERTS)
-"""Checkpoint name of each weight."""
+FAMILY = Family(
+    name="qwen3_moe",
+    classes=("Qwen3MoeForCausalLM",),
+    label="Qwen3-MoE",
+    names=replace(qwen3.FAMILY.names, experts=EXPERTS),
+    defaults={
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    intermediate_field="moe_intermediate_size",
+    windows="all",
+    window_switch=True,
+)
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):

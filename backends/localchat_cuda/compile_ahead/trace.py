@@ -14,7 +14,7 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,22 +37,10 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.fit.kv_types import FP8
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.ggml_forms import FORMS, INT8, INT8_ZEROS
-from localchat_cuda.gguf_config import LayerFormats
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
-from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.attention.decode import LONG_TOKENS
-from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
-from localchat_cuda.kernels.experts import Experts, Router
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
-from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
-from localchat_cuda.kernels.ggml import GgmlWeight
-from localchat_cuda.kernels.ggml import pack as ggml_pack
-from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import can_round, padded
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -63,17 +51,10 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
-from localchat_cuda.weights.formats.weight import Weight, concat_rows
-from localchat_cuda.weights.layer_shapes import expert_shapes, linear_shapes, norm_widths
-from localchat_cuda.weights.loader import (
-    LayerInputs,
-    LayerWeights,
-    ModelWeights,
-    StreamWeights,
-    with_unpacked,
-)
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.meta_weights import META, MetaWeights
+from localchat_cuda.weights.model_weights import with_unpacked
 
-META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
@@ -137,179 +118,6 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
     )
 
 
-def meta_weights(
-    config: ModelConfig, *, head_int8: bool, head_bounds: bool, formats: LayerFormats = ()
-) -> ModelWeights:
-    """All weights in the types and shapes of a load, without memory."""
-    names = ARCHITECTURES[config.architecture].NAMES
-    half = getattr(torch, config.dtype)
-    norm = torch.float32 if names.norm_offset else half
-    streams = config.gemma.altup.streams if config.gemma and config.gemma.altup else 0
-
-    def layer(number: int) -> LayerWeights:
-        shapes = linear_shapes(config, number)
-        net = config.has_delta_net(number)
-        stored = dict(formats[number % len(formats)]) if formats else {}
-        linears = {
-            field: _empty(sum(parts), k, dtype=half)
-            if field in names.floating
-            else _meta_linear(
-                config, field, parts, k, [stored.get(each, "") for each in names.merged[field]]
-            )
-            for field, (parts, k) in shapes.items()
-        }
-        latent = config.latent
-        kv = None
-        if latent is not None:
-            kv = _empty(config.heads, latent.plain + latent.value, latent.kv_rank, dtype=half)
-        return LayerWeights(
-            {
-                field: _empty(width, dtype=norm)
-                for field, width in norm_widths(config, names, number).items()
-            },
-            linears,
-            {
-                field: _empty(sum(parts), dtype=half)
-                for field, (parts, _) in shapes.items()
-                if field in names.biased and (field != "qkv" or config.qkv_bias)
-            },
-            _meta_experts(config, config.mixture)
-            if config.mixture and config.has_experts(number)
-            else None,
-            _empty(config.heads, dtype=half) if names.sinks else None,
-            _meta_delta_net(config, linears) if net else None,
-            kv,
-            altup=_meta_altup(config, streams) if streams else None,
-        )
-
-    head: torch.Tensor | w8_pack.W8 | GgmlWeight
-    head = _empty(config.vocabulary, config.hidden, dtype=half)
-    if config.head_format:
-        shape = config.vocabulary, config.hidden
-        head = GgmlWeight((ggml_pack.empty(config.head_format, *shape, META),))
-    embedding = _empty(config.vocabulary, config.hidden, dtype=half)
-    codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
-    rounded = w8_pack.W8(codes, _empty(config.vocabulary))
-    if head_int8:
-        head = rounded
-    copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
-    scaled = config.logits_divisor != 1.0
-    last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
-    layers = tuple(map(layer, range(config.layers)))
-    inputs = None
-    if config.gemma is not None and (width := config.gemma.input_columns):
-        inputs = LayerInputs(
-            _empty(config.gemma.input_vocabulary, config.layers * width, dtype=half),
-            _empty(config.layers * width, config.hidden, dtype=half),
-            _empty(width, dtype=half),
-        )
-    square = _empty(config.hidden, config.hidden, dtype=half)
-    projections = StreamWeights(*((square,) * (streams - 1),) * 2) if streams else None
-    return ModelWeights(embedding, layers, last_norm, head, copy, inputs, projections)
-
-
-def _meta_altup(config: ModelConfig, streams: int) -> AltUpWeights:
-    """The weights of a layer's alternating updates."""
-    shapes = (streams, config.hidden), (config.hidden,), (streams**2, streams), (streams, streams)
-    half = getattr(torch, config.dtype)
-    return AltUpWeights(*(_empty(*shape, dtype=half) for shape in (*shapes, (config.hidden,))))
-
-
-def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNetWeights:
-    """The weights of a delta net; its gates join the linear layers as the loader has them."""
-    net = config.delta_net
-    half = getattr(torch, config.dtype)
-    assert net is not None
-    heads = net.value_heads
-    qkvz = linears["qkvz"]
-    if isinstance(qkvz, torch.Tensor):
-        linears["qkvz"] = _empty(net.columns + 2 * heads, config.hidden, dtype=half)
-    else:
-        linears["ba"] = _empty(2 * heads, config.hidden, dtype=half)
-    return DeltaNetWeights(
-        _empty(net.channels, TAPS, dtype=half),
-        _empty(heads),
-        _empty(heads),
-        _empty(net.value_dim, dtype=half),
-    )
-
-
-def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
-    router, *stacks = expert_shapes(config, mixture)
-    gate_up, down = (_meta_linear(config, "down", (n,), k) for n, k in stacks)
-    assert isinstance(gate_up, torch.Tensor | w4_pack.W4)
-    assert isinstance(down, torch.Tensor | w4_pack.W4)
-    half = getattr(torch, config.dtype)
-    rows = (router[0], *(shape[0] for shape in stacks))
-    biases = [_empty(n, dtype=half) if mixture.biased else None for n in rows]
-    if mixture.shared and not mixture.gated:
-        biases[0] = _empty(rows[0], dtype=half)
-    if mixture.sigmoid:
-        biases[0] = _empty(rows[0])
-    chosen = mixture.chosen
-    shared = mixture.shared
-    held = Router(
-        _empty(*router, dtype=half),
-        chosen,
-        mixture.normalized,
-        shared,
-        biases[0],
-        sigmoid=mixture.sigmoid,
-        scale=mixture.scale,
-    )
-    return Experts(
-        held.counting(), gate_up, down, biases[1], biases[2], mixture.limit, mixture.gelu
-    )
-
-
-def _meta_linear(
-    config: ModelConfig, field: str, parts: tuple[int, ...], k: int, stored: Sequence[str] = ()
-) -> Weight:
-    """stored: number formats of the parts in a GGUF file."""
-    quantization = config.quantization
-    n = sum(parts)
-    half = getattr(torch, config.dtype)
-    if quantization is not None and quantization.of_experts and field == "down":
-        blocks = n // 16, padded(k) // w4_pack.BLOCK_K
-        sides = _empty(*blocks, 16, dtype=torch.int32)
-        return w4_pack.W4(_empty(*blocks, 1024, dtype=torch.int8), sides, group=32, e2m1=True)
-    if quantization is None or quantization.of_experts:
-        return _empty(n, k, dtype=half)
-    if quantization.on_load and not all(can_round("", part, k) for part in parts):
-        return _empty(n, k, dtype=half)
-    if quantization.in_ggml_forms:
-        if quantization.method != "gguf":
-            stored = [INT8 if quantization.symmetric else INT8_ZEROS] * len(parts)
-        order = _empty(k, dtype=torch.int32) if quantization.act_order else None
-        if len(stored) != len(parts):  # stored as one
-            parts = (n,)
-        found = (
-            GgmlWeight((ggml_pack.empty(type_, rows, k, META),), order)
-            if type_ in FORMS
-            else _empty(rows, k, dtype=half)
-            for type_, rows in zip(stored, parts, strict=True)
-        )
-        return concat_rows(found, n, half)
-    if quantization.packed:
-        # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
-        act_order = quantization.act_order and field != "down"
-        group = quantization.packed_group
-        columns = padded(k)
-        return w4_pack.W4(
-            _empty(n // 16, columns // w4_pack.BLOCK_K, 1024, dtype=torch.int8),
-            _empty(*w4_pack.side_shape(n, columns, group), dtype=torch.int32),
-            _empty(k, dtype=torch.int32) if act_order else None,
-            group=group,
-            padding=columns - k,
-        )
-    scales = _empty(-(-n // 128), padded(k) // 128) if quantization.group else _empty(n)
-    return w8_pack.W8(_empty(n, padded(k), dtype=w8_pack.E4M3), scales, padded(k) - k)
-
-
-def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=META)
-
-
 def meta_runner(job: CompileJob) -> CudaRunner:
     """The runner of a load, with a few layers and without memory."""
     config = one_layer_per_kind(job.config, job.formats)
@@ -325,8 +133,13 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         slots=capabilities.max_slots,
         window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
     )
-    weights = meta_weights(
-        config, head_int8=job.head_int8, head_bounds=job.head_bounds, formats=job.formats
+    weights = load(
+        config,
+        config.family.names,
+        MetaWeights(job.formats, config.head_format),
+        META,
+        head_int8=job.head_int8,
+        head_bounds=job.head_bounds,
     )
     if job.unpacked:
         weights = with_unpacked(weights, pages.dtype)

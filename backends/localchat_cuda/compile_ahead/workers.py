@@ -22,9 +22,9 @@ import triton
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
-from localchat_cuda.gguf_config import LayerFormats
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
-from localchat_cuda.model_config import ModelConfig
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead.trace")
 _TIMEOUT_S = 900

@@ -12,13 +12,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from localchat_cuda.config.model import PAGE_TOKENS
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import decode_fused
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import CHUNK, Tokens
-from localchat_cuda.memory_plan import LARGEST_CAPTURED, LARGEST_DECODE, PAGE_TOKENS, dequant_pages
+from localchat_cuda.plan.memory_plan import (
+    LARGEST_CAPTURED,
+    LARGEST_DECODE,
+    dequant_pages,
+)
 from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import torch
 
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import Tokens
-from localchat_cuda.memory_plan import PAGE_TOKENS
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.rope_config import Rotation
 from localchat_cuda.runner.states import States
 
 _LAYOUT = 2

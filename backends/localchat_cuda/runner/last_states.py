@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from localchat.backend_api.interface import StepRow
-from localchat_cuda.memory_plan import STATE_WINDOW
+from localchat_cuda.plan.memory_plan import STATE_WINDOW
 
 
 class LastStates:

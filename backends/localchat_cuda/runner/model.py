@@ -6,17 +6,17 @@ from typing import NamedTuple
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES, eagle3, prediction_head
-from localchat_cuda.eagle_config import EagleConfig
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import fp8_int8
 from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.output_head import compute_logits
-from localchat_cuda.packed_layers import PackedLayers
+from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.output_head import compute_logits
+from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.weights.eagle import EagleWeights
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
 
 

@@ -36,7 +36,7 @@ from localchat.errors import DeviceFault
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
-from localchat_cuda.memory_plan import logit_rows
+from localchat_cuda.plan.memory_plan import logit_rows
 from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs

@@ -6,7 +6,7 @@ take the state before its first token as 0.
 
 import torch
 
-from localchat_cuda.delta_net_config import TAPS, DeltaNet
+from localchat_cuda.config.delta_net import TAPS, DeltaNet
 from localchat_cuda.kernels.delta_net import LayerStates
 
 

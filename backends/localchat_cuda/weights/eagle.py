@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from localchat_cuda.eagle_config import EagleConfig
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.weights.layer_shapes import linear_shapes
-from localchat_cuda.weights.loader import LayerWeights, Loader, ModelWeights
+from localchat_cuda.weights.loader import Loader
+from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 _LAYERS = ("midlayer.", "layers.0.")

@@ -9,8 +9,8 @@ import torch
 
 from localchat.errors import ModelInvalid, reason
 from localchat.model_files.gguf import GgufTensor, Header
+from localchat_cuda.config.gguf import checkpoint_names, norm_offset, rotated_heads
 from localchat_cuda.ggml_forms import GGUF_FORMS
-from localchat_cuda.gguf_config import added_to_norms, checkpoint_names, rotated_heads
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.weights.device_reader import DeviceReader
 
@@ -26,7 +26,7 @@ class GgufWeights:
         self.device = device
         self._tensors: Mapping[str, GgufTensor] = checkpoint_names(header)
         self._heads = rotated_heads(header)
-        self._added = added_to_norms(header)
+        self._norm_offset = norm_offset(header)
         self._read_names: set[str] = set()
         self._reader = DeviceReader(device)
 
@@ -46,8 +46,8 @@ class GgufWeights:
         type_, raw = self.blocks(name, shape)
         if type_ in _DTYPES:
             found = raw.view(_DTYPES[type_]).reshape(shape)
-            if self._added and name.endswith("norm.weight"):
-                found = found.float() - self._added
+            if self._norm_offset and name.endswith("norm.weight"):
+                found = found.float() - self._norm_offset
             return found.to(dtype)
         out = torch.empty(shape, dtype=dtype, device=self.device)
         for first in range(0, shape[0], _SLICE_ROWS):

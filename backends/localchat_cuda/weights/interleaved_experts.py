@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import padded
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.int4 import e2m1
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
 from localchat_cuda.weights.formats.weight import Weight, stack_rows
 from localchat_cuda.weights.source import LoadTarget
 

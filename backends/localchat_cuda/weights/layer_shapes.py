@@ -1,10 +1,8 @@
 """Shapes of a layer's weights, by their fields in `Names`."""
 
-from localchat_cuda.latent_config import LatentAttention
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.latent import LatentAttention
+from localchat_cuda.config.model import ModelConfig
 
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -79,16 +77,3 @@ def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]
             for field in ("experts", "post_experts", "post_dense"):
                 del widths[field]
     return widths
-
-
-def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
-    """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
-    hidden = config.hidden
-    inner = config.intermediate
-    if config.quantization is not None and config.quantization.of_experts:
-        inner = padded(inner)
-    return (
-        (mixture.experts + bool(mixture.shared), hidden),
-        (mixture.stored * 2 * inner, hidden),
-        (mixture.stored * hidden, inner),
-    )

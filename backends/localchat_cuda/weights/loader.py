@@ -6,40 +6,42 @@ the model and one tensor.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
-from localchat_cuda.kernels import ggml, int4
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.tensor_names import is_in_layers
 from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
-from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_head
+from localchat_cuda.kernels.fp8_int8.bounded_head import bounded_head
 from localchat_cuda.kernels.ggml import GgmlWeight
-from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.weights import interleaved_experts
-from localchat_cuda.weights.checkpoint_names import Names
 from localchat_cuda.weights.formats import Unquantized, weight_format
 from localchat_cuda.weights.formats.weight import (
     Weight,
     block_of,
-    bytes_of,
     concat_rows,
     dequantized,
     reorder_rows,
     stack_rows,
 )
 from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
+from localchat_cuda.weights.model_weights import (
+    LayerInputs,
+    LayerWeights,
+    ModelWeights,
+    StreamWeights,
+)
 from localchat_cuda.weights.source import LoadTarget, WeightSource
-from localchat_cuda.weights.tensor_names import is_in_layers
+from localchat_cuda.weights.values import number_of
 
 _ALWAYS = 20.0
 """A logit whose sigmoid is 1 in fp32."""
@@ -51,134 +53,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights of a layer, by their field in Names: norms [K] or [D], linears [N, K], biases [N]."""
-
-    norms: Mapping[str, torch.Tensor]
-    linears: Mapping[str, Weight]
-    biases: Mapping[str, torch.Tensor]
-    experts: Experts | None = None
-    sinks: torch.Tensor | None = None
-    """[heads]."""
-    delta_net: DeltaNetWeights | None = None
-    kv: torch.Tensor | None = None
-    """[heads, N + V, D] floating, of multi-head latent attention: what makes each head's plain key columns and
-    its values of a latent."""
-    scale: float = 1.0
-    """Of the residual after the layer."""
-    altup: AltUpWeights | None = None
-
-
-class LayerInputs(NamedTuple):
-    """A second embedding of each token, of which every layer L reads P columns, as Gemma 3n and 4 have it."""
-
-    table: torch.Tensor
-    """[vocabulary, L*P]"""
-    projection: torch.Tensor
-    """[L*P, hidden], of the first embedding."""
-    norm: torch.Tensor
-    """[P], of the projection."""
-
-
-class StreamWeights(NamedTuple):
-    """What makes streams of a residual, and one state of them: of each but the first [hidden, hidden]."""
-
-    begin: tuple[torch.Tensor, ...]
-    end: tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """All weights. Embedding and head [vocabulary, hidden] are one tensor if tied and the head is floating."""
-
-    embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
-    last_norm: torch.Tensor
-    head: torch.Tensor | w8_pack.W8 | GgmlWeight
-    bounded_head: BoundedHead | None = None
-    """An int8 copy of a floating head."""
-    inputs: LayerInputs | None = None
-    streams: StreamWeights | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on the device."""
-        held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
-        total = sum(bytes_of(weight) for weight in held.values())
-        total += self.bounded_head.bytes if self.bounded_head is not None else 0
-        total += sum(bytes_of(weight) for weight in self.inputs or ())
-        total += sum(bytes_of(weight) for part in self.streams or () for weight in part)
-        for layer in self.layers:
-            tensor = (*layer.norms.values(), *layer.biases.values())
-            total += sum(t.numel() * t.element_size() for t in tensor)
-            total += sum(bytes_of(weight) for weight in layer.linears.values())
-            if layer.experts is not None:
-                total += sum(bytes_of(weight) for weight in layer.experts.weights)
-            if layer.sinks is not None:
-                total += bytes_of(layer.sinks)
-            total += 0 if layer.kv is None else bytes_of(layer.kv)
-            total += sum(bytes_of(weight) for weight in layer.delta_net or ())
-            total += sum(bytes_of(weight) for weight in layer.altup or ())
-        return total
-
-    @property
-    def unpacked(self) -> bool:
-        """True if packed layers are in memory unpacked, too."""
-        return any(
-            isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None
-            for weight in self.layers[0].linears.values()
-        )
-
-    @property
-    def packed(self) -> bool:
-        """True if all linear layers are packed: steps of few rows use PackedLayers then."""
-        return all(
-            (isinstance(weight, w4_pack.W4) and not weight.padding)
-            or (isinstance(weight, GgmlWeight) and weight.features_in % w4_pack.BLOCK_K == 0)
-            for layer in self.layers
-            for weight in layer.linears.values()
-        )
-
-    def packed_rows(self, device: torch.device) -> int:
-        """Most rows of a step for PackedLayers; 0: none."""
-        if not self.packed:
-            return 0
-        linears = [weight for layer in self.layers for weight in layer.linears.values()]
-        if any(isinstance(weight, GgmlWeight) for weight in linears):
-            return ggml.FEW_ROWS
-        most = int4.packed_rows(device, unpacked=self.unpacked)
-        packed = (weight for weight in linears if isinstance(weight, w4_pack.W4))
-        return min((int4.rows_for(weight, most) for weight in packed), default=most)
-
-
-def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked."""
-
-    def unpacked(weight: Weight) -> Weight:
-        if isinstance(weight, w4_pack.W4):
-            device = weight.codes.device
-            write = partial(gemm_dequant.dequantize, weight)
-            reference = partial(w4_pack.dense, weight)
-        elif isinstance(weight, GgmlWeight):
-            device = weight.parts[0].low.device
-            write = partial(ggml.dequantize, weight)
-            reference = partial(ggml.dense, weight)
-        else:
-            return weight
-        if device.type == "cpu":
-            return weight._replace(unpacked=reference(dtype))
-        out = torch.empty(weight.features_out, weight.features_in, dtype=dtype, device=device)
-        write(out)
-        return weight._replace(unpacked=out)
-
-    layers = tuple(
-        replace(layer, linears={name: unpacked(each) for name, each in layer.linears.items()})
-        for layer in weights.layers
-    )
-    return replace(weights, layers=layers)
 
 
 class Loader:
@@ -338,7 +212,8 @@ class Loader:
         """Of the residual after a layer."""
         if not self.names.scale:
             return 1.0
-        return float(self.target.tensor(begin + self.names.scale, (1,), torch.float32))
+        stored = self.target.tensor(begin + self.names.scale, (1,), torch.float32)
+        return number_of(stored, on_meta=1.0)
 
     def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
         """The weights of a delta net; adds its gates to the linear layers."""

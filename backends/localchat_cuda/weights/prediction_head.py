@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.prediction_config import PREFIX, head_config
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.prediction import PREFIX, head_config
 from localchat_cuda.weights.formats.weight import Weight, bytes_of
-from localchat_cuda.weights.loader import Loader, ModelWeights
+from localchat_cuda.weights.loader import Loader
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 

@@ -10,8 +10,8 @@ import torch
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
+from localchat_cuda.config.tensor_names import canonical_name, is_text
 from localchat_cuda.weights.device_reader import DeviceReader
-from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of scales."""
@@ -164,6 +164,11 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     return {path: read_safetensors(path) for path in paths}
 
 
+def has_imagined(name: str) -> bool:
+    """Return True for tensors that a source without files offers: those that the format needs."""
+    return ".layers." in name and not name.endswith(_ABSENT)
+
+
 class RandomWeights:
     """Random weights, small enough that a deep model stays finite: for measuring speed."""
 
@@ -177,7 +182,7 @@ class RandomWeights:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
-        return ".layers." in name and not name.endswith(_ABSENT)
+        return has_imagined(name)
 
     def shape(self, name: str) -> None:
         return None

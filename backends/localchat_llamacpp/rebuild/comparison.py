@@ -11,7 +11,6 @@ import msgspec
 from localchat_llamacpp.helper_process import complete_module
 from localchat_llamacpp.library_source import VARIABLE
 from localchat_llamacpp.rebuild.trial import TrialRequest, TrialResult
-from localchat_llamacpp.speed.benchmark import SPIN
 
 ROUNDS: Final = 3
 MOST_ROUNDS: Final = 8
@@ -26,6 +25,9 @@ _TIE_ON_GPU: Final = 0.5
 right. (A GPU computes in half precision.)"""
 _TIMEOUT_S: Final = 300.0
 _LAST_LINE: Final = 300
+
+_SPIN: Final = "2000"
+"""GOMP_SPINCOUNT. Threads that spin for longer starve each other on a busy machine."""
 
 Try = Callable[[Path, TrialRequest], TrialResult]
 """Tries the library at a path. Raises TrialFailed."""
@@ -49,7 +51,7 @@ def try_library(library: Path, request: TrialRequest) -> TrialResult:
             "rebuild.trial",
             timeout_s=_TIMEOUT_S,
             stdin=msgspec.json.encode(request),
-            environment={VARIABLE: str(library), "GOMP_SPINCOUNT": SPIN},
+            environment={VARIABLE: str(library), "GOMP_SPINCOUNT": _SPIN},
         )
     except subprocess.TimeoutExpired as slow:
         raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow

@@ -26,7 +26,7 @@ from localchat_llamacpp.native_model import (
     load_weights,
     open_context,
 )
-from localchat_llamacpp.speed.synthetic_gguf import TOKENS, SyntheticModel, write
+from localchat_llamacpp.rebuild.synthetic_gguf import TOKENS, SyntheticModel, write
 from localchat_llamacpp.tokenizer import LlamaTokenizer
 
 _PROMPTS: Final = (

@@ -3,7 +3,7 @@
 from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine
 from localchat.errors import ContextExceeded, LocalchatError
-from localchat.fit.memory_steps import MemoryStep, step_lines
+from localchat.fit.steps import MemoryStep, step_lines
 
 
 def steps_for(problem: ContextExceeded, engine: Engine) -> tuple[MemoryStep, ...]:

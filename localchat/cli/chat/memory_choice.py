@@ -10,7 +10,7 @@ from localchat.cli.resolve import CHAT_SLOTS, Inputs, Setup, resolve_inputs
 from localchat.cli.streams import Terminal
 from localchat.config.settings import Given
 from localchat.errors import ContextExceeded, DoesNotFit, LocalchatError, ModelMissing
-from localchat.fit.memory_steps import IN_ORDER, MemoryStep, numbered, step_lines
+from localchat.fit.steps import IN_ORDER, MemoryStep, numbered, step_lines
 from localchat.models.resolve import planned_load
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
     """The nine steps for the load of a setup; none for a model elsewhere or that cannot be planned."""
     # Only now: they look at the hardware and read the catalogue.
     from localchat.backend_api.registry import usable_machine
-    from localchat.models.memory_steps import memory_steps
+    from localchat.models.substitutes import memory_steps
 
     subject = _subject(setup)
     if subject is None:

@@ -5,17 +5,14 @@ is read. Ctrl+C during a call stops the answer.
 """
 
 import asyncio
-import re
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from localchat.atomic import write_text
 from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import Conversation, Inclusion, Node
-from localchat.chat.export import as_json_text, as_markdown, file_name
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.chat.context_advice import with_advice
@@ -27,7 +24,6 @@ from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
-from localchat.config.paths import expand_home
 from localchat.config.presets import addressed
 from localchat.engine.events import Done
 from localchat.engine.interface import Engine, EngineInfo
@@ -52,7 +48,19 @@ from localchat.session.blocks import (
     ReasoningBlock,
     UserBlock,
 )
-from localchat.session.commands import instead, is_command, is_known
+from localchat.session.command_runner import (
+    AskQuestion,
+    CommandRunner,
+    Hint,
+    LongCommand,
+    NewConversation,
+    OpenPart,
+    Output,
+    QuestionUndone,
+    Quit,
+    Reply,
+)
+from localchat.session.commands import LINE_COMMANDS, is_command
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.outcome import Outcome
 from localchat.session.presets import setup_of
@@ -65,24 +73,11 @@ _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200
 """Of a long unsent question that is shown again."""
 _SHOWN_CONVERSATIONS: Final = 10
-_QUIT: Final = ("/quit", "/exit", "/bye")
-_HELP: Final = """\
-/help           this list
-/clear          begin a new conversation, keep the instructions
-/system TEXT    instructions that come before the conversation; without TEXT, show them
-/send           send the question that could not be sent
-/undo           go back before the last question
-/regen          answer the last question again
-/compact        have the model summarize the older part, and send the summary instead
-/everything     send all messages again that were left out or summarized
-/export [FILE]  write the conversation to a file: Markdown, or JSON if it ends in .json
-/history        the newest conversations, and how to continue one
-/stats          the metrics of the last answer
-/quit           leave (also Ctrl+D)
-\"\"\"             begins and ends a text of several lines
-Ctrl+C          stops the answer and keeps the text so far"""
-
-_COMMANDS: Final = tuple(re.findall(r"^/(\w+)", _HELP, re.MULTILINE))
+_KEYS_HELP: Final = (
+    ('"""', "Begins and ends a text of several lines."),
+    ("Ctrl+C", "Stops the answer and keeps the text so far."),
+    ("Ctrl+D", "Leaves, as /quit does."),
+)
 
 
 def chat(
@@ -206,8 +201,6 @@ class Repl:
         self._history = history
         self._offered: Overflow | None = None
         """Choices that a number takes."""
-        self._unsent = ""
-        """A question that did not reach the engine, for `/send`."""
         self._history_failed = False
         settings = msgspec.structs.replace(setup.settings, n=1)
         view = TerminalView(
@@ -227,6 +220,7 @@ class Repl:
             batch_s=0.0,
         )
         view.attach(self._session)
+        self._runner = CommandRunner(self._session, "line")
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
@@ -259,11 +253,11 @@ class Repl:
                     self._ask(question, included)
                 with immediate():
                     line = read()
-                if line is None or line in _QUIT:
-                    if line is None:
-                        self._terminal.print_line("")
+                if line is None:
+                    self._terminal.print_line("")
                     return ExitCode.OK
-                self._enter(line)
+                if not self._enter(line):
+                    return ExitCode.OK
             except KeyboardInterrupt:
                 self._terminal.print_line("\n(Ctrl+D leaves)")
 
@@ -282,21 +276,23 @@ class Repl:
 
     # ------------------------------------------------------------------ questions
 
-    def _enter(self, line: str) -> None:
-        """Run a command, take an offered choice by its number, or ask a question."""
+    def _enter(self, line: str) -> bool:
+        """Run a command, take an offered choice by its number, or ask a question.
+
+        Returns False to leave."""
         if is_command(line):
-            self._run_command(line)
-            return
+            return self._run_command(line) != "quit"
         choices = self._offered.choices if self._offered is not None else ()
         number = int(line) if line.isdecimal() and len(line) < 3 else 0
         if 1 <= number <= len(choices):
             self._choose(choices[number - 1])
         elif line:
             self._ask(line)
+        return True
 
     def _ask(self, text: str, included: tuple[Inclusion, ...] = ()) -> None:
-        if text == self._unsent:
-            self._unsent = ""
+        if text == self._runner.unsent:
+            self._runner.unsent = ""
             self._session.recorder.draft("")
         self._offered = None
         if (problem := self._needs_another_load(text)) is not None:
@@ -321,16 +317,11 @@ class Repl:
         )
 
     def _regenerate(self) -> None:
-        question = self._question()
-        alone = self._session.conversation.path()[0].id == question.id
-        outcome = self._call(self._session.regenerate())
-        self._report(outcome, question.message.content, alone=alone)
-
-    def _question(self) -> Node:
         question = self._session.last_question()
-        if question is None:
-            raise UsageError("there is no question yet")
-        return question
+        outcome = self._call(self._session.regenerate())
+        assert question is not None  # or regenerating would have failed
+        alone = self._session.conversation.path()[0].id == question.id
+        self._report(outcome, question.message.content, alone=alone)
 
     def _report(self, outcome: Outcome, question: str, *, alone: bool) -> None:
         """Print how an answer ended. `alone`: the question is the first one."""
@@ -374,7 +365,7 @@ class Repl:
     def _keep_unsent(self, question: str, problem: LocalchatError) -> None:
         """Keep a question that did not reach its engine. A refused one would be refused again."""
         if isinstance(problem, NetworkError) and question:
-            self._unsent = question
+            self._runner.unsent = question
             self._session.recorder.draft(question)
             self._terminal.print_line("  the question is kept: /send sends it again")
 
@@ -403,10 +394,10 @@ class Repl:
             return
         messages = counted(len(conversation.path()), "message")
         self._terminal.notify(f"continuing {conversation.title!r}, {messages}")
-        self._unsent = self._history.draft(conversation.id)
-        if self._unsent:
-            line = " ".join(self._unsent[:_SHOWN_CHARACTERS].split())
-            more = "…" if line != self._unsent else ""
+        self._runner.unsent = self._history.draft(conversation.id)
+        if self._runner.unsent:
+            line = " ".join(self._runner.unsent[:_SHOWN_CHARACTERS].split())
+            more = "…" if line != self._runner.unsent else ""
             self._terminal.print_line(f"not sent yet: {line}{more}")
             self._terminal.print_line("  /send sends it")
 
@@ -424,136 +415,94 @@ class Repl:
             self._terminal.print_line("  or start a new conversation: /clear")
             return
         self._offered = overflow
-        self._unsent = question
+        self._runner.unsent = question
         self._session.recorder.draft(question)
         for line in offer_lines(overflow):
             self._terminal.print_line(line)
 
     def _choose(self, choice: OverflowChoice) -> None:
         """Take an offered choice, and ask the question that waited for it."""
-        question = self._unsent
+        question = self._runner.unsent
         match choice.action:
             case "leave_out_oldest":
                 self._call(self._session.apply_offer(f"{OVERFLOW_PREFIX}{choice.action}"))
             case "compact":
-                if not self._compact():
+                if self._run_command("/compact") == "failed":
                     return
             case _:  # needs another load, and this process holds the engine of this one
                 self._terminal.print_line("leave with Ctrl+D and run the command of the choice")
                 return
         self._ask(question)
 
-    def _compact(self) -> bool:
-        """Summarize the older part. False if that failed, which is printed."""
-        self._terminal.print_line("summarizing; Ctrl+C stops", dim=True)
-        try:
-            summary = self._call(self._session.compact())
-        except EngineClosed:
-            self._terminal.print_line("stopped; nothing was changed")
-            return False
-        except LocalchatError as problem:
-            self._print_error(problem)
-            return False
-        self._terminal.print_line(
-            f"this summary is sent instead of {counted(summary.messages, 'message')} "
-            "(/everything undoes it):"
-        )
-        self._terminal.print_line(summary.text, dim=True)
-        return True
-
     # ------------------------------------------------------------------ commands
 
-    def _run_command(self, line: str) -> None:
+    def _run_command(self, line: str) -> Literal["done", "failed", "quit"]:
         try:
-            self._dispatch(line)
-        except LocalchatError as problem:
-            self._terminal.print_line(f"localchat: {problem}")
-
-    def _dispatch(self, line: str) -> None:
-        name, _, rest = line.partition(" ")
-        argument = rest.strip()
-        write = self._terminal.print_line
-        session = self._session
-        match name:
-            case "/help" | "/?":
-                write(_HELP)
-            case "/clear" | "/new":
-                self._clear()
-                write("the conversation is empty")
-            case "/system" if argument:
-                session.set_instructions(argument)
-                write("the instructions are set")
-            case "/system":
-                write(session.conversation.system or "there are no instructions")
-            case "/stats":
-                done = session.status.done
-                write(stats_line(done) if done else "there are no metrics yet")
-                write(self._engine.info().why)
-            case "/undo":
-                self._question()
-                session.undo()
-                left = counted(len(session.conversation.path()), "message")
-                write(f"back before the last question; {left} left")
-            case "/send" if self._unsent:
-                self._ask(self._unsent)
-            case "/send":
-                raise UsageError("there is no unsent question")
-            case "/regen":
-                self._regenerate()
-            case "/compact":
-                self._compact()
-            case "/everything":
-                session.send_everything()
-                write("all messages are sent again")
-            case "/history":
-                self._list_history()
-            case "/export":
-                self._export(argument)
-            case _ if is_known(name):
-                write(f"{name} is a command of the screen; /help lists those that work here")
-            case _:
-                write(
-                    f"there is no command {name}; {instead(name[1:], _COMMANDS)}; /help lists them"
-                )
-
-    def _clear(self) -> None:
-        """Begin a new conversation with the same instructions; the old one stays in the history."""
-        system = self._session.conversation.system
-        self._offered = None
-        self._unsent = ""
-        try:
-            self._session.start_new(system=system)
+            reply = self._runner.run(line)
+            if isinstance(reply, Quit):
+                return "quit"
+            self._print_reply(reply)
+        except EngineClosed:
+            self._terminal.print_line("stopped; nothing was changed")
+            return "failed"
         except HistoryUnusable as problem:
             self._report_history(problem)
-            self._session.start_new(system=system)  # the recorder has given the old one up
+            # The recorder gave up the conversation that it could not save, so it can be left now.
+            self._print_reply(self._runner.run(line))
+        except LocalchatError as problem:
+            self._print_error(problem)
+            return "failed"
+        return "done"
 
-    def _list_history(self) -> None:
-        rows = self._history.list(_SHOWN_CONVERSATIONS)
-        for row in rows:
-            self._terminal.print_line(f"{row.id[:ID_DIGITS]}  {sanitize_line(row.title)}")
-        self._terminal.print_line(
-            "localchat --conversation ID continues one, localchat history search WORDS finds one"
-            if rows
-            else "there are no conversations yet"
-        )
-
-    def _export(self, name: str) -> None:
+    def _print_reply(self, reply: Reply) -> None:
         write = self._terminal.print_line
-        conversation = self._session.conversation
-        if not conversation.nodes:
-            write("there is nothing to export: the conversation is empty")
-            return
-        path = expand_home(name or file_name(conversation))
-        text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
-        try:
-            if path.exists():
-                write(f"{path} already exists; nothing was written")
-                return
-            write_text(path, text)
-        except OSError as problem:
-            write(f"cannot write {path}: {problem.strerror}")
-            return
-        write(f"written: {path}")
+        match reply:
+            case Output(text):
+                write(text)
+            case Hint(text, detail):
+                write(text)
+                if detail:
+                    write(detail, dim=True)
+            case QuestionUndone(_, hint):
+                write(hint)
+            case NewConversation(hint):
+                self._offered = None
+                write(hint)
+            case AskQuestion("" as text):
+                self._regenerate()
+            case AskQuestion(text):
+                self._ask(text)
+            case LongCommand(replies):
+                self._call(self._print_replies(replies))
+            case OpenPart("help"):
+                self._print_help()
+            case OpenPart("history"):
+                self._print_history()
+            case OpenPart("metrics", text):
+                write(text)
+                write(self._engine.info().why)
+            case _:
+                raise AssertionError(f"{reply} is for the screen only")
+
+    async def _print_replies(self, replies: AsyncIterator[Reply]) -> None:
+        async for reply in replies:
+            self._print_reply(reply)
+
+    def _print_help(self) -> None:
+        rows = [(f"/{row.name} {row.arguments}".rstrip(), row.about) for row in LINE_COMMANDS]
+        for name, about in (*rows, *_KEYS_HELP):
+            self._terminal.print_line(f"{name:<15} {about}")
+
+    def _print_history(self) -> None:
+        conversations = self._history.list(_SHOWN_CONVERSATIONS)
+        for row in conversations:
+            self._terminal.print_line(f"{row.id[:ID_DIGITS]}  {sanitize_line(row.title)}")
+        if conversations:
+            self._terminal.print_line(
+                "localchat --conversation ID continues one, localchat history search WORDS finds one"
+            )
+        else:
+            self._terminal.print_line("there are no conversations yet")
 
 
 def offer_lines(overflow: Overflow) -> Iterator[str]:

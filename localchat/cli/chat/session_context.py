@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.memory_steps import MemoryStep
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
+    from localchat.fit.steps import MemoryStep
     from localchat.model_files.checkpoint import ModelSummary
     from localchat.models.assess import ExpectedSpeed, FitReport, Subject
     from localchat.models.catalog import Catalog
@@ -87,6 +87,7 @@ def session_context(
         first_run=lambda: _first_run(setup),
         remember=remember,
         keys=file.keys,
+        notices=file.notices,
         presets=file.presets,
         embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
@@ -120,7 +121,7 @@ class LoadPlanner:
         return self._report(setup, options, None).plan
 
     def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
-        """Return the decode rate of past runs, or else of a short benchmark. Raises LocalchatError."""
+        """Return the decode rate of past runs, or else a prediction. Raises LocalchatError."""
         return self._report(setup, setup.options.load, self._history()).expected_speed
 
     def _report(
@@ -135,7 +136,7 @@ class LoadPlanner:
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
         """Return the steps that make room for a model. Raises LocalchatError."""
-        from localchat.models.memory_steps import memory_steps
+        from localchat.models.substitutes import memory_steps
 
         if setup.model.is_composed:
             return ()
@@ -148,7 +149,7 @@ class LoadPlanner:
         )
 
     def _history(self) -> "SpeedHistory":
-        from localchat.fit.speed_history import SpeedHistory
+        from localchat.fit.speed import SpeedHistory
 
         return SpeedHistory(self._setup.paths.state_dir)
 
@@ -161,7 +162,7 @@ class LoadPlanner:
         return CatalogEstimate(report.plan, model.file_bytes)
 
     def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
-        """Estimate the decode rate of a catalog model, by a short benchmark. Raises LocalchatError."""
+        """Predict the decode rate of a catalog model. Raises LocalchatError."""
         model = self._published(name)
         if model is None:
             return None
@@ -170,7 +171,7 @@ class LoadPlanner:
     def _published(self, name: str) -> "ModelSummary | None":
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
-        from localchat.models.published_models import published_model
+        from localchat.models.published_shapes import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)

@@ -12,9 +12,9 @@ from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
-    from localchat.bench.record import BenchStore
-    from localchat.bench.statistics import LatencyTarget
-    from localchat.bench.sweep import SweepSpec
+    from localchat.measure.bench_record import BenchStore
+    from localchat.measure.statistics import LatencyTarget
+    from localchat.measure.sweep import SweepSpec
 
 _ALL = "all"
 _MOST_CLIENTS = 4096
@@ -136,9 +136,9 @@ def command(
     in turns. Clients send request after request over HTTP, more and more of them, until more bring no more
     tokens a second. Ctrl+C ends it and keeps what was measured.
     """
-    from localchat.bench.record import BenchStore
     from localchat.cli.measure.bench_results import compare_records, list_records, present
     from localchat.config.paths import find_paths
+    from localchat.measure.bench_record import BenchStore
 
     app = ctx.find_object(AppContext)
     assert app is not None
@@ -170,15 +170,15 @@ def _measure(
 ) -> int:
     """Run the sweep; an interrupted one is kept and shown as far as it came."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.limits import missed_targets
-    from localchat.bench.record import BenchRecord, MachineRecord, now
-    from localchat.bench.sweep import Sweep
-    from localchat.bench.variants import is_running
     from localchat.cli.measure.bench_progress import progress_for
     from localchat.cli.measure.bench_results import present
     from localchat.cli.measure.bench_servers import BenchServers
     from localchat.cli.signals import terminate_gracefully
     from localchat.fit.contention import CpuWatch
+    from localchat.measure.bench_record import BenchRecord, MachineRecord, now
+    from localchat.measure.limits import missed_targets
+    from localchat.measure.sweep import Sweep
+    from localchat.measure.variants import is_running
 
     spec = sweep_spec(ctx)
     terminal = Terminal(app.environ, quiet=bool(ctx.params.get("quiet")))
@@ -234,10 +234,10 @@ def _measure(
 
 def sweep_spec(ctx: click.Context) -> "SweepSpec":
     """The sweep that the command line asks for. Raises UsageError."""
-    from localchat.bench.prompt_file import prompt_shape
-    from localchat.bench.sweep import SweepSpec
-    from localchat.bench.variants import parse_vary, variants
-    from localchat.bench.workload import SHAPES, parse_shape
+    from localchat.measure.prompt_file import prompt_shape
+    from localchat.measure.sweep import SweepSpec
+    from localchat.measure.variants import parse_vary, variants
+    from localchat.measure.workload import SHAPES, parse_shape
 
     asked = ctx.params
     words = asked["words"] or (default_model(ctx),)
@@ -294,7 +294,7 @@ def counts(
 
 
 def _target(ttft: str | None, tpot: str | None) -> "LatencyTarget":
-    from localchat.bench.statistics import LatencyTarget
+    from localchat.measure.statistics import LatencyTarget
 
     return LatencyTarget(milliseconds(ttft, "--ttft"), milliseconds(tpot, "--tpot"))
 

@@ -2,7 +2,9 @@
 
 import time
 
-from localchat.bench.sweep import (
+from localchat.cli.streams import Terminal
+from localchat.cli.terminal_bar import TerminalBar
+from localchat.measure.sweep import (
     PointAdvanced,
     PointMeasured,
     PointPlace,
@@ -11,8 +13,6 @@ from localchat.bench.sweep import (
     ServerStarted,
     SweepEvent,
 )
-from localchat.cli.streams import Terminal
-from localchat.cli.terminal_bar import TerminalBar
 from localchat.units import counted, duration, rate
 
 

@@ -9,8 +9,8 @@ from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
-    from localchat.bench.record import BenchRecord, BenchStore
-    from localchat.bench.sweep import Point
+    from localchat.measure.bench_record import BenchRecord, BenchStore
+    from localchat.measure.sweep import Point
 
 
 def present(app: AppContext, record: "BenchRecord", svg: Path | None, *, as_json: bool) -> None:
@@ -25,8 +25,8 @@ def present(app: AppContext, record: "BenchRecord", svg: Path | None, *, as_json
 
 def _draw(record: "BenchRecord", path: Path) -> None:
     from localchat.atomic import write_text
-    from localchat.bench.chart import svg
     from localchat.errors import reason
+    from localchat.measure.bench_chart import svg
 
     try:
         write_text(path, svg(record))
@@ -36,8 +36,8 @@ def _draw(record: "BenchRecord", path: Path) -> None:
 
 def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
     """The result in words. width: of the terminal, on which the throughput is drawn too."""
-    from localchat.bench.report import differences_table
-    from localchat.bench.sweep import series
+    from localchat.measure.bench_report import differences_table
+    from localchat.measure.sweep import series
 
     for line in series(record.points):
         yield from _series_lines(record, line, width)
@@ -58,7 +58,7 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
 
 
 def _series_lines(record: "BenchRecord", line: "list[Point]", width: int | None) -> Iterator[str]:
-    from localchat.bench import report
+    from localchat.measure import bench_report as report
 
     yield report.heading(record, line)
     yield from _aligned(*report.times_table(line), width)
@@ -76,7 +76,7 @@ def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 
 def list_records(app: AppContext, store: "BenchStore", *, as_json: bool) -> None:
     """Print every result that is kept, a line each."""
-    from localchat.bench.sweep import saturation, series
+    from localchat.measure.sweep import saturation, series
     from localchat.units import rate
 
     records = list(store.records())
@@ -108,7 +108,7 @@ def compare_records(
     app: AppContext, store: "BenchStore", names: tuple[str, str], *, as_json: bool
 ) -> None:
     """Print two results side by side. Raises UsageError where they have nothing in common."""
-    from localchat.bench.report import comparison_sentences, comparison_table
+    from localchat.measure.bench_report import comparison_sentences, comparison_table
 
     one, other = (store.find(name) for name in names)
     head, rows = comparison_table(one, other)

@@ -13,10 +13,10 @@ from localchat.cli.streams import Terminal
 from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
-    from localchat.bench.endpoint import BenchEndpoint
-    from localchat.bench.memory_roof import MemoryRoof
-    from localchat.bench.sweep import BenchVariant
     from localchat.cli.resolve import Setup
+    from localchat.measure.endpoint import BenchEndpoint
+    from localchat.measure.memory_roof import MemoryRoof
+    from localchat.measure.sweep import BenchVariant
 
 _OWN_KEYS = ("quiet", "color", "model", "temperature")
 """Settings of the command alone, not of the servers that it starts."""
@@ -44,9 +44,9 @@ class BenchServers:
     @contextmanager
     def open(self, variant: "BenchVariant") -> "Iterator[tuple[BenchEndpoint, MemoryRoof | None]]":
         """Serve the variant during the block. Raises LocalchatError."""
-        from localchat.bench.endpoint import BenchEndpoint
-        from localchat.bench.server_process import ServerCommand, server_process
-        from localchat.bench.variants import is_running
+        from localchat.measure.endpoint import BenchEndpoint
+        from localchat.measure.server_process import ServerCommand, server_process
+        from localchat.measure.variants import is_running
 
         if is_running(variant.model):
             yield self._remote(variant.model), None
@@ -60,7 +60,7 @@ class BenchServers:
 
     def check(self, variants: "Iterable[BenchVariant]") -> None:
         """Find all models before the first is measured. Raises ModelMissing, UsageError."""
-        from localchat.bench.variants import is_running
+        from localchat.measure.variants import is_running
 
         for variant in variants:
             if is_running(variant.model):
@@ -78,9 +78,9 @@ class BenchServers:
         return resolve_inputs(Inputs(app, given, word), self._terminal)
 
     def _remote(self, word: str) -> "BenchEndpoint":
-        from localchat.bench.endpoint import BenchEndpoint
         from localchat.cli.resolve import Inputs
         from localchat.config.remotes import find_remote
+        from localchat.measure.endpoint import BenchEndpoint
 
         inputs = Inputs.of(self._ctx)
         remote = find_remote(word, inputs.remotes)
@@ -95,8 +95,8 @@ class BenchServers:
 
         Raises ModelMissing, DoesNotFit and UsageError before a server is started in vain."""
         from localchat.backend_api.registry import usable_machine
-        from localchat.bench.memory_roof import memory_roof
         from localchat.errors import ModelMissing
+        from localchat.measure.memory_roof import memory_roof
         from localchat.model_files.checkpoint import read_summary
         from localchat.models.assess import Subject, assess
         from localchat.models.resolve import planned_load

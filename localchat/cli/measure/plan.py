@@ -13,9 +13,9 @@ from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.units import duration, size
 
 if TYPE_CHECKING:
-    from localchat.bench.record import BenchStore
-    from localchat.bench.service_plan import CostSource, ServiceDemand, ServicePlan
     from localchat.config.prices import Prices
+    from localchat.measure.bench_record import BenchStore
+    from localchat.measure.service_plan import CostSource, ServiceDemand, ServicePlan
 
 _SLOTS = 16
 _LEAST_COUNT = 0.1
@@ -116,12 +116,12 @@ def command(
     of requests that arrive at random. Prices are flags, or stand in the settings file under [prices].
     route:NAME plans both models of a route, beside the large one alone.
     """
-    from localchat.bench.record import BenchStore
-    from localchat.bench.service_plan import ServiceDemand, make_plan
-    from localchat.bench.statistics import LatencyTarget
     from localchat.cli.measure.bench import milliseconds
     from localchat.config.paths import find_paths
     from localchat.config.routes import PREFIX
+    from localchat.measure.bench_record import BenchStore
+    from localchat.measure.service_plan import ServiceDemand, make_plan
+    from localchat.measure.statistics import LatencyTarget
 
     app = ctx.find_object(AppContext)
     assert app is not None
@@ -186,9 +186,9 @@ def _prices(app: AppContext, words: tuple[str, ...]) -> "Prices":
     """Prices of the settings file, and those of flags over them. Raises UsageError."""
     import msgspec
 
-    from localchat.bench.service_plan import parse_price
     from localchat.config.paths import find_paths
     from localchat.config.settings_file import read_settings
+    from localchat.measure.service_plan import parse_price
 
     held = read_settings(find_paths(app.environ).settings_file).prices
     known = msgspec.structs.asdict(held)
@@ -199,7 +199,7 @@ def _source(
     ctx: click.Context, store: "BenchStore", word: str | None, number: str | None
 ) -> "CostSource":
     """What is known of the model: the named benchmark, its newest, or an estimate. Raises LocalchatError."""
-    from localchat.bench.service_plan import measured_source
+    from localchat.measure.service_plan import measured_source
 
     if number is not None:
         return measured_source(store.find(number), word)
@@ -217,11 +217,11 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     from msgspec import structs
 
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.service_plan import predicted_source
-    from localchat.bench.variants import is_running
     from localchat.cli.models.fit import NO_SPEED, estimated, find_model
     from localchat.cli.work_model import work_model
     from localchat.fit.memory_plan import demand
+    from localchat.measure.service_plan import predicted_source
+    from localchat.measure.variants import is_running
     from localchat.models.resolve import planned_load
 
     if word is not None and is_running(word):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from localchat.bench.service_plan import CostSource, ServiceDemand, ServicePlan
     from localchat.config.prices import Prices
     from localchat.config.routes import Route
+    from localchat.measure.service_plan import CostSource, ServiceDemand, ServicePlan
 
 LARGE_SHARE: Final = 0.25
 """Of the answers, where nobody says how many the large model gives."""
@@ -36,7 +36,7 @@ def plan_route(
     large_share: float,
 ) -> RoutePlan:
     """Plan both models of a route for a demand; without one, for what a copy of each answers together."""
-    from localchat.bench.service_plan import make_plan
+    from localchat.measure.service_plan import make_plan
 
     shares = (1.0 if route.waits else 1 - large_share, large_share)
     sources = [source_of(word) for word in (route.small, route.large)]

@@ -13,8 +13,8 @@ from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
-    from localchat.quality.record import QualityRecord, QualitySpec, QualityStore
-    from localchat.quality.tasks import ExamQuestion
+    from localchat.measure.quality_record import QualityRecord, QualitySpec, QualityStore
+    from localchat.measure.tasks import ExamQuestion
 
 _HISTORY_CHARACTERS = 200_000
 _NEEDLE_LENGTHS = (1024, 4096)
@@ -123,7 +123,7 @@ def command(
     --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
     from localchat.config.paths import find_paths
-    from localchat.quality.record import QualityStore
+    from localchat.measure.quality_record import QualityStore
 
     app = ctx.find_object(AppContext)
     assert app is not None
@@ -154,15 +154,15 @@ def _measure(
 ) -> int:
     """Run the comparison; an interrupted one is kept and shown as far as it came."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.record import MachineRecord, now
-    from localchat.bench.variants import is_running
     from localchat.cli.measure.quality_progress import quality_progress_for
     from localchat.cli.measure.quality_targets import QualityTargets
     from localchat.cli.signals import terminate_gracefully
-    from localchat.quality.comparison import Comparison
-    from localchat.quality.gate import failures, parse_gates
-    from localchat.quality.record import QualityRecord
-    from localchat.quality.verdict import verdicts
+    from localchat.measure.bench_record import MachineRecord, now
+    from localchat.measure.comparison import Comparison
+    from localchat.measure.gate import failures, parse_gates
+    from localchat.measure.quality_record import QualityRecord
+    from localchat.measure.variants import is_running
+    from localchat.measure.verdict import verdicts
 
     gates = parse_gates(ctx.params["gates"])
     spec, text, questions = _spec(ctx, app)
@@ -218,8 +218,8 @@ def _spec(
     """What is compared, on which text and with which questions. Raises UsageError."""
     import hashlib
 
-    from localchat.bench.variants import parse_vary, variants
-    from localchat.quality.record import QualitySpec
+    from localchat.measure.quality_record import QualitySpec
+    from localchat.measure.variants import parse_vary, variants
 
     asked = ctx.params
     names = asked["words"] or (default_model(ctx),)
@@ -243,7 +243,7 @@ def _spec(
 
 def _tests(only: str | None, questions: "tuple[ExamQuestion, ...]") -> tuple[str, ...]:
     """The tests that are asked for. Raises UsageError."""
-    from localchat.quality.comparison import TESTS
+    from localchat.measure.comparison import TESTS
 
     possible = [test for test in TESTS if test != "questions" or questions]
     if only is None:
@@ -259,15 +259,15 @@ def _tests(only: str | None, questions: "tuple[ExamQuestion, ...]") -> tuple[str
 
 
 def _questions(path: Path | None) -> "tuple[ExamQuestion, ...]":
-    from localchat.quality.tasks import read_questions
+    from localchat.measure.tasks import read_questions
 
     return () if path is None else read_questions(path)
 
 
 def _text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, str]:
     """Name and content of the text. Raises UsageError."""
-    from localchat.bench.sample_text import NAME, sample_text
     from localchat.errors import reason
+    from localchat.measure.sample_text import NAME, sample_text
 
     if path is not None and history:
         raise UsageError("--text and --history exclude each other")
@@ -303,7 +303,8 @@ def _history_text(app: AppContext) -> str:
 def _present(app: AppContext, record: "QualityRecord", svg: Path | None, *, as_json: bool) -> None:
     from localchat.atomic import write_text
     from localchat.errors import reason
-    from localchat.quality import chart, report
+    from localchat.measure import quality_chart as chart
+    from localchat.measure import quality_report as report
 
     if svg is not None:
         try:
@@ -359,7 +360,7 @@ def _list(app: AppContext, store: "QualityStore", *, as_json: bool) -> None:
 def _compare(
     app: AppContext, store: "QualityStore", names: tuple[str, str], *, as_json: bool
 ) -> None:
-    from localchat.quality import report
+    from localchat.measure import quality_report as report
 
     one, other = (store.find(name) for name in names)
     rows = list(report.comparison_rows(one, other))

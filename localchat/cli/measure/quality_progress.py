@@ -4,7 +4,7 @@ import time
 
 from localchat.cli.streams import Terminal
 from localchat.cli.terminal_bar import TerminalBar
-from localchat.quality.comparison import QualityProgress
+from localchat.measure.comparison import QualityProgress
 from localchat.units import duration
 
 

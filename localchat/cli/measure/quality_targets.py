@@ -12,10 +12,10 @@ from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from localchat.bench.sweep import BenchVariant
     from localchat.cli.resolve import Setup
     from localchat.config.remotes import Remote
-    from localchat.quality.comparison import QualityTarget
+    from localchat.measure.comparison import QualityTarget
+    from localchat.measure.sweep import BenchVariant
 
 _ANSWER_S = 600.0
 _OWN_KEYS = ("quiet", "color", "model")
@@ -37,9 +37,9 @@ class QualityTargets:
     @contextmanager
     def open(self, variant: "BenchVariant") -> "Iterator[QualityTarget]":
         """Open the variant during the block. Raises LocalchatError."""
-        from localchat.bench.variants import is_running
         from localchat.cli.resolve import engine_options
-        from localchat.quality.comparison import QualityTarget
+        from localchat.measure.comparison import QualityTarget
+        from localchat.measure.variants import is_running
 
         if is_running(variant.model):
             with self._server(variant.model) as target:
@@ -54,7 +54,7 @@ class QualityTargets:
 
     def check(self, variants: "Iterable[BenchVariant]") -> None:
         """Find all models before the first is measured. Raises ModelMissing, UsageError."""
-        from localchat.bench.variants import is_running
+        from localchat.measure.variants import is_running
 
         for variant in variants:
             if is_running(variant.model):
@@ -86,7 +86,7 @@ class QualityTargets:
     def _server(self, word: str) -> "Iterator[QualityTarget]":
         from localchat.engine.remote.client import RemoteClient
         from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-        from localchat.quality.comparison import QualityTarget
+        from localchat.measure.comparison import QualityTarget
 
         remote = self._remote(word)
         key = remote.key(self._app.environ)

@@ -13,10 +13,10 @@ from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from localchat.bench.sweep import SweepEvent
-    from localchat.bench.tuned_settings import TunedSettings
-    from localchat.bench.tuner import Trial, Tuner, Tuning
     from localchat.cli.resolve import Setup
+    from localchat.measure.sweep import SweepEvent
+    from localchat.measure.tuned_settings import TunedSettings
+    from localchat.measure.tuner import Trial, Tuner, Tuning
 
 _WORTH = 0.05
 _HEAD = ("SETTING", "INSTEAD OF", "SPEED", "")
@@ -63,10 +63,10 @@ def command(
     each brings. Settings that are measurably faster can be stored for this model. A flag
     such as --kv-type f16 keeps that setting as it is given.
     """
-    from localchat.bench.tuned_settings import TunedSettings
-    from localchat.bench.variants import is_running
     from localchat.cli.resolve import resolve_setup
     from localchat.cli.signals import terminate_gracefully
+    from localchat.measure.tuned_settings import TunedSettings
+    from localchat.measure.variants import is_running
 
     if is_running(word):
         raise UsageError(
@@ -106,9 +106,9 @@ def command(
 def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tuner":
     """The trials for this model on this machine. Raises LocalchatError where it does not fit as it is."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.tuner import Tuner, knobs
     from localchat.cli.measure.bench_servers import BenchServers
     from localchat.fit.memory_plan import demand
+    from localchat.measure.tuner import Tuner, knobs
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess
     from localchat.models.resolve import planned_load
@@ -149,7 +149,7 @@ def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tu
 
 def result_lines(found: "Tuning", width: int | None) -> Iterator[str]:
     """What each setting brought, and what is worth to be kept. width: of the terminal."""
-    from localchat.bench.variants import flag_word
+    from localchat.measure.variants import flag_word
 
     yield from table(_HEAD, [_cells(one) for one in found.trials], right=(2,), width=width)
     if any(_unclear(one) for one in found.trials):
@@ -170,7 +170,7 @@ def _unclear(one: "Trial") -> bool:
 
 
 def _cells(one: "Trial") -> tuple[str, ...]:
-    from localchat.bench.variants import flag_word
+    from localchat.measure.variants import flag_word
 
     name = f"{flag_word(one.key)} {one.value}"
     if one.gain is None:

@@ -51,8 +51,8 @@ def command(
     """Check whether a model fits in memory, and how to make it fit.
 
     MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
-    megabytes. No weights are loaded. The speed comes from earlier runs, else from a benchmark of five seconds
-    at most.
+    megabytes. No weights are loaded. The speed is that of earlier runs here. Before the first run, it is a
+    range that follows from the memory bandwidth.
     Exits with 0 if the model fits and with 4 if it does not.
     """
     from msgspec import structs
@@ -60,11 +60,10 @@ def command(
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.config.routes import PREFIX
-    from localchat.fit.load_steps import SlotLimit
-    from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
-    from localchat.models.memory_steps import memory_steps
+    from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
     from localchat.models.recommended_models import with_models_that_fit
     from localchat.models.resolve import planned_load
+    from localchat.models.substitutes import memory_steps
 
     if word.startswith(PREFIX):
         return _fit_route(ctx, word, parallel, as_json=as_json)
@@ -77,8 +76,7 @@ def command(
     # Several requests at once are a server's, whose KV cache has room for all of them.
 
     options = structs.replace(options, room_for_slots=parallel is not None)
-    # The verdict needs no benchmark, so a reader gets it at once and the speed after it.
-    verdict = estimated(seen, options, machine) if as_json else planned(seen, options, machine)
+    verdict = estimated(seen, options, machine)
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)
@@ -89,9 +87,7 @@ def command(
         listed = {"steps": [step.as_json() for step in steps]}
         print_json(environ, record | verdict.record() | listed)
     else:
-        print_lines(environ, verdict_lines(verdict))
-        if verdict.plan.fits:
-            print_lines(environ, speed_lines(estimated(seen, options, machine)))
+        print_lines(environ, report_lines(verdict))
         if steps:
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
@@ -100,24 +96,12 @@ def command(
     return ExitCode.DOES_NOT_FIT
 
 
-def planned(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
-    """Return the report of a load without its speed, which takes no benchmark."""
-    from localchat.models.assess import assess
-
-    return assess(seen.subject, options, machine, None, speed=False)
-
-
 def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
-    """Return the report of a load with its speed, and show on a terminal that this takes a while."""
-    from localchat.fit.speed_history import SpeedHistory
+    """Return the report of a load with its speed."""
+    from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import assess
 
-    terminal = Terminal(seen.app.environ)
-    if terminal.animated:  # a first benchmark takes long enough to look like a hang
-        terminal.progress("estimating the speed")
-    verdict = assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
-    terminal.progress("")
-    return verdict
+    return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
 
 
 def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
@@ -126,7 +110,7 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     from localchat.cli.resolve import CHAT_SLOTS, Inputs
     from localchat.config.routes import find_route
     from localchat.fit.memory_plan import machine_beside
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import assess
     from localchat.models.resolve import planned_load
 
@@ -196,7 +180,7 @@ def _elsewhere(
     from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
-    from localchat.models.published_models import published_model
+    from localchat.models.published_shapes import published_model
 
     try:
         reference = parse(word, read_catalog(inputs.paths))
@@ -236,7 +220,7 @@ def _elsewhere(
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     """Error for a model whose shape is unknown. `by`: where offline is set."""
-    from localchat.models.published_models import published_names
+    from localchat.models.published_shapes import published_names
 
     others = ", ".join(published_names(reference))
     return NetworkError(

@@ -234,7 +234,7 @@ def _show_verdict(
     """
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import Subject, assess
     from localchat.models.hub.events import FitAssessed, Note
     from localchat.models.hub.remote_header import read_remote_header

@@ -187,12 +187,12 @@ def _server(
 ) -> "Iterator[BatchServer]":
     """Yield the server that answers: a running one, or a new process. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
-    from localchat.bench.endpoint import first_model
-    from localchat.bench.server_process import server_properties
-    from localchat.bench.sweep import BenchVariant
-    from localchat.bench.variants import is_running
     from localchat.cli.measure.bench_servers import BenchServers
     from localchat.engine.remote.client import base_url
+    from localchat.measure.endpoint import first_model
+    from localchat.measure.server_process import server_properties
+    from localchat.measure.sweep import BenchVariant
+    from localchat.measure.variants import is_running
 
     chosen = _chosen_model(ctx, batch)
     word = chosen.word

@@ -143,9 +143,6 @@ def command(
     Clients connect to http://127.0.0.1:8114/v1 as to OpenAI's API. MODEL is a name or the path of a GGUF file.
     The default is the model that answers prompts. Ctrl+C ends the server.
     """
-    from dataclasses import replace
-
-    from localchat.batch.run import clients_for
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
@@ -163,9 +160,7 @@ def command(
         keys = read_keys(api_key_file, setup.app.environ)
         sockets = _bound(setup, host, port)
     addresses = [str(socket.getsockname()[0]) for socket in sockets]
-    limits = replace(ServerLimits(), batch_requests=clients_for(parallel or _SLOTS))
-    if longest:
-        limits = replace(limits, answer_tokens=longest)
+    limits = ServerLimits(answer_tokens=longest) if longest else ServerLimits()
     config = ServerConfig(
         hosts=frozenset((*names, *_names(host, addresses))),
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - the user requested it
@@ -275,8 +270,7 @@ def _serve(
     with open_server_context(spec) as context:
         with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
-        batches = None if private else setup.paths.data_dir / "batches"
-        app = create_app(context.engines, config, context.private, batches)
+        app = create_app(context.engines, config, context.private)
         _log_requests(setup)
         announce = partial(_announce, setup, config, sockets, info)
         on_stop = _stop_at_end_of_input if private else context.on_stop

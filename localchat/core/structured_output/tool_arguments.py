@@ -32,7 +32,7 @@ def argument_rules(
     rule: str, syntax: ToolCallSyntax, schema: Schema, markup: TagTerms
 ) -> list[str]:
     """Rules that define `rule`: the arguments of a tool in the syntax of its family."""
-    match syntax.written:
+    match syntax.notation:
         case "json":
             return [f"{rule}: {json_rule(with_style(schema))}"]
         case "tags":
@@ -104,7 +104,7 @@ def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> lis
 
 def _key_end(tags: TagSyntax, value: Schema, is_text: bool) -> str:
     """The end of a key's tag, with the attribute that names the value's type."""
-    written = tags.text if is_text else tags.other
+    written = tags.string_attribute if is_text else tags.type_attribute
     if not written:
         return tags.key[1]
     kind = _kind(value)

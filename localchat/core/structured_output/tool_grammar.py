@@ -68,7 +68,7 @@ def call_rules(
     """
     syntax = family.syntax
     begin = syntax.begin
-    if tagged and family.bare and not (begin + syntax.head).startswith(family.opens):
+    if tagged and family.untagged and not (begin + syntax.head).startswith(family.opens):
         begin = family.opens[0] + begin
     return [
         *_call_rules(family, tools, markup),
@@ -83,12 +83,12 @@ def free_rules(
     schemas."""
     syntax = family.syntax
     lines = _call_rules(family, tools, markup)
-    if syntax.others:
+    if syntax.message_starts:
         calls = _calls(family, syntax.begin, markup, many=many)
         return [
             *lines,
-            f"free: (other {_terms(markup, syntax.again)})* (other | {calls}) | {TEXT}",
-            f"other: ({' | '.join(markup.terms(other) for other in syntax.others)}) {TEXT}",
+            f"free: (other {_terms(markup, syntax.message_separator)})* (other | {calls}) | {TEXT}",
+            f"other: ({' | '.join(markup.terms(other) for other in syntax.message_starts)}) {TEXT}",
         ]
     lead = syntax.begin + syntax.head
     tag = next((tag for tag in family.opens if lead.startswith(tag)), "")

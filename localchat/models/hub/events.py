@@ -57,7 +57,7 @@ class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict")
     expected_tokens_per_s: float | None
     expected_by: str | None
     expected_range: list[float] | None
-    """Lower and upper end of a rough estimate, in tokens a second."""
+    """Ends of the range of a prediction, in tokens per second. None for a measured speed."""
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     kv_tokens: int | None

@@ -1,4 +1,4 @@
-"""Settings of an answer as llama.cpp reports them: `generation_settings`."""
+"""The settings of an answer, as llama.cpp's `generation_settings` reports them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,7 +16,7 @@ _SAMPLERS: Final = {
     "presence_penalty": ("presence_penalty", 0.0),
     "frequency_penalty": ("frequency_penalty", 0.0),
 }
-"""llama.cpp's names of our sampling fields, and their values when they are off."""
+"""llama.cpp's name of each sampling field, and the value that turns it off."""
 _ORDER: Final = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
 _MISSING: Final = {
     "dynatemp_range": 0.0,
@@ -29,13 +29,13 @@ _MISSING: Final = {
     "n_discard": 0,
     "lora": [],
 }
-"""Settings that this server does not have, with the values that describe what it does."""
+"""Settings that this server does not have, with the values that describe its behavior."""
 
 
 def generation_settings(
     request: GenerateRequest, defaults: Mapping[str, float], body: NativeBody
 ) -> dict[str, Any]:
-    """Return the settings that the engine used. `defaults`: sampling where the request names none."""
+    """Return the settings that the engine used. `defaults` fills in sampling that the request lacks."""
     samplers: dict[str, Any] = {}
     for field, (name, off) in _SAMPLERS.items():
         value = getattr(request.sampling, field)
@@ -60,7 +60,7 @@ def generation_settings(
 
 
 def prompt_text(request: GenerateRequest) -> str:
-    """Return the text of the prompt; empty for token ids, which the client has."""
+    """Return the text of the prompt; empty for token ids, which the client knows."""
     match request.prompt:
         case TextPrompt(text):
             return text

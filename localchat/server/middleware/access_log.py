@@ -16,15 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localchat.sanitize import sanitize_line
 from localchat.server.fields import HEADER, IGNORED, header_value
+from localchat.server.paths import is_anthropic, normalize_path
 from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server.requests")
 
-_SLASHES: Final = re.compile("/{2,}")
 _ABSOLUTE_URL: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 """A whole URL in place of a path."""
 _MAX_LOGGED: Final = 120
-_OPENAI: Final = ("/chat/completions", "/completions", "/responses", "/embeddings")
 
 
 class AccessLogMiddleware:
@@ -92,36 +91,6 @@ def _with_path(scope: Scope) -> Scope:
         "raw_path": path,
         "headers": [(b"host", found[1]), *headers],
     }
-
-
-def request_id(scope: Scope) -> str:
-    """The id of the request; empty outside of the AccessLogMiddleware."""
-    id_: str = scope.get("localchat.id", "")
-    return id_
-
-
-def is_anthropic(scope: Scope) -> bool:
-    """True for a request to Anthropic's API, by its path, or by the version header of every client of it
-    unless the path is one of OpenAI's."""
-    path = normalize_path(scope["path"])
-    if path == "/messages" or path.startswith("/messages/"):
-        return True
-    if path in _OPENAI:
-        return False
-    return any(name == b"anthropic-version" for name, _ in scope["headers"])
-
-
-def is_ollama(path: str) -> bool:
-    """True for a path of Ollama's API."""
-    return normalize_path(path).startswith("/api/")
-
-
-def normalize_path(path: str) -> str:
-    """The path in the form that the routes use."""
-    path = _SLASHES.sub("/", path)
-    while path == "/v1" or path.startswith("/v1/"):
-        path = path[3:]
-    return path.rstrip("/") or "/"
 
 
 def _request_fields(tracked: TrackedRequest) -> Sequence[str]:

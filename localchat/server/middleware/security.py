@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
-from localchat.server.error_formats import error_response
-from localchat.server.errors import ApiError, unavailable
+from localchat.server.errors import ApiError, error_response, unavailable
 from localchat.server.uvicorn_http import PROBES_ONLY
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")

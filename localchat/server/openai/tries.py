@@ -2,6 +2,7 @@
 
 from localchat.engine.request import GenerateRequest
 from localchat.errors import UsageError
+from localchat.server.chat.request import ChatRequest
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 from localchat.server.openai.protocol import ChatBody, TriesExtension
@@ -12,7 +13,11 @@ _NOTHING = TriesExtension()
 
 
 def requested_tries(
-    body: ChatBody, request: GenerateRequest, limits: ServerLimits, own_model: str
+    body: ChatBody,
+    chat: ChatRequest,
+    request: GenerateRequest,
+    limits: ServerLimits,
+    own_model: str,
 ) -> TriesSpec | None:
     """The tries that a chat asks for; None: one answer, or `n`. Raises ApiError.
 
@@ -32,7 +37,7 @@ def requested_tries(
         raise bad_request("'vote_by' says what 'vote' counts.", param="x_localchat.vote_by")
     if not named:
         return None
-    _check(body, named, min(MAX_TRIES, limits.choices))
+    _check(body, chat, named, min(MAX_TRIES, limits.choices))
     if given.vote is not None:
         try:
             spec = TriesSpec(given.vote, "vote", vote_extractor(given.vote_by, request.grammar))
@@ -56,7 +61,7 @@ def requested_tries(
     return spec
 
 
-def _check(body: ChatBody, named: list[str], most: int) -> None:
+def _check(body: ChatBody, chat: ChatRequest, named: list[str], most: int) -> None:
     if len(named) > 1:
         fields = " and ".join(repr(name) for name in named)
         raise bad_request(f"The fields {fields} do not go together.", param=named[1])
@@ -66,7 +71,7 @@ def _check(body: ChatBody, named: list[str], most: int) -> None:
     count = body.best_of if name == "best_of" else body.x_localchat and body.x_localchat.vote
     if name != "x_localchat.critique" and not (count and 2 <= count <= most):
         raise bad_request(f"The field {name!r} is {count}; it must be 2 to {most}.", param=name)
-    if (body.tools or body.functions) and body.tool_choice != "none":
+    if chat.tools and chat.tool_choice.mode != "none":
         raise bad_request(
             f"The field {name!r} is for answers in words; it does not go with tools.", param=name
         )

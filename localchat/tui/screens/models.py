@@ -199,8 +199,10 @@ class ModelScreen(ListDialog[ModelChoice]):
         if self.app.size.width < _WITH_SPEED or not any(speeds):
             return ""
         speed = verdict.speed if verdict.fits else None
-        more = ">" if speed is not None and speed.disturbed else ""
-        return f"{more + rate(speed.tokens_per_s) if speed is not None else '':>13}  "
+        if speed is None:
+            return " " * 15
+        mark = "" if speed.is_measured else "~"
+        return f"{mark + rate(speed.tokens_per_s):>13}  "
 
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
@@ -373,7 +375,7 @@ _WITH_CACHE = 1.15
 def _published_bytes(entry: "CatalogEntry") -> int:
     """Size of the default file by its published shape, the same as after the verdict; 0: unknown."""
     from localchat.models.names import parse
-    from localchat.models.published_models import published_model
+    from localchat.models.published_shapes import published_model
 
     model = published_model(parse(entry.name, {entry.name: entry}))
     return model.file_bytes if model is not None else 0

@@ -13,9 +13,10 @@ import torch
 from localchat.backend_api.interface import LoadRequest
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.load import random_weights
 from localchat_cuda.load_drafts import attach_head
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.runner import CudaRunner
 from scripts.bench.cuda.driving import GPU, Engine, ReplaySampler, random_tokens, runner_of

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.bench.server_process import ServerCommand, server_process
 from localchat.config.paths import find_paths
+from localchat.measure.server_process import ServerCommand, server_process
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import running
 from tests.support.terminal_screen import Call, Outcome, Screen

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from localchat.atomic import write_text
-from localchat.bench.record import BenchStore
 from localchat.config.paths import find_paths
+from localchat.measure.bench_record import BenchStore
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
-from tests.support.gguf_files import Q4_0, Q4_K, Q6_K, Size, llama
-from tests.support.speed_benchmark import put_rates
+from tests.support.gguf_files import Q4_0, Size, llama
+from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.terminal_screen import Call, Outcome
 
 Plan = Callable[..., Outcome]
@@ -80,7 +80,7 @@ def test_without_a_benchmark_it_is_an_estimate(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = llama(Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)).sparse(tmp_path / "tiny.gguf")
-    put_rates(monkeypatch, {Q4_0: 20_000_000_000})
+    put_bandwidth(monkeypatch, 20e9)
     outcome = plan(model)
     assert outcome.code == 0, outcome.err
     assert "it may be off by a factor of two" in outcome.out
@@ -90,7 +90,7 @@ def test_without_a_benchmark_it_is_an_estimate(
 def test_a_model_that_is_not_here_is_planned_by_its_shape(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_rates(monkeypatch, {Q4_K: 20_000_000_000, Q6_K: 20_000_000_000})
+    put_bandwidth(monkeypatch, 20e9)
     outcome = plan("qwen2.5:7b", "--offline", "--users", "5")
     assert outcome.code == 0, outcome.err
     assert "using its published shape" in outcome.err
@@ -104,7 +104,7 @@ def test_an_estimate_counts_the_draft_model(
 ) -> None:
     size = Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)
     model, draft = (llama(size).sparse(tmp_path / f"{name}.gguf") for name in ("tiny", "draft"))
-    put_rates(monkeypatch, {Q4_0: 20_000_000_000})
+    put_bandwidth(monkeypatch, 20e9)
     alone = json.loads(plan(model, "--json").out)
     both = json.loads(plan(model, "--draft", draft, "--json").out)
     assert both["memory_bytes"] > alone["memory_bytes"]

@@ -1,4 +1,4 @@
-"""quality: what it prints, keeps and refuses. Its figures: tests/quality."""
+"""quality: what it prints, keeps and refuses. Its figures: tests/measure."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.quality.record import FOLDER
+from localchat.measure.quality_record import FOLDER
 from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call, Outcome
 

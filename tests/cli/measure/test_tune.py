@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.bench.statistics import Difference
-from localchat.bench.tuner import Trial, Tuner, Tuning
+from localchat.measure.statistics import Difference
+from localchat.measure.tuner import Trial, Tuner, Tuning
 from tests.support.cli_program import SCENARIOS
 from tests.support.gguf_files import Q4_0, Size, llama
 from tests.support.terminal_screen import Call, Outcome

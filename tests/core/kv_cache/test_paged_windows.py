@@ -7,7 +7,7 @@ import pytest
 from localchat.backend_api.interface import Copy
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.paged_windows import WindowedKVCacheManager
-from localchat_cuda import window_plan
+from localchat_cuda.plan import window_plan
 from tests.support.cuda_machines import CONFIG
 from tests.support.kv_cache_bench import Bench, capabilities
 

@@ -10,11 +10,11 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.model_config import ModelConfig, parse_config, read_config
-from localchat_cuda.weight_sizes import dummy_bytes, weights_bytes
+from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.formats.weight import concat_rows
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
@@ -159,7 +159,7 @@ def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> No
 def test_random_fp8_layers_run(layout: str, tmp_path: Path) -> None:
     made(layout, tmp_path)
     ours = Tiny(tmp_path, torch.float32)
-    names = ARCHITECTURES[ours.config.architecture].NAMES
+    names = ours.config.family.names
     ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
     weight = ours.weights.layers[0].linears["qkv"]
     assert isinstance(weight, W8)

@@ -8,12 +8,13 @@ import safetensors.torch
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
-from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import ModelConfig, read_config
 from localchat_cuda.weights import device_reader
 from localchat_cuda.weights.device_reader import DeviceReader
-from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, read_headers
 from tests.support import tiny_models
 from tests.support.tiny_models import CPU
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, config: ModelConfig, **how: object) -> ModelWeights:
-    names = ARCHITECTURES[config.architecture].NAMES
+    names = config.family.names
     return load(config, names, CheckpointWeights(folder, CPU), CPU, **how)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.awq import Awq
 from localchat_cuda.weights.formats.fp8 import Fp8
 from localchat_cuda.weights.formats.ggml import Ggml

@@ -13,8 +13,8 @@ Letters: N output and K input features.
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8, padded
-from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.source import LoadTarget
 
 _NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
@@ -29,6 +29,7 @@ from localchat_cuda.weights.formats.repack import (
 )
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.values import all_true
 
 _CLEARLY = 0.4
 """Codes by which zeros of one convention must be nearer to the middle than those of the other. The right
@@ -72,9 +73,18 @@ class Gptq:
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         found = self._read(prefix, n, k)
-        self._detect_convention(found)
+        if not found.words.is_meta:
+            self._detect_convention(found)
         zeros = self._zeros(found)
-        return pack_weight(prefix, found.codes, found.scales.t(), zeros, found.order, found.bits)
+        return pack_weight(
+            prefix,
+            found.codes,
+            found.scales.t(),
+            zeros,
+            found.order,
+            found.bits,
+            symmetric=self.quantization.symmetric,
+        )
 
     def _read(self, prefix: str, n: int, k: int) -> _GptqTensors:
         size = group_size(prefix, k, self.quantization.group)
@@ -114,7 +124,7 @@ class Gptq:
         if not self.zeros_minus_one:
             return stored
         alone = (stored + 1) & layer.most
-        if not bool((stored == layer.most).any()):
+        if all_true(stored != layer.most, on_meta=True):
             return alone
         borrowed = _borrowed(layer)
         middle = _middles(layer)

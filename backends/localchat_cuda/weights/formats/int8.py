@@ -13,7 +13,7 @@ Xiao et al., 2022 (arXiv 2211.10438).
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import INT8_MIDDLE, group_size, pack_weight
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
@@ -41,7 +41,9 @@ class Int8:
         if not self.quantization.symmetric:
             stored = self._sides(f"{prefix}.weight_zero_point", n, groups, torch.int8)
             zeros = stored.short() + INT8_MIDDLE
-        return pack_weight(prefix, codes, scales, zeros, None, 8)
+        return pack_weight(
+            prefix, codes, scales, zeros, None, 8, symmetric=self.quantization.symmetric
+        )
 
     def _sides(self, name: str, n: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
         """Scales or zeros [N, G]."""

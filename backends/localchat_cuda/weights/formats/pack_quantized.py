@@ -12,7 +12,7 @@ Letters: N output and K input features, G groups along K.
 
 import torch
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
@@ -52,7 +52,13 @@ class PackQuantized:
         else:
             zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
         return pack_weight(
-            prefix, codes if order is None else codes[:, order], scales, zeros, order, self.bits
+            prefix,
+            codes if order is None else codes[:, order],
+            scales,
+            zeros,
+            order,
+            self.bits,
+            symmetric=self.quantization.symmetric,
         )
 
     def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:

@@ -10,9 +10,10 @@ weight records the order of its activations.
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.quantization_config import INT8_BITS, PACKED_GROUPS
+from localchat_cuda.weights.values import all_true
 
 INT8_MIDDLE = 128
 """Zero of symmetric codes of 8 bits."""
@@ -31,15 +32,15 @@ def column_order(prefix: str, groups: torch.Tensor | None, size: int) -> torch.T
 
     `groups`: the number of each column's group [K]; all -1, as compressed-tensors initializes it, means none.
     `size`: columns of a group. Raises ModelInvalid for groups of any other size."""
-    if groups is None or bool((groups == -1).all()):
+    if groups is None or all_true(groups == -1, on_meta=False):
         return None
     k = groups.shape[0]
     found = groups.to(torch.int64)
     natural = torch.arange(k, device=groups.device) // size
-    if torch.equal(found, natural):
+    if all_true(found == natural, on_meta=False):
         return None
     order = torch.argsort(found, stable=True)
-    if not torch.equal(found[order], natural):
+    if not all_true(found[order] == natural, on_meta=True):
         raise ModelInvalid(
             f"{prefix}: its g_idx does not name {k // size} groups of {size} columns each.",
             hint="The checkpoint is damaged or of an unknown kind: take another quantization of the model.",
@@ -54,11 +55,14 @@ def pack_weight(
     zeros: torch.Tensor,
     order: torch.Tensor | None,
     bits: int,
+    *,
+    symmetric: bool,
 ) -> w4_pack.W4 | ggml_pack.GgmlWeight:
     """Pack a weight. `codes` uint8 [N, K], their columns sorted by `order` already; `scales` and `zeros`
-    [N, G], of groups that group_size allows. Raises ModelInvalid for shapes that the gemms do not take."""
+    [N, G], of groups that group_size allows. `symmetric`: zeros are in the middle by config.json, which
+    counts only for tensors without numbers. Raises ModelInvalid for shapes that the gemms do not take."""
     if bits == INT8_BITS:
-        middle = bool((zeros == INT8_MIDDLE).all())
+        middle = all_true(zeros == INT8_MIDDLE, on_meta=symmetric)
         tensor = ggml_pack.pack_int8(codes, scales, None if middle else zeros)
         return ggml_pack.GgmlWeight((tensor,), None if order is None else order.to(torch.int32))
     size = codes.shape[1] // scales.shape[1]

@@ -12,6 +12,7 @@ import torch
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.weights.values import all_true
 
 Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8 | ggml_pack.GgmlWeight
 """A tensor is [N, K] in the model's dtype."""
@@ -87,11 +88,10 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
 def _check_order(parts: Sequence[w4_pack.W4] | Sequence[ggml_pack.GgmlWeight]) -> None:
     first = parts[0].order
     for part in parts:
-        same = (
-            first is part.order
-            if first is None or part.order is None
-            else torch.equal(first, part.order)
-        )
+        if first is None or part.order is None:
+            same = first is part.order
+        else:
+            same = all_true(first == part.order, on_meta=True)
         if not same:
             raise ValueError("parts of one gemm have their columns sorted differently")
 
@@ -153,6 +153,9 @@ def stack_rows(parts: Iterable[Weight], count: int) -> torch.Tensor | w4_pack.W4
             _place(stack, part, number)
         else:
             raise ValueError("they are stored in 8 bits, or in a form of GGUF")
+        if (stack if isinstance(stack, torch.Tensor) else stack.codes).is_meta:
+            # Parts without numbers have one layout, so the first suffices: rounding hundreds takes seconds.
+            break
     assert stack is not None
     return stack
 
