@@ -94,20 +94,20 @@ def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
             "completion_tokens": usage.completion_tokens,
         }
     # The request was interrupted: report the counts that arrived.
-    usage: dict[str, int | str] = {
+    counts: dict[str, int | str] = {
         "prompt_tokens": 0,
         "cached_tokens": 0,
         "why_missed": "",
         "completion_tokens": 0,
     }
     if answer.accepted:
-        usage["prompt_tokens"] = answer.accepted.prompt_tokens
+        counts["prompt_tokens"] = answer.accepted.prompt_tokens
     if answer.prefill:
-        usage["cached_tokens"] = answer.prefill.cached
-        usage["why_missed"] = answer.prefill.why_missed
+        counts["cached_tokens"] = answer.prefill.cached
+        counts["why_missed"] = answer.prefill.why_missed
     if answer.metrics:
-        usage["completion_tokens"] = answer.metrics.completion_tokens
-    return usage
+        counts["completion_tokens"] = answer.metrics.completion_tokens
+    return counts
 
 
 def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:

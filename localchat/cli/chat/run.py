@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.chat.prompt_words import marked, unmarked
-from localchat.cli.chat.tries_flags import tries_flags
 from localchat.cli.options import (
     AFTER_DASHES,
     ARGUMENTS,
@@ -17,6 +16,7 @@ from localchat.cli.options import (
     complete_model,
     engine_options,
 )
+from localchat.tries import MAX_TRIES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -121,6 +121,43 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             metavar="FILE",
             shell_complete=complete_file,
             help="Attach a file (text, PDF, DOCX, HTML) before the prompt. Repeatable.",
+        ),
+    ):
+        function = decorator(function)
+    return function
+
+
+def tries_flags(function: "click.decorators.FC") -> "click.decorators.FC":
+    """Add the flags of several tries, which tries.py reads."""
+    tries = click.IntRange(2, MAX_TRIES)
+    for decorator in (
+        click.option(
+            "--critique",
+            is_flag=True,
+            help="Let the model review its answer, and keep a correction if that is better.",
+        ),
+        click.option(
+            "--judge", is_flag=True, help="With --best-of: let the model pick the best answer."
+        ),
+        click.option(
+            "--vote-by",
+            metavar="KIND",
+            help=(
+                "What --vote counts: number, text, field:NAME or regex:PATTERN. Default: the last"
+                " number."
+            ),
+        ),
+        click.option(
+            "--vote",
+            type=tries,
+            metavar="N",
+            help="Try up to N times, and keep the answer that most tries agree on.",
+        ),
+        click.option(
+            "--best-of",
+            type=tries,
+            metavar="N",
+            help="Try N times, and keep the answer with the highest mean log probability.",
         ),
     ):
         function = decorator(function)

@@ -129,7 +129,7 @@ def command(
         _check_input(source)
     if target is None:
         hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
-        raise UsageError("-o OUT.jsonl, the file for the answers, is missing", hint=hint)
+        raise UsageError("-o OUT.jsonl is missing, the file for the answers", hint=hint)
     _check_output(source, target)
     with _input_file(source) as path, BatchOutput(target) as output:
         batch = BatchRun(
