@@ -71,12 +71,11 @@ def complete_model(
     """Complete names of local models, or else paths of files."""
     from click.shell_completion import CompletionItem
 
-    from localchat.cli.context import AppContext
+    from localchat.cli.context import app_context
     from localchat.config.paths import find_paths
     from localchat.models.index import read_index
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     names = [model.name for model in read_index(find_paths(app.environ), app.environ).models]
     items = [CompletionItem(name, help="model") for name in names if name.startswith(incomplete)]
     return items or complete_file(ctx, param, incomplete)

@@ -9,7 +9,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from localchat.cli.context import AppContext, Notify
+from localchat.cli.context import AppContext, Notify, app_context
 from localchat.cli.options import given_flags
 from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
+    from localchat.models.assess import Subject
 
-CHAT_SLOTS = 2
+_CHAT_SLOTS = 2
 """Minimum of parallel requests in a chat: an answer, and whatever the user starts meanwhile."""
 
 
@@ -110,8 +111,7 @@ class Inputs:
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
         """Return the inputs of a command with its flags."""
-        app = ctx.find_object(AppContext)
-        assert app is not None
+        app = app_context(ctx)
         return cls(app, given_flags(ctx), model_word, preset_of(ctx))
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
@@ -292,9 +292,23 @@ def engine_options(setup: Setup) -> EngineOptions:
         setup.model,
         setup.settings,
         setup.paths,
-        max_slots=max(CHAT_SLOTS, setup.settings.n),
+        max_slots=chat_slots(setup.settings),
         settings_for=setup.settings_for,
     )
+
+
+def chat_slots(settings: Settings) -> int:
+    """Return how many requests the engine of a chat computes at once."""
+    return max(_CHAT_SLOTS, settings.n)
+
+
+def subject_of(model: ResolvedModel, settings: Settings) -> "Subject":
+    """Read the headers of a local model, so that its load can be planned. Raises LocalchatError."""
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject
+
+    summary = read_summary(model.path, dummy_weights=settings.dummy_weights)
+    return Subject(model.name, summary, model.path, settings.backend)
 
 
 def request_for(

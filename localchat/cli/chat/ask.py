@@ -15,7 +15,7 @@ from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
 from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.chat.tries import with_slots
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
@@ -70,8 +70,7 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
         return (), words
     from localchat.cli.document_options import open_library
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     return open_library(app).mentions(words)
 
 
@@ -108,8 +107,7 @@ def _converse(
 
 def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, ...]]:
     """Return the prompt, and the positions of files and stdin in it. They come before the words."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     # The settings are not resolved yet, so that an unreadable prompt fails before a model is located.
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     names: tuple[str, ...] = ctx.params["files"]

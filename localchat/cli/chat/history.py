@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from localchat.atomic import write_text
 from localchat.cli.chat.conversation_options import ID_DIGITS, open_history
 from localchat.cli.chat.run import complete_conversation
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.streams import tell
@@ -46,8 +46,7 @@ def command() -> None:
 @click.pass_context
 def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) -> None:
     """List the conversations, newest first."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     with _opened(app) as history:
         # One row more than shown tells whether there are more.
         max_rows = -1 if everything else limit + 1

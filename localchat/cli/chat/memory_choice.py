@@ -1,20 +1,16 @@
 """Steps that make room for a load or a prompt. On a terminal, the user picks one by its number."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from localchat.cli.chat.choose_model import can_ask, fetched_if_wanted
-from localchat.cli.resolve import CHAT_SLOTS, Inputs, Setup, resolve_inputs
+from localchat.cli.resolve import Inputs, Setup, chat_slots, resolve_inputs, subject_of
 from localchat.cli.streams import Terminal
 from localchat.config.settings import Given
 from localchat.errors import ContextExceeded, DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.steps import IN_ORDER, MemoryStep, numbered, step_lines
 from localchat.models.resolve import planned_load
-
-if TYPE_CHECKING:
-    from localchat.models.assess import Subject
 
 _ORIGIN = "picked to make room"
 
@@ -25,31 +21,16 @@ def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
     from localchat.backend_api.registry import usable_machine
     from localchat.models.substitutes import memory_steps
 
-    subject = _subject(setup)
-    if subject is None:
+    settings = setup.settings
+    # A third-party backend class plans its own memory.
+    if setup.model.is_composed or ":" in (settings.backend or ""):
         return ()
-    slots = max(CHAT_SLOTS, setup.settings.n)
-    options = planned_load(setup.settings, setup.paths, max_slots=slots)
+    options = planned_load(settings, setup.paths, max_slots=chat_slots(settings))
     try:
+        subject = subject_of(setup.model, settings)
         return memory_steps(subject, options, usable_machine(), setup.paths, setup.app.environ)
     except LocalchatError:
         return ()  # the load itself reports the error
-
-
-def _subject(setup: Setup) -> "Subject | None":
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject
-
-    model = setup.model
-    settings = setup.settings
-    # A third-party backend class plans its own memory.
-    if model.is_composed or ":" in (settings.backend or ""):
-        return None
-    try:
-        summary = read_summary(model.path, dummy_weights=settings.dummy_weights)
-    except LocalchatError:
-        return None
-    return Subject(model.name, summary, model.path, settings.backend)
 
 
 def add_steps(problem: DoesNotFit, setup: Setup) -> tuple[MemoryStep, ...]:

@@ -8,14 +8,15 @@ import msgspec
 
 from localchat.cli.chat.conversation_options import HISTORY_FILE
 from localchat.cli.resolve import (
-    CHAT_SLOTS,
     Inputs,
     Setup,
+    chat_slots,
     engine_options,
     open_engine,
     record_use,
     request_for,
     resolve_inputs,
+    subject_of,
 )
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from localchat.fit.speed import SpeedHistory
     from localchat.fit.steps import MemoryStep
     from localchat.model_files.checkpoint import ModelSummary
-    from localchat.models.assess import ExpectedSpeed, FitReport, Subject
+    from localchat.models.assess import ExpectedSpeed, FitReport
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
     from localchat.models.recommended_models import Recommendation
@@ -132,7 +133,9 @@ class LoadPlanner:
 
         machine = self._usable_machine()
         has_speed = history is not None
-        return assess(_subject(setup), options, machine, history, speed=has_speed)
+        return assess(
+            subject_of(setup.model, setup.settings), options, machine, history, speed=has_speed
+        )
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
         """Return the steps that make room for a model. Raises LocalchatError."""
@@ -141,7 +144,7 @@ class LoadPlanner:
         if setup.model.is_composed:
             return ()
         return memory_steps(
-            _subject(setup),
+            subject_of(setup.model, setup.settings),
             setup.options.load,
             self._usable_machine(),
             self._setup.paths,
@@ -187,8 +190,7 @@ class LoadPlanner:
         from localchat.models.assess import Subject, assess
 
         settings = self._setup.settings_for((model.name,))
-        slots = max(CHAT_SLOTS, settings.n)
-        options = planned_load(settings, self._setup.paths, max_slots=slots)
+        options = planned_load(settings, self._setup.paths, max_slots=chat_slots(settings))
         if options.context_tokens is None and context_tokens is not None:
             max_tokens = model.context_train or context_tokens
             tokens = min(context_tokens, max_tokens)
@@ -204,15 +206,6 @@ class LoadPlanner:
             self._machine = usable_machine()
             self._probed_s = time.monotonic()
         return self._machine
-
-
-def _subject(setup: ModelSetup) -> "Subject":
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject
-
-    model = setup.model
-    summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
-    return Subject(model.name, summary, model.path, setup.settings.backend)
 
 
 def _first_run(setup: Setup) -> "FirstRun | None":

@@ -58,7 +58,7 @@ def command(
     from msgspec import structs
 
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS
+    from localchat.cli.resolve import chat_slots
     from localchat.config.routes import PREFIX
     from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
     from localchat.models.recommended_models import with_models_that_fit
@@ -68,7 +68,7 @@ def command(
     if word.startswith(PREFIX):
         return _fit_route(ctx, word, parallel, as_json=as_json)
     seen = find_model(ctx, word)
-    slots = parallel or max(CHAT_SLOTS, seen.settings.n)
+    slots = parallel or chat_slots(seen.settings)
     subject = seen.subject
     machine = usable_machine()
     environ = seen.app.environ
@@ -106,7 +106,7 @@ def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") ->
 def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
     """Plan the small model of a route, and the large one beside it."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS, Inputs
+    from localchat.cli.resolve import Inputs, chat_slots
     from localchat.config.routes import find_route
     from localchat.fit.memory_plan import machine_beside
     from localchat.fit.speed import SpeedHistory
@@ -119,7 +119,7 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     reports = []
     for name in (route.small, route.large):
         seen = find_model(ctx, name)
-        slots = parallel or max(CHAT_SLOTS, seen.settings.n)
+        slots = parallel or chat_slots(seen.settings)
         options = planned_load(seen.settings, seen.paths, max_slots=slots)
         history = SpeedHistory(seen.paths.state_dir)
         reports.append(assess(seen.subject, options, machine, history))
@@ -151,9 +151,7 @@ class FoundModel(NamedTuple):
 
 def find_model(ctx: click.Context, word: str) -> FoundModel:
     """Return the local model with this name, or else the one to pull. Raises LocalchatError."""
-    from localchat.cli.resolve import Inputs, resolve_setup
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject
+    from localchat.cli.resolve import Inputs, resolve_setup, subject_of
 
     try:
         setup = resolve_setup(ctx, word)
@@ -162,10 +160,9 @@ def find_model(ctx: click.Context, word: str) -> FoundModel:
         settings = inputs.settings((word,)).settings
         subject = _hub_model(word, inputs, settings, missing)
         return FoundModel(subject, settings, inputs.paths, inputs.app)
-    model = setup.model
-    summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
-    subject = Subject(model.name, summary, model.path, setup.settings.backend)
-    return FoundModel(subject, setup.settings, setup.paths, setup.app)
+    return FoundModel(
+        subject_of(setup.model, setup.settings), setup.settings, setup.paths, setup.app
+    )
 
 
 def _hub_model(

@@ -64,9 +64,8 @@ class _Outlook(NamedTuple):
 def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
     """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS, Inputs
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess
+    from localchat.cli.resolve import Inputs, chat_slots, subject_of
+    from localchat.models.assess import assess
     from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
     from localchat.models.resolve import ResolvedModel, planned_load
 
@@ -75,8 +74,8 @@ def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(app, {}).settings((located.word, located.name)).settings
     try:
-        options = planned_load(settings, paths, max_slots=max(CHAT_SLOTS, settings.n))
-        subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
+        options = planned_load(settings, paths, max_slots=chat_slots(settings))
+        subject = subject_of(located, settings)
         report = assess(subject, options, usable_machine(), None, speed=False)
     except LocalchatError:  # the line "trouble" shows the error
         return _Outlook("", recommended_sampling(located, paths))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
@@ -122,8 +122,7 @@ def command(
     from localchat.batch.output_file import BatchOutput
     from localchat.batch.run import BatchRun
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     terminal = Terminal(app.environ, quiet=bool(quiet))
     if source != _STDIN:
         _check_input(source)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.group import DefaultGroup
 from localchat.cli.options import SharedOption, engine_options, given_flags
 from localchat.cli.output import print_json, print_lines, table
@@ -81,8 +81,7 @@ def _change_options(function: Any) -> Any:  # noqa: ANN401 - a decorator keeps t
 @click.pass_context
 def add(ctx: click.Context, /, name: str, **_: object) -> None:
     """Add a preset with these flags."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     if name.removeprefix("@") in read_presets(app):
         raise UsageError(
             f"there is a preset {name!r} already",
@@ -105,8 +104,7 @@ def add(ctx: click.Context, /, name: str, **_: object) -> None:
 @click.pass_context
 def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) -> None:
     """Change the settings that these flags name."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     preset = _preset(app, name)
     keys = set(preset.values)
     if preset.template:
