@@ -25,7 +25,7 @@ KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
 _BEFORE_RUNS: Final = Spread(0.5, 1.6)
-"""scripts/bench/LOG.md has shares of the bandwidth between 0.3 and 0.92."""
+"""Measured shares of the bandwidth lie between 0.3 and 0.92."""
 _MEASURED: Final = ((9, 0),)
 """Compute capabilities of the GPUs that this share was measured on: not with GGUF files in bf16."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
