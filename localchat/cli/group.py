@@ -172,7 +172,7 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
 
 
 def question_instead(args: list[str], *, is_missing: bool) -> str:
-    """Return the command that sends a sentence as a prompt if it begins with a verb, or an empty string.
+    """Return the command that sends a sentence as a prompt, or an empty string.
 
     `is_missing`: the verb failed because a model or a file does not exist.
     """

@@ -159,20 +159,20 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     paths = inputs.paths
     environ = inputs.app.environ
     chosen = inputs.settings()
-    word = chosen.settings.model
+    name = chosen.settings.model
     if (remote := _remote(inputs, chosen)) is not None:
         source_key = "remote" if chosen.settings.remote else "model"
         model = remote_model(_allowed(remote, chosen.settings), chosen.origins[source_key])
-    elif word is not None and word.startswith(ROUTE):
-        route = find_route(word, inputs.routes)
+    elif name is not None and name.startswith(ROUTE):
+        route = find_route(name, inputs.routes)
         model = route_model(route, paths, chosen.origins["model"], environ)
-    elif "model" in inputs.flags and word is not None:
-        model = locate(word, paths, chosen.origins["model"], environ)
+    elif "model" in inputs.flags and name is not None:
+        model = locate(name, paths, chosen.origins["model"], environ)
     else:
-        model = locate_default(word, chosen.origins["model"], paths, environ)
+        model = locate_default(name, chosen.origins["model"], paths, environ)
     names = dict.fromkeys((model.name, model.word))
-    if word:
-        names[word] = None
+    if name:
+        names[name] = None
     settings, origins = inputs.settings(names)
     output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
@@ -196,14 +196,14 @@ def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:
     A model that is named together with a remote is the server's. A model that is named by its flag alone is on
     this machine, even if the settings file names a remote.
     """
-    word = chosen.settings.model
+    name = chosen.settings.model
     remote = chosen.settings.remote
-    if word is not None and word.startswith(PREFIX):
-        return find_remote(word, inputs.remotes)
+    if name is not None and name.startswith(PREFIX):
+        return find_remote(name, inputs.remotes)
     if remote is None or ("model" in inputs.flags and "remote" not in inputs.flags):
         return None
-    if word and "model" in inputs.flags and "#" not in remote:
-        remote += f"#{word}"
+    if name and "model" in inputs.flags and "#" not in remote:
+        remote += f"#{name}"
     return find_remote(remote, inputs.remotes)
 
 

@@ -76,20 +76,20 @@ class WordWrap:
         if not self._word and not self._blanks:
             return ""
         blanks = self._blanks
-        word = self._word
+        text = self._word
         width = self._width
         self._blanks = ""
         self._word = ""
-        word_cells = cells(word)
+        word_cells = cells(text)
         blank_cells = len(blanks) + blanks.count("\t") * (_TAB_CELLS - 1)
         room = width - self._column - blank_cells
-        if word and width and self._column and room < word_cells <= width:
+        if text and width and self._column and room < word_cells <= width:
             self._column = word_cells
-            return f"\n{word}"
+            return f"\n{text}"
         self._column += blank_cells + word_cells
         if width and self._column > width:  # the terminal breaks the word
             self._column = (self._column - 1) % width + 1
-        return blanks + word
+        return blanks + text
 
     def _end_line(self) -> None:
         line = self._line.strip()

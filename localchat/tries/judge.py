@@ -200,7 +200,7 @@ class Judge:
         )
 
     def _send(self, request: GenerateRequest) -> Reply | None:
-        """Return the reply to a request, or None if it is incomplete or does not fit.
+        """Return the reply to a request, or None if it is incomplete.
 
         A verdict that reaches its token limit must not count: its text may end anywhere.
         """

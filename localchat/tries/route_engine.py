@@ -269,7 +269,7 @@ class _RoutedAnswer:
         self.relay.send(*buffered, msgspec.structs.replace(done, usage=usage))
 
     def _doubt(self, text: str, mean: LogprobMean) -> tuple[str, list[Usage]]:
-        """Return the doubt about the small model's answer, if any, and the usage of its verdict."""
+        """Return the doubt about the small model's answer, and the usage of a verdict."""
         route = self._engine.route
         value = mean.value
         if route.doubt is not None and value is not None and value < route.doubt:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PromptWords(ThinkingCommand):
-    """Accepts words that look like flags but are none, and notes a `--` before the words."""
+    """Accepts words that begin with a dash, and notes a `--` before the words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AFTER_DASHES] = "--" in args

@@ -34,7 +34,7 @@ _MAX_CELLS = 60
 
 
 @click.command("fit")
-@click.argument("word", metavar="MODEL", shell_complete=complete_model)
+@click.argument("model_name", metavar="MODEL", shell_complete=complete_model)
 @load_flags
 @click.option(
     "--parallel",
@@ -46,7 +46,7 @@ _MAX_CELLS = 60
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, word: str, parallel: int | None, as_json: bool, **_: object
+    ctx: click.Context, /, model_name: str, parallel: int | None, as_json: bool, **_: object
 ) -> int:
     """Check whether a model fits in memory, and how to make it fit.
 
@@ -65,9 +65,9 @@ def command(
     from localchat.models.resolve import planned_load
     from localchat.models.substitutes import memory_steps
 
-    if word.startswith(PREFIX):
-        return _fit_route(ctx, word, parallel, as_json=as_json)
-    seen = find_model(ctx, word)
+    if model_name.startswith(PREFIX):
+        return _fit_route(ctx, model_name, parallel, as_json=as_json)
+    seen = find_model(ctx, model_name)
     slots = parallel or chat_slots(seen.settings)
     subject = seen.subject
     machine = usable_machine()
@@ -103,7 +103,7 @@ def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") ->
     return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
 
 
-def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
+def _fit_route(ctx: click.Context, model_name: str, parallel: int | None, *, as_json: bool) -> int:
     """Plan the small model of a route, and the large one beside it."""
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import Inputs, chat_slots
@@ -113,8 +113,8 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     from localchat.models.assess import assess
     from localchat.models.resolve import planned_load
 
-    inputs = Inputs.of(ctx, word)
-    route = find_route(word, inputs.routes)
+    inputs = Inputs.of(ctx, model_name)
+    route = find_route(model_name, inputs.routes)
     machine = usable_machine()
     reports = []
     for name in (route.small, route.large):
@@ -128,7 +128,7 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     fits = small.plan.fits and large.plan.fits
     if as_json:
         records = {"small": small.record(), "large": large.record()}
-        print_json(inputs.app.environ, {"model": word, "fits": fits, **records})
+        print_json(inputs.app.environ, {"model": model_name, "fits": fits, **records})
     else:
         lines = [*report_lines(small), "", f"Beside {small.name}:", *report_lines(large), ""]
         if fits:
@@ -149,16 +149,16 @@ class FoundModel(NamedTuple):
     app: AppContext
 
 
-def find_model(ctx: click.Context, word: str) -> FoundModel:
+def find_model(ctx: click.Context, model_name: str) -> FoundModel:
     """Return the local model with this name, or else the one to pull. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs, resolve_setup, subject_of
 
     try:
-        setup = resolve_setup(ctx, word)
+        setup = resolve_setup(ctx, model_name)
     except ModelMissing as missing:
-        inputs = Inputs.of(ctx, word)
-        settings = inputs.settings((word,)).settings
-        subject = _hub_model(word, inputs, settings, missing)
+        inputs = Inputs.of(ctx, model_name)
+        settings = inputs.settings((model_name,)).settings
+        subject = _hub_model(model_name, inputs, settings, missing)
         return FoundModel(subject, settings, inputs.paths, inputs.app)
     return FoundModel(
         subject_of(setup.model, setup.settings), setup.settings, setup.paths, setup.app
