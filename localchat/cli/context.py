@@ -36,6 +36,7 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         )
     from localchat.engine.local.engine import LocalEngine
 
+    # The guide checks its answers by their topics. Without that file, it is an ordinary model.
     if options.model.name == "guide.gguf":
         from localchat.engine.guide.engine import GuideEngine
         from localchat.engine.guide.topics import topics_file

@@ -59,6 +59,7 @@ class RootGroup(click.Group):
                 if translation.is_prompt:
                     args = [_PROMPT, *args]
         args = without_alias(args)
+        # Without arguments, a shell completes the first word. Only the group itself offers verbs for it.
         completing_first_word = ctx.resilient_parsing and not args
         if not completing_first_word and (
             not args or args[0] not in (_PROMPT, *VERBS, *_OWN_FLAGS)
@@ -200,6 +201,7 @@ def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, 
     """Return the intended command line, and the flags that its verb does not take."""
     import shlex
 
+    # Flags that the verb shares with prompts keep their values behind it.
     verb_params = {param.name for param in _verb_command(words[0]).params}
     line = ["localchat", *words]
     unknown_flags = []

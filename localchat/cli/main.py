@@ -75,6 +75,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
         status = _invoke(args, app)
         return status if isinstance(status, int) else ExitCode.OK
     except (OutputClosed, BrokenPipeError):
+        # Exit like other tools, which SIGPIPE kills.
         return _SIGPIPE_STATUS
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -82,6 +83,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
         tell("")
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as end:
+        # Raised by --help and --version.
         return end.exit_code
     except click.ClickException as problem:
         _print_error(_usage_message(problem), _usage_hint(problem, args))

@@ -170,6 +170,7 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
         model = locate(name, paths, chosen.origins["model"], environ)
     else:
         model = locate_default(name, chosen.origins["model"], paths, environ)
+    # The settings file has settings for models, so resolve again now that the names of the model are known.
     names = dict.fromkeys((model.name, model.word))
     if name:
         names[name] = None

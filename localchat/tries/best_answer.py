@@ -355,10 +355,12 @@ class BestAnswer:
             self._criticize()
         elif self._spec.judge:
             self._pick()
+        # The judge generates on the same engine, so its tokens are part of the cost.
         if self._judge is not None:
             self.tries.judge_tokens = self._judge.tokens
         if not self._live:
             self._send_chosen()
+        # A decided vote has cancelled its request, which then has no `Done`.
         if self._done is not None:
             self._relay.send(msgspec.structs.replace(self._done, usage=self.usage))
 
@@ -374,6 +376,7 @@ class BestAnswer:
                     self._relay.send(event)
                 if isinstance(event, Finished) and self._spec.method is not None:
                     self._show_progress(tries.progress())
+                    # No open try can change the outcome. Leaving the block cancels all of them.
                     if tries.decided and tries.vote.open:
                         return
 

@@ -152,6 +152,7 @@ class Judge:
         return Review(text, tuple(faults), correction, replaced=is_better)
 
     def _correct(self, text: str, faults: Sequence[str]) -> Reply | None:
+        # Unlike a verdict, a correction keeps the sampling, the grammar and the limit of the request.
         messages = correction_messages(self._prompt.messages, text, faults)
         request = self._request
         return self._send(

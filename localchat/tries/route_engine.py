@@ -220,6 +220,7 @@ class _RoutedAnswer:
         engine = self._engine
         if reason := _rule(engine.route, self._request):
             self._answer_with_large(reason, _NO_USAGE)
+        # A check reads one text, so requests for several choices pass without it.
         elif engine.route.waits and self._request.n == 1:
             self._check_small()
         else:

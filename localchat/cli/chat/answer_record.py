@@ -144,6 +144,7 @@ class AnswerRecord:
         )
         self._nodes[choice] = node
         self._conversation.put(node)
+        # `--continue` goes on from the head, so it must be the choice that the user saw.
         chosen = self._answer.chosen
         if chosen not in self._nodes:
             chosen = min(self._nodes)

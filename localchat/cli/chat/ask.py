@@ -36,6 +36,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
             f"@{mentioned[0]} needs a question",
             hint=f'localchat "@{mentioned[0]} what is it about?"',
         )
+    # On a terminal, no prompt starts a conversation.
     has_nothing = not text and not options.interactive and not _is_interactive()
     if has_nothing and model_word is None:
         raise _nothing_to_ask()
@@ -48,6 +49,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     conversation.model = setup.model.word
     if before is None or "system" in chosen_settings(ctx):
         conversation.system = setup.settings.system or ""
+    # These flags apply to one answer, so a conversation would ignore them.
     if not text and options.grammar is not None:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"

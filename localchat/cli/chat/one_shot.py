@@ -58,6 +58,7 @@ def answer(
             step = room.picked(problem, setup)
             if step is None:
                 raise
+        # The next attempt adds the question again.
         if conversation.head is not None and conversation.head != before:
             conversation.remove_last(conversation.head)
         setup = with_slots(room.setup(step), options.tries)

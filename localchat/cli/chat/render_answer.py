@@ -85,6 +85,7 @@ def receive(
         with stream:
             events = iter(stream)
             while True:
+                # Ctrl+C takes effect only while waiting, so that no event is lost halfway.
                 with immediate():
                     event = next(events, None)
                 match event:

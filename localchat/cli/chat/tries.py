@@ -58,6 +58,7 @@ def with_slots(setup: Setup, spec: TriesSpec | None) -> Setup:
         raise UsageError(
             "with temperature 0 every try gives the same answer", hint="--temperature 0.7"
         )
+    # The number of choices is also the number of slots, and the tries decode as one batch.
     settings = msgspec.structs.replace(setup.settings, n=spec.count)
     return msgspec.structs.replace(setup, settings=settings)
 

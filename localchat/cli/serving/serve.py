@@ -268,6 +268,7 @@ def _serve(
         queue=config.limits.waiting,
     )
     with open_server_context(spec) as context:
+        # The first lease starts the load, so that the model is ready for the first request.
         with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
         app = create_app(context.engines, config, context.private)
