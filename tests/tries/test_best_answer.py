@@ -85,7 +85,9 @@ def _request() -> GenerateRequest:
 
 
 def test_a_decided_vote_cancels_the_engine_and_ends_without_done() -> None:
-    four = [event for choice in (0, 1) for event in (Text(choice, "4"), Finished(choice, "stop"))]
+    four: list[Event] = []
+    for choice in (0, 1):
+        four += [Text(choice, "4"), Finished(choice, "stop")]
     engine = _engine(*four, *(Text(2, "x ") for _ in range(1000)), gap_s=0.01)
     best = best_answer(engine, _request(), TriesSpec(3, "vote"))
     events = list(best.stream)
@@ -96,7 +98,8 @@ def test_a_decided_vote_cancels_the_engine_and_ends_without_done() -> None:
 
 
 def test_a_stopped_answer_reports_the_tries_so_far() -> None:
-    events = (Text(0, "a"), Finished(0, "stop"), *(Text(1, "x ") for _ in range(1000)))
+    long_try = [Text(1, "x ") for _ in range(1000)]
+    events: tuple[Event, ...] = (Text(0, "a"), Finished(0, "stop"), *long_try)
     engine = _engine(*events, gap_s=0.01)
     best = best_answer(engine, _request(), TriesSpec(2, "best_of"), live=True)
     for event in best.stream:
