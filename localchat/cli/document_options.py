@@ -21,7 +21,9 @@ def open_library(app: AppContext, embed: "Embed | None" = None) -> "DocumentLibr
     return DocumentLibrary(find_paths(app.environ).data_dir / "documents", embed)
 
 
-def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
+def complete_documents(
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, sign: str = ""
+) -> "list[CompletionItem]":
     """Complete names of collections after `sign`."""
     from click.shell_completion import CompletionItem
 

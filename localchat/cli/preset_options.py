@@ -82,7 +82,9 @@ def read_presets(app: AppContext) -> "dict[str, Preset]":
     return dict(read_settings(find_paths(app.environ).settings_file).presets)
 
 
-def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
+def complete_preset(
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, sign: str = ""
+) -> "list[CompletionItem]":
     """Complete names of presets after `sign`. Return nothing if the settings are unreadable."""
     from click.shell_completion import CompletionItem
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.document_options import completions, open_library
+from localchat.cli.document_options import complete_documents, open_library
 from localchat.cli.options import complete_file
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
@@ -19,19 +19,11 @@ from localchat.errors import ExitCode, FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from localchat.documents.collection import Changes, Collection, Embed, Summary
     from localchat.documents.library import DocumentLibrary
 
 _CHARACTERS_PER_TOKEN = 4
 """Estimate for English text. The model counts its own tokens when it is asked."""
-
-
-def _complete(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem]":
-    return completions(ctx, incomplete)
 
 
 @click.command("learn")
@@ -44,7 +36,7 @@ def _complete(
 )
 @click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
 @click.option(
-    "--forget", metavar="NAME", shell_complete=_complete, help="Delete indexed documents."
+    "--forget", metavar="NAME", shell_complete=complete_documents, help="Delete indexed documents."
 )
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.pass_obj

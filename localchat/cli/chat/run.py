@@ -57,10 +57,11 @@ def complete_mention(
     """Complete presets and documents as `@name`."""
     if not incomplete.startswith("@"):
         return []
-    from localchat.cli import document_options, preset_options
+    from localchat.cli.document_options import complete_documents
+    from localchat.cli.preset_options import complete_preset
 
-    presets = preset_options.completions(ctx, incomplete, sign="@")
-    return presets + document_options.completions(ctx, incomplete, sign="@")
+    presets = complete_preset(ctx, param, incomplete, sign="@")
+    return presets + complete_documents(ctx, param, incomplete, sign="@")
 
 
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":

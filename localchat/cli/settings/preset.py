@@ -1,6 +1,6 @@
 """Command `localchat config preset`: list and change the presets of the settings file."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -8,22 +8,13 @@ from localchat.cli.context import AppContext, app_context
 from localchat.cli.group import DefaultGroup
 from localchat.cli.options import SharedOption, engine_options, given_flags
 from localchat.cli.output import print_json, print_lines, table
-from localchat.cli.preset_options import completions, read_presets
+from localchat.cli.preset_options import complete_preset, read_presets
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.config.presets import TEMPLATE, Preset
 from localchat.config.settings_file import remove_preset, write_preset
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-
-def _complete(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem]":
-    return completions(ctx, incomplete)
 
 
 @click.group("preset", cls=DefaultGroup, invoke_without_command=True)
@@ -56,7 +47,7 @@ def list_presets(app: AppContext, as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_preset)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(app: AppContext, name: str, as_json: bool) -> None:
@@ -98,7 +89,7 @@ def add(ctx: click.Context, /, name: str, **_: object) -> None:
 
 
 @command.command("edit")
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_preset)
 @click.option("--unset", multiple=True, metavar="KEY", help="Remove a key. Repeatable.")
 @_change_options
 @click.pass_context
@@ -118,7 +109,7 @@ def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) 
 
 
 @command.command("rm")
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_preset)
 @click.pass_obj
 def remove(app: AppContext, name: str) -> None:
     """Remove a preset."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localchat.cli.document_options import completions
+from localchat.cli.document_options import complete_documents
 from localchat.config.paths import find_paths
 from localchat.engine.request import Messages
 from tests.documents.test_pages import docx, pdf
@@ -204,7 +204,8 @@ def test_files_of_a_prompt_may_be_docx_html_and_pdf(
 def test_names_are_completed(call: Call, folder: Path) -> None:
     call((), "learn", folder, "--name", "home")
     context = click.Context(click.Command("x"), obj=ScriptedApp(()).app)
-    assert [one.value for one in completions(context, "@h", sign="@")] == ["@home"]
+    items = complete_documents(context, click.Argument(["name"]), "@h", sign="@")
+    assert [item.value for item in items] == ["@home"]
 
 
 def test_in_the_line_mode_what_was_taken_is_told(
