@@ -362,12 +362,10 @@ class ChatSession:
         if outcome.end == "complete":
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
-            from localchat.fit.memory_steps import IN_ORDER
             from localchat.session.memory_offers import load_offers
 
-            self.notice(
-                IN_ORDER, "info", await load_offers(self.context, self.setup, outcome.error)
-            )
+            offers = await load_offers(self.context, self.setup, outcome.error)
+            self.notice("What you can do:", "info", offers)
         return outcome
 
     async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
