@@ -148,7 +148,7 @@ class RootGroup(click.Group):
             formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
         with formatter.section("By question"):
             formatter.write_dl(
-                [(question.asked, ", ".join(question.commands)) for question in QUESTIONS]
+                [(question.question, ", ".join(question.commands)) for question in QUESTIONS]
             )
         write_short(ctx, formatter, flags)
 

@@ -1,4 +1,4 @@
-"""More tries at the next answer of a conversation: the chosen one is shown, the others stay in a card."""
+"""Several tries at the next answer of a conversation. One is shown, a card stores the others."""
 
 import asyncio
 from collections import defaultdict

@@ -345,7 +345,7 @@ class Repl:
             case "stopped":
                 remember(self._setup)
                 said = (
-                    "stopped; the text so far is kept" if text else "stopped before the first word"
+                    "stopped; the text so far is kept" if text else "stopped before the first token"
                 )
                 self._terminal.notify(said)
             case "complete":
