@@ -3,7 +3,7 @@
 A block is *live* (held by running sequences), *cached* (held by none, its tokens findable) or *free*. Cached
 blocks are evicted least recently used first. A sequence releases its blocks from the last to the first, so a
 leaf is always evicted before the blocks that it continues, never a block in the middle of a prefix. A partly
-shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation.
+shared block is copied (`Copy`), or reused if no other sequence needs it. A fork is the same operation.
 
 If the runner has host blocks, full blocks are also saved in host memory, a few with each plan, and at the
 latest when they are evicted from the device. A hit may then end in host blocks, which are loaded into new
@@ -66,7 +66,7 @@ class PagedKVCacheManager:
         self._max_slots = max_slots
         self._host = HostBlocks(host_blocks)
         self._unsaved: dict[PrefixNode, None] = {}
-        """Full blocks that are only on the device, in the order in which they were computed."""
+        """Full blocks that are only on the device, in the order of their computation."""
         self._host_full = False
         """Every host block is pinned or reserved."""
         self._swapped = 0
@@ -76,7 +76,7 @@ class PagedKVCacheManager:
         self.stored_from = 0
         """Length from which a text may go to the disk. 0: there is no disk tier."""
         self.unstored: dict[tuple[PrefixNode, str], int] = {}
-        """Tokens already handed to the disk writer, by last full node and owner of each unstored text.
+        """Tokens already passed to the disk writer, by last node and owner of the text.
 
         The disk tier removes the entries.
         """
@@ -257,7 +257,7 @@ class PagedKVCacheManager:
             self._forget(node, evicted=True)
 
     def _forget(self, node: PrefixNode, *, evicted: bool) -> None:
-        """Remove a node that is no longer on the device, with its descendants in host memory."""
+        """Remove a node that left the device, with its descendants in host memory."""
         descendants = [node]
         # The list grows while it is walked, so it reaches all descendants.
         for parent in descendants:
@@ -311,14 +311,14 @@ class PagedKVCacheManager:
         return bool(self._unsaved) and not self._host_full
 
     def known_blocks(self, tokens: Sequence[int], salt: str) -> tuple[int, bytes]:
-        """Return the number of a prompt's full blocks in memory, and the digest of the last one."""
+        """Return the number of a prompt's cached full blocks, and the last one's digest."""
         nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
         if not nodes:
             return 0, self._tree.root_digest(salt)
         return len(nodes), nodes[-1].digest
 
     def reserve(self, count: int, after: bytes, salt: str) -> list[int]:
-        """Reserve up to `count` host blocks for blocks from the disk that follow the digest `after`.
+        """Reserve up to `count` host blocks for blocks from disk after the digest `after`.
 
         `adopt` takes them over.
         """
@@ -375,7 +375,7 @@ class PagedKVCacheManager:
         return len(added)
 
     def load_ahead(self, last: bytes, salt: str) -> tuple[MemoryOp, ...]:
-        """Load a text from host memory, up to the digest `last`, into blocks that no sequence holds.
+        """Load a text up to the digest `last` from host memory into unused blocks.
 
         Loads as many blocks as there is room for.
         """

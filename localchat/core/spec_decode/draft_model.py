@@ -64,7 +64,7 @@ class DraftModel:
             self._by_stated.learn(_class_of(probability), right)
 
     def chances(self, limit: int) -> list[float]:
-        """Return, for each of the next `limit` tokens, the probability that all up to it are accepted."""
+        """Return the probabilities that the first 1 to `limit` drafted tokens are all accepted."""
         return [self.acceptance**count for count in range(1, limit + 1)]
 
     def drafting_s(self, longest: int, drafted: int) -> float:
@@ -147,7 +147,7 @@ class DraftModel:
         rows: int,
         plain_token_s: float,
     ) -> DraftAsk:
-        """Build the request for a draft of `limit` tokens, for a step of `rows` tokens without drafts."""
+        """Build the request for a draft of `limit` tokens. `rows`: tokens of the step without drafts."""
         drafted = 0
         reached = 1.0
         seconds = self.cost.seconds

@@ -40,7 +40,7 @@ _MIN_GAIN = 1.02
 """Drafts that promise less than this over a plain step are not worth the risk."""
 _EARNED_PER_STEP = 0.015
 _MAX_EARNED = 1.5
-"""Plain steps that a plain step adds to a sequence's draft budget, and the limit up to which it does."""
+"""Plain steps that each plain step adds to a draft budget, and the limit for that."""
 _MAX_DEBT = 1.0
 """Plain steps that a sequence may owe before its drafts stop."""
 _MAX_BUDGET = 16.0
@@ -80,7 +80,7 @@ class _Step:
 
 
 class _Plan(NamedTuple):
-    """Draft lengths by number of the sequence, and the expected tokens per second of the step."""
+    """Draft lengths by number of the sequence, and the expected speed of the step."""
 
     lengths: dict[int, int]
     tokens_per_s: float = 0.0
@@ -116,7 +116,7 @@ class DraftPlanner:
     # Before a step
 
     def waits(self, running: list[Sequence]) -> bool:
-        """Return whether the next step of a runner that is ahead waits for the tokens in flight.
+        """Return whether the next step has to wait for the tokens in flight.
 
         Never while a prompt is computed, because its steps are long enough.
         """
@@ -137,11 +137,13 @@ class DraftPlanner:
         cost = self._cost
         if blocked and rows * cost.wait_s < blocked / 2 * (cost.seconds(rows) + cost.wait_s):
             return True
-        self._waited = self._worth_waiting([one for one in running if one.may_sample()])
+        self._waited = self._worth_waiting(
+            [sequence for sequence in running if sequence.may_sample()]
+        )
         return self._waited
 
     def _worth_waiting(self, sequences: list[Sequence]) -> bool:
-        """Return whether drafts that follow the tokens in flight are expected to pay for the wait."""
+        """Return whether drafts after the tokens in flight are expected to pay for the wait."""
         rows = len(sequences)
         limit = self._can.draft_step_tokens - rows
         step = _Step(sequences, self._candidates(sequences), rows, limit)
@@ -168,13 +170,15 @@ class DraftPlanner:
         self._waited = False
         if len(running) > self._can.draft_rows:
             return {}
-        decoding = [one for one in ready if one.decodes and one.state is State.RUNNING]
+        decoding = [
+            sequence for sequence in ready if sequence.decodes and sequence.state is State.RUNNING
+        ]
         has_prompts = admits or len(decoding) < len(ready)
-        if self._ahead and (has_prompts or any(one.steps_in_flight for one in running)):
+        if self._ahead and (has_prompts or any(sequence.steps_in_flight for sequence in running)):
             # Steps with prompts are long, and a sequence that is left out of one waits twice.
             return {}
         rows = sum(sequence.needs for sequence in decoding)
-        candidates = self._candidates([one for one in decoding if not one.unknown])
+        candidates = self._candidates([sequence for sequence in decoding if not sequence.unknown])
         limit = min(tokens_left, self._can.draft_step_tokens) - rows
         recomputed = sum(candidate.sequence.recomputed for candidate in candidates)
         step = _Step(decoding, candidates, rows, limit, recomputed)
@@ -302,7 +306,7 @@ class DraftPlanner:
         return _Plan(lengths, best_rate)
 
     def _patience(self, step: _Step, chances: dict[int, list[float]]) -> float:
-        """Return how much longer the step may take, in plain steps, for the sequences without drafts.
+        """Return the plain steps that the sequences without drafts can lose to the step.
 
         A CPU computes rows one after the other, so accepted drafts cost the others nothing in the long run.
         """
@@ -350,11 +354,13 @@ class DraftPlanner:
         model = self._draft_model
         assert model is not None
         plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
-        asked = [candidate for candidate in step.candidates if candidate.sequence.number in lengths]
-        reading = [model.unread(sequence, drafts) for sequence, drafts, _ in asked]
+        drafting = [
+            candidate for candidate in step.candidates if candidate.sequence.number in lengths
+        ]
+        reading = [model.unread(sequence, drafts) for sequence, drafts, _ in drafting]
         requests = [
             model.request(sequence, drafts, lengths[sequence.number], step.rows, plain_token_s)
-            for sequence, drafts, _ in asked
+            for sequence, drafts, _ in drafting
         ]
         started_s = time.perf_counter()
         answers = model.drafter.draft(requests)
@@ -363,7 +369,7 @@ class DraftPlanner:
         if not any(answer.tokens for answer in answers):
             # The step becomes a plain one that started late.
             model.settle(-self._charged_s / plain_token_s)
-        for (sequence, drafts, _), answer in zip(asked, answers, strict=True):
+        for (sequence, drafts, _), answer in zip(drafting, answers, strict=True):
             drafts.ngrams.withdraw()
             drafts.by_model = True
             drafts.stated = answer.chances
@@ -372,7 +378,7 @@ class DraftPlanner:
                 drafts.model_read = sequence.known - drafts.model_start
         return {
             candidate.sequence.number: answer.tokens
-            for candidate, answer in zip(asked, answers, strict=True)
+            for candidate, answer in zip(drafting, answers, strict=True)
         }
 
     def _prepared(self, step: _Step, lengths: dict[int, int]) -> bool:
@@ -380,8 +386,10 @@ class DraftPlanner:
         if self._preparing is None:
             return True
         rows = [
-            DecodeRow(one.number, one.launched, one.needs + lengths.get(one.number, 0))
-            for one in step.sequences
+            DecodeRow(
+                sequence.number, sequence.launched, sequence.needs + lengths.get(sequence.number, 0)
+            )
+            for sequence in step.sequences
         ]
         masked = any(sequence.masked for sequence in step.sequences)
         return self._preparing.prepared(rows, masked=masked)
@@ -414,7 +422,7 @@ class DraftPlanner:
     def _settle(
         self, step: ScheduledStep, row: ScheduledRow, accepted: int, elapsed_s: float
     ) -> None:
-        """Add to the draft budget what the sequence gained or lost by the drafts of the step."""
+        """Add to the draft budget what the sequence gained or lost by the drafts."""
         sequence = row.sequence
         drafts = sequence.drafts
         extra = step.drafts + step.recomputed
@@ -451,7 +459,7 @@ class DraftPlanner:
 
 
 def _allowed(step: _Step, drafts: Drafts) -> Drafts:
-    """Return the drafts up to where the grammars of their sequences allow them, without empty ones."""
+    """Return the parts of the drafts that the grammars allow, without empty ones."""
     for sequence, _, _ in step.candidates:
         draft = drafts.get(sequence.number, ())
         if draft and sequence.grammar_matcher is not None:
