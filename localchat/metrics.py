@@ -1,7 +1,7 @@
-"""Table of all metrics that localchat shows (name, unit, kind, one sentence), and how they are computed.
+"""Table of all metrics that localchat reports, and the formulas behind them.
 
-The terminal, `--stats`, `--json`, `/metrics`, the documentation and the guide's facts all read this table.
-`units.py` formats the values. Nothing of localchat is imported.
+The screen, `--stats`, `--json`, `/metrics`, the help and the glossary read this table. `units.py` formats
+the values. The module imports nothing of localchat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,112 +12,183 @@ Kind = Literal["gauge", "counter", "histogram", "text"]
 
 
 class Metric(NamedTuple):
-    """One metric."""
+    """A metric and its explanation."""
 
     name: str
     unit: str
-    """Empty for plain counts and text; a `share` runs from 0 to 1."""
+    """Empty for counts and text. A `share` runs from 0 to 1."""
     kind: Kind
     about: str
+    """One sentence: the panel, the help and docs/glossary.md show it."""
+    label: str = ""
+    """Label in the panel. Empty if the panel does not show the metric."""
 
 
 _TABLE: Final = (
-    Metric("load_s", "s", "gauge", "Time to read the model and warm up; apart from TTFT."),
-    Metric("load_done_bytes", "B", "gauge", "Bytes of the model read so far."),
-    Metric("load_total_bytes", "B", "gauge", "Bytes of the model in all."),
-    Metric("queue_s", "s", "histogram", "Time a request waited for its turn."),
+    Metric("load_s", "s", "gauge", "Time to load and warm up the model. Not part of TTFT."),
+    Metric("load_done_bytes", "B", "gauge", "Bytes of the model loaded so far."),
+    Metric("load_total_bytes", "B", "gauge", "Size of the model in bytes."),
+    Metric("queue_s", "s", "histogram", "Time a request waited in the queue."),
     Metric(
         "ttft_s",
         "s",
         "histogram",
-        "Time to first token: from the request's arrival at a loaded engine to its first visible or "
-        "reasoning token, waiting included.",
+        "Time to first token: from the arrival of a request at a loaded engine to its first visible or "
+        "reasoning token, queue time included.",
+        "TTFT",
     ),
-    Metric("total_s", "s", "histogram", "From the request's arrival to its last token."),
+    Metric("total_s", "s", "histogram", "Time from the arrival of a request to its last token."),
     Metric(
         "tpot_ms",
         "ms",
         "histogram",
-        "Time per output token; a step that accepted drafts is shared among its tokens.",
+        "Time per output token after the first. A step that accepted drafts is shared among its tokens.",
+        "TPOT",
     ),
-    Metric("tpot_ms_p50", "ms", "gauge", "Half of the output tokens took at most this long."),
-    Metric("tpot_ms_p95", "ms", "gauge", "95 of 100 output tokens took at most this long."),
-    Metric("tpot_ms_p99", "ms", "gauge", "99 of 100 output tokens took at most this long."),
+    Metric("tpot_ms_p50", "ms", "gauge", "Median time per output token.", "TPOT p50"),
+    Metric(
+        "tpot_ms_p95", "ms", "gauge", "95 of 100 output tokens took at most this long.", "TPOT p95"
+    ),
+    Metric(
+        "tpot_ms_p99", "ms", "gauge", "99 of 100 output tokens took at most this long.", "TPOT p99"
+    ),
     Metric(
         "decode_tokens_per_s",
         "tok/s",
         "gauge",
-        "Decode rate: tokens after the first, over the time from the first to the last.",
+        "Decode rate: tokens after the first, divided by the time from the first to the last.",
+        "decode",
     ),
     Metric(
         "prefill_tokens_per_s",
         "tok/s",
         "gauge",
-        "Prefill rate: prompt tokens computed, cached ones not counted, over the time it took.",
+        "Prefill rate: computed prompt tokens, without cached ones, divided by the time of the prefill.",
+        "prefill",
     ),
-    Metric("prefill_done_tokens", "tok", "gauge", "Prompt tokens ready, cached ones included."),
+    Metric(
+        "prefill_done_tokens",
+        "tok",
+        "gauge",
+        "Prompt tokens ready so far, cached ones included.",
+        "prefill done",
+    ),
     Metric("prefill_total_tokens", "tok", "gauge", "Prompt tokens in all."),
-    Metric("prompt_tokens", "tok", "counter", "Tokens of the prompt."),
-    Metric("cached_tokens", "tok", "counter", "Prompt tokens that came from the prefix cache."),
-    Metric("why_missed", "", "text", "Why the prefix cache helped less than it could have."),
-    Metric("completion_tokens", "tok", "counter", "Tokens generated, all choices together."),
+    Metric("prompt_tokens", "tok", "counter", "Prompt tokens."),
+    Metric(
+        "cached_tokens",
+        "tok",
+        "counter",
+        "Prompt tokens reused from the prefix cache.",
+        "prefix cache",
+    ),
+    Metric("why_missed", "", "text", "Why the prefix cache reused less than it could have."),
+    Metric("completion_tokens", "tok", "counter", "Generated tokens of all choices."),
     Metric("reasoning_tokens", "tok", "counter", "Generated tokens that are reasoning."),
-    Metric("context_tokens", "tok", "gauge", "The longest conversation that this engine can hold."),
-    Metric("kv_used_tokens", "tok", "gauge", "KV cache that running requests hold."),
-    Metric("kv_shared_tokens", "tok", "gauge", "Part of the used KV that several requests share."),
-    Metric("kv_cached_tokens", "tok", "gauge", "KV kept for a prefix that may come again."),
-    Metric("kv_parked_tokens", "tok", "gauge", "KV put aside in RAM, outside the cache."),
-    Metric("kv_total_tokens", "tok", "gauge", "Room for KV, in tokens."),
-    Metric("evictions", "", "counter", "Cached prefixes lost to make room."),
+    Metric(
+        "context_tokens",
+        "tok",
+        "gauge",
+        "Longest conversation that this engine can process.",
+        "context",
+    ),
+    Metric("kv_used_tokens", "tok", "gauge", "KV cache that running requests use.", "used"),
+    Metric(
+        "kv_shared_tokens",
+        "tok",
+        "gauge",
+        "Part of the used KV cache that several requests share.",
+        "shared",
+    ),
+    Metric(
+        "kv_cached_tokens",
+        "tok",
+        "gauge",
+        "KV cache of earlier prompts, kept for a prefix that returns.",
+        "cached",
+    ),
+    Metric(
+        "kv_swapped_tokens",
+        "tok",
+        "gauge",
+        "KV swapped to RAM, outside the cache.",
+        "swapped to RAM",
+    ),
+    Metric("kv_total_tokens", "tok", "gauge", "Size of the KV cache in tokens.", "KV cache"),
+    Metric("evictions", "", "counter", "Cached prefixes evicted to make room.", "evictions"),
     Metric(
         "preemptions",
         "",
         "counter",
-        "Running requests set back and computed again because KV ran out.",
+        "Running requests that were preempted and computed again because the KV cache was full.",
     ),
-    Metric("drafted", "tok", "counter", "Tokens guessed ahead by speculation."),
+    Metric("drafted", "tok", "counter", "Draft tokens proposed by speculative decoding."),
+    Metric("accepted", "tok", "counter", "Draft tokens that the model accepted."),
     Metric(
-        "accepted", "tok", "counter", "Guessed tokens that were right, and so came for nothing."
+        "acceptance",
+        "share",
+        "gauge",
+        "Draft acceptance: accepted draft tokens as a share of the proposed ones.",
+        "accepted",
     ),
-    Metric("acceptance", "share", "gauge", "Accepted drafts of all drafts."),
-    Metric("accepted_length", "tok", "gauge", "Tokens that an average drafting step accepted."),
+    Metric(
+        "accepted_length",
+        "tok",
+        "gauge",
+        "Draft tokens that a step with drafts accepts on average.",
+        "mean accepted",
+    ),
     Metric(
         "speedup",
         "times",
         "gauge",
-        "Net gain of speculation against plain steps measured in the same request; 1 is none.",
+        "Speedup of speculative decoding over plain steps of the same request. 1 means none.",
+        "speedup",
     ),
-    Metric("speculation_off", "", "text", "Why speculation is off."),
+    Metric("speculation_off", "", "text", "Why speculative decoding is off."),
     Metric(
         "fingerprint",
         "",
         "text",
-        "Names what decides a text besides the request: model file, template, quantization, KV type, "
-        "library versions.",
+        "Identifies what determines a text besides the request: model file, template, quantization, KV type "
+        "and library versions.",
+        "model",
     ),
-    Metric("running", "", "gauge", "Requests that take part in the steps now."),
-    Metric("waiting", "", "gauge", "Requests in the queue."),
-    Metric("cancelled", "", "counter", "Requests that their reader gave up."),
-    Metric("threads", "", "gauge", "Threads that compute."),
-    Metric("gpu_layers", "", "gauge", "Layers of the model computed on the GPU."),
-    Metric("weights_bytes", "B", "gauge", "Memory of the weights."),
-    Metric("kv_bytes", "B", "gauge", "Memory of the KV cache."),
-    Metric("compute_bytes", "B", "gauge", "Memory of the compute buffers."),
-    Metric("overhead_bytes", "B", "gauge", "Memory of the runtime and its libraries."),
-    Metric("predicted_bytes", "B", "gauge", "Memory that was planned before the load."),
-    Metric("actual_bytes", "B", "gauge", "Memory that the loaded engine takes."),
-    Metric("others_bytes", "B", "gauge", "Memory that other processes hold."),
-    Metric("free_bytes", "B", "gauge", "Memory free now."),
+    Metric("running", "", "gauge", "Requests that the engine computes now.", "running"),
+    Metric("waiting", "", "gauge", "Requests in the queue.", "waiting"),
+    Metric("cancelled", "", "counter", "Requests cancelled because the client disconnected."),
+    Metric("threads", "", "gauge", "Compute threads.", "threads"),
+    Metric("gpu_layers", "", "gauge", "Layers computed on the GPU.", "layers on the GPU"),
+    Metric("weights_bytes", "B", "gauge", "Memory of the weights.", "weights"),
+    Metric("kv_bytes", "B", "gauge", "Memory of the KV cache.", "KV"),
+    Metric("compute_bytes", "B", "gauge", "Memory of the compute buffers.", "compute"),
+    Metric("overhead_bytes", "B", "gauge", "Memory of the runtime and its libraries.", "overhead"),
+    Metric(
+        "predicted_bytes",
+        "B",
+        "gauge",
+        "Memory that the plan predicted before the load.",
+        "planned",
+    ),
+    Metric("actual_bytes", "B", "gauge", "Memory that the loaded engine uses.", "actual"),
+    Metric("others_bytes", "B", "gauge", "Memory that other processes use."),
+    Metric("free_bytes", "B", "gauge", "Free memory.", "free"),
 )
 
-NOT_REPORTED: Final = "the server does not say"
-"""Value of `Speculation.off` where a remote server reports nothing about drafts."""
+NOT_REPORTED: Final = "the server does not report drafts"
+"""`Speculation.off` of a remote server that reports nothing about drafts."""
 
 METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _TABLE}
 
+SHOWN: Final = tuple(metric for metric in _TABLE if metric.label)
+"""Metrics of the panel, which the help and the glossary explain too."""
+
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile, always a measured value; None of nothing. share: from 0 to 1."""
+    """Return the nearest-rank percentile, which is always one of the values. None if there are no values.
+
+    `share` runs from 0 to 1.
+    """
     if not values:
         return None
     ranked = sorted(values)
@@ -126,14 +197,14 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def decode_rate(tokens: int, first_s: float, last_s: float) -> float | None:
-    """Tokens a second after the first one, whose time is prefill's. None for fewer than two tokens."""
+    """Return tokens per second after the first token, which belongs to the prefill. None below two tokens."""
     if tokens > 1 and last_s > first_s:
         return (tokens - 1) / (last_s - first_s)
     return None
 
 
 def prefill_rate(prompt_tokens: int, cached_tokens: int, elapsed_s: float) -> float | None:
-    """Computed prompt tokens a second; None where nothing was computed or no time passed."""
+    """Return computed prompt tokens per second. None if nothing was computed or no time passed."""
     computed = prompt_tokens - cached_tokens
     if computed > 0 and elapsed_s > 0:
         return computed / elapsed_s
@@ -141,17 +212,17 @@ def prefill_rate(prompt_tokens: int, cached_tokens: int, elapsed_s: float) -> fl
 
 
 def shared_tpot_ms(elapsed_s: float, tokens: int) -> list[float]:
-    """The time of a step, shared equally among its tokens: one entry for each."""
+    """Divide the time of a step equally among its tokens, one entry per token."""
     return [elapsed_s * 1000 / tokens] * tokens
 
 
 def acceptance(drafted: int, accepted: int) -> float | None:
-    """Accepted share of the drafted tokens; None without drafts."""
+    """Return the accepted share of the draft tokens. None without drafts."""
     return accepted / drafted if drafted else None
 
 
 def speedup(tokens: int, elapsed_s: float, plain_step_s: float) -> float | None:
-    """Time that `tokens` would take in plain steps, over the time they took; None where it is unknown."""
+    """Return the time of `tokens` plain steps divided by the elapsed time. None if either is unknown."""
     if elapsed_s > 0 and plain_step_s > 0:
         return tokens * plain_step_s / elapsed_s
     return None

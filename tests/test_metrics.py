@@ -1,5 +1,6 @@
 """The table of metrics, and how they are computed."""
 
+from pathlib import Path
 from typing import get_type_hints
 
 from hypothesis import given
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 
 from localchat import metrics
 from localchat.engine import events
-from localchat.metrics import METRICS
+from localchat.metrics import METRICS, SHOWN
+from localchat.tui.screens.help import help_lines
 
 
 def test_every_metric_of_the_events_is_in_the_table() -> None:
@@ -47,3 +49,11 @@ def test_rates_need_two_tokens_and_some_time() -> None:
     assert metrics.acceptance(4, 3) == 0.75
     assert metrics.speedup(30, 1.0, 0.1) == 3.0
     assert metrics.shared_tpot_ms(0.1, 4) == [25.0] * 4
+
+
+def test_the_help_and_the_glossary_explain_every_metric_of_the_panel() -> None:
+    help_text = {line.keys: line.about for line in help_lines({}) if line.section == "Metrics"}
+    glossary = Path("docs/glossary.md").read_text(encoding="utf8")
+    for metric in SHOWN:
+        assert help_text[metric.label] == metric.about
+        assert f"| **{metric.label}** | {metric.about} |" in glossary

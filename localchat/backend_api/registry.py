@@ -123,7 +123,7 @@ def choose_for_file(path: Path, requested: str | None = None) -> BackendChoice:
     kind: Kind = "safetensors" if path.is_dir() else "gguf"
     if requested and ":" in requested:
         module, _, name = requested.partition(":")
-        return _chosen(getattr(import_module(module), name)(), kind, asked=True)
+        return _chosen(getattr(import_module(module), name)(), kind, is_requested=True)
     backends = find_backends()
     if requested:
         return _named(backends, kind, requested)
@@ -301,7 +301,7 @@ def _named(backends: Mapping[str, Backend], kind: Kind, requested: str) -> Backe
             f"no backend is called {requested!r}",
             hint=f"installed: {', '.join(backends) or 'none'}",
         )
-    return _chosen(backends[requested], kind, asked=True)
+    return _chosen(backends[requested], kind, is_requested=True)
 
 
 def _first(fitting: Sequence[Backend], kind: Kind) -> BackendChoice:
@@ -313,10 +313,10 @@ def _first(fitting: Sequence[Backend], kind: Kind) -> BackendChoice:
     for backend in fitting:
         availability = backend.available()
         if availability.ok:
-            why = chosen_because(backend.name, kind, asked=False, refusals=refusals)
+            why = chosen_because(backend.name, kind, is_requested=False, refusals=refusals)
             return BackendChoice(backend, why, availability)
         refusals.append(_refusal(backend.name, availability))
-    return _chosen(fitting[0], kind, asked=False)
+    return _chosen(fitting[0], kind, is_requested=False)
 
 
 def _refusal(name: str, availability: Availability, *, hint: bool = False) -> str:
@@ -326,7 +326,7 @@ def _refusal(name: str, availability: Availability, *, hint: bool = False) -> st
     return text.strip()
 
 
-def _chosen(backend: Backend, kind: Kind, *, asked: bool) -> BackendChoice:
+def _chosen(backend: Backend, kind: Kind, *, is_requested: bool) -> BackendChoice:
     return BackendChoice(
-        backend, chosen_because(backend.name, kind, asked=asked), backend.available()
+        backend, chosen_because(backend.name, kind, is_requested=is_requested), backend.available()
     )

@@ -192,7 +192,7 @@ class EventSender:
             kv_used_tokens=usage.live,
             kv_shared_tokens=usage.shared,
             kv_cached_tokens=usage.cached,
-            kv_parked_tokens=usage.swapped,
+            kv_swapped_tokens=usage.swapped,
             kv_total_tokens=usage.total,
             running=running,
             waiting=waiting,

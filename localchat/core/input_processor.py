@@ -20,6 +20,7 @@ from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.parameters import SAMPLERS
 from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
@@ -35,7 +36,6 @@ from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.engine.repetition import detector_for
 from localchat.engine.request import (
-    SAMPLING_RANGES,
     GenerateRequest,
     Infill,
     Messages,
@@ -96,7 +96,7 @@ class InputProcessor:
         """The model's own sampling defaults, without values out of range."""
         defaults = dict(self._model.info.sampling)
         for name, value in self._model.info.sampling:
-            low, high = SAMPLING_RANGES[name]
+            low, high = SAMPLERS[name].engine_range
             if name == "top_k" and value < 0:
                 # llama.cpp and vLLM write -1 for off.
                 defaults[name] = 0
@@ -392,7 +392,8 @@ class InputProcessor:
 def _check(request: GenerateRequest) -> None:
     """Check values against the engine's ranges. Raises UsageError with field, value and range."""
     sampling = msgspec.structs.asdict(request.sampling)
-    for name, (low, high) in SAMPLING_RANGES.items():
+    for name, sampler in SAMPLERS.items():
+        low, high = sampler.engine_range
         value = sampling[name]
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")

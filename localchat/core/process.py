@@ -127,9 +127,7 @@ class FrameSender:
         """Report a failed request. Id 0 stands for the whole engine."""
         if isinstance(error, EngineClosed) and self.closing:
             return
-        message = protocol.sendable(error.message)
-        hint = protocol.sendable(error.hint)
-        self.send(protocol.Failed(id_, error.code, message, hint, error.details))
+        self.send(protocol.Failed.of(id_, error))
 
 
 class EngineProcess:

@@ -36,7 +36,7 @@ _UNITS: Final = (
     "|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth"
 )
 _NUMBER: Final = re.compile(
-    r"\d+(?:st|nd|rd|th)?\b"
+    r"\d+(?:(?:st|nd|rd|th)\b)?"
     r"|\b(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?:[- ](?:" + _UNITS + r"))?\b"
     r"|\b(?:" + _UNITS + r"|ten|eleven|twelve|\w+teen|tenth|eleventh|twelfth|\w+teenth|\w+tieth)\b"
     # Roman numerals are in capitals. The word "I" is not a numeral.

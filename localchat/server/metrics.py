@@ -90,6 +90,7 @@ class Metrics:
 
     def _reason(self, text: str) -> str:
         """Return a reason as the value of a label: without numbers, and one of at most 64."""
+        # Each new value of a label is a time series that Prometheus stores for good.
         reason = _NUMBER.sub("N", text)
         if len(self._reasons) < _MAX_REASONS:
             self._reasons.add(reason)
@@ -124,8 +125,10 @@ class Metrics:
 
 _GAUGES: Final = (
     *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
-    *("kv_parked_tokens", "kv_total_tokens"),
+    *("kv_swapped_tokens", "kv_total_tokens"),
 )
+_OLD_GAUGES: Final = {"kv_parked_tokens": "kv_swapped_tokens"}
+"""Former names of gauges, with the current ones. Dashboards get both for one release."""
 
 
 class _EngineMetrics(Collector):
@@ -144,9 +147,10 @@ class _EngineMetrics(Collector):
         yield GaugeMetricFamily("localchat_http_running", about, self._tracker.running)
         about = "Requests of the endpoint that wait for an engine."
         yield GaugeMetricFamily("localchat_http_waiting", about, self._tracker.waiting)
-        for name in _GAUGES:
-            values = [(model, getattr(stats.now, name)) for model, stats in self.latest]
-            yield _gauge_by_model(name, METRICS[name].about, values)
+        for name in (*_GAUGES, *_OLD_GAUGES):
+            field = _OLD_GAUGES.get(name, name)
+            values = [(model, getattr(stats.now, field)) for model, stats in self.latest]
+            yield _gauge_by_model(name, METRICS[field].about, values)
         sizes = [(model, stats.process_bytes) for model, stats in self.latest]
         yield _gauge_by_model("process_bytes", "Resident memory of an engine's process.", sizes)
         yield from self._counters()

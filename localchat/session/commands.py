@@ -1,58 +1,88 @@
 """Table of slash commands for completion, help and the command palette."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 from localchat.verbs import ALIASES, VERBS, slash_advice
 
+FrontEnd: TypeAlias = Literal["screen", "line"]
+"""The screen, or the line mode of `localchat run -i`."""
+
 
 class Command(NamedTuple):
-    """One slash command."""
+    """A slash command."""
 
     name: str
     arguments: str
-    """As help shows them."""
+    """Arguments as the help shows them."""
     about: str
     required: bool = False
-    """It does nothing without an argument."""
+    """Whether the command needs an argument."""
     aliases: tuple[str, ...] = ()
+    screen_only: bool = False
 
 
 COMMANDS: Final = (
-    Command("model", "[NAME]", "Choose the model; the conversation continues."),
+    Command("model", "[NAME]", "Choose the model; the conversation continues.", screen_only=True),
     Command("new", "", "Begin a new conversation; this one stays in the history."),
     Command("clear", "", "The same as /new, with the same instructions."),
     Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
-    Command("set", "[KEY VALUE]", "Change a parameter; without one, all of them with their cost."),
-    Command("think", "[on|off|auto]", "Let the model reason before it answers, or not."),
     Command(
-        "tries", "HOW", "For the next message: vote N, best N [judge], or critique.", required=True
+        "set",
+        "[KEY VALUE]",
+        "Change a parameter; without one, all of them with their cost.",
+        screen_only=True,
+    ),
+    Command(
+        "think",
+        "[on|off|auto]",
+        "Let the model reason before it answers, or not.",
+        screen_only=True,
+    ),
+    Command(
+        "tries",
+        "HOW",
+        "For the next message: vote N, best N [judge], or critique.",
+        required=True,
+        screen_only=True,
     ),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
-    Command("edit", "", "Change the last question and send it as a new branch."),
+    Command("edit", "", "Change the last question and send it as a new branch.", screen_only=True),
     Command("undo", "", "Undo the last question and its answer."),
     Command("compact", "", "Summarize the conversation, and send the summary instead."),
     Command("everything", "", "Send all messages again that were left out or summarized."),
-    Command("copy", "[N|code [N]]", "Copy the last answer, N messages, or code by its number."),
+    Command(
+        "copy",
+        "[N|code [N]]",
+        "Copy the last answer, N messages, or code by its number.",
+        screen_only=True,
+    ),
     Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
-    Command("search", "[TEXT]", "Find text in this conversation."),
+    Command("search", "[TEXT]", "Find text in this conversation.", screen_only=True),
     Command("history", "", "Find, open, rename and delete conversations."),
     Command("stats", "", "The metrics of the last answer, and the panel."),
-    Command("fit", "[MODEL]", "Check whether a model fits in memory."),
-    Command("pull", "NAME", "Download a model in the background.", required=True),
+    Command("fit", "[MODEL]", "Check whether a model fits in memory.", screen_only=True),
+    Command("pull", "NAME", "Download a model in the background.", required=True, screen_only=True),
     Command("help", "", "Keys and commands.", aliases=("?",)),
     Command("quit", "", "Quit; everything is saved.", aliases=("exit", "bye")),
 )
+"""Commands of the screen."""
+
+LINE_COMMANDS: Final = (
+    *(command for command in COMMANDS if not command.screen_only),
+    Command("send", "", "Send the question that could not be sent."),
+)
+"""Commands of the line mode."""
 
 
 class ShellQuestion(NamedTuple):
     """A question that a command of the shell answers."""
 
-    asked: str
+    question: str
     commands: tuple[str, ...]
-    """Without the name of the program, in the order to run them."""
+    """Command lines without the name of the program, in the order to run them."""
 
 
 QUESTIONS: Final = (
@@ -65,57 +95,69 @@ QUESTIONS: Final = (
 )
 
 _BY_NAME: Final = {
-    word: command for command in COMMANDS for word in (command.name, *command.aliases)
+    name: command
+    for command in (*COMMANDS, *LINE_COMMANDS)
+    for name in (command.name, *command.aliases)
 }
 
 
 class CommandCall(NamedTuple):
-    """A command with its argument, which is stripped and may be empty."""
+    """A command and its argument."""
 
     command: Command
     argument: str
+    """Stripped; may be empty."""
 
 
 def is_command(text: str) -> bool:
-    """Whether a message is a command. One that begins with a path, as a pasted error may, is text."""
+    """Whether a message is a command. A message that starts with a path, such as a pasted error, is text."""
     word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
     return bool(word) and "/" not in word[1:]
 
 
-def is_known(word: str) -> bool:
-    """Whether a word with its slash is a complete command."""
-    return word.removeprefix("/").lower() in _BY_NAME
+def is_known(name: str) -> bool:
+    """Whether a name with its slash is a command of the screen."""
+    command = _BY_NAME.get(name.removeprefix("/").lower())
+    return command in COMMANDS
 
 
-def instead(word: str, names: Sequence[str] = ()) -> str:
-    """A hint for a word without its slash that is no command. names: those there are; none: the screen's."""
-    from localchat.config.settings import KEYS, find_key  # the questions are shown without settings
+def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
+    """Return a hint for a name without its slash that is not a command."""
+    # Imported late: the first frame needs the commands, but no settings.
+    from localchat.config.parameters import PARAMETERS
+    from localchat.config.settings import find_key
 
-    meant = word.lower()
-    if advice := slash_advice(meant):
+    name = name.lower()
+    if advice := slash_advice(name):
         return f"use {advice}"
-    if meant in VERBS or meant in ALIASES:
-        verb = " ".join(ALIASES.get(meant, (meant,)))
+    if name in VERBS or name in ALIASES:
+        verb = " ".join(ALIASES.get(name, (name,)))
         return f"in the shell there is `localchat {verb}`"
-    keys = [key for key in KEYS if key.startswith(meant)] if len(meant) > 1 else []
-    if len(keys) == 1 and not matching(meant):
+    keys = [key for key in PARAMETERS if key.startswith(name)] if len(name) > 1 else []
+    if len(keys) == 1 and not matching(name):
         return f"use /set {keys[0]} VALUE"
     try:
-        return f"use /set {find_key(meant, '')} VALUE"
+        return f"use /set {find_key(name, '')} VALUE"
     except UsageError:
-        return did_you_mean(meant, names or [one.name for one in COMMANDS])
+        return did_you_mean(name, [command.name for command in commands])
 
 
-def parse(line: str) -> CommandCall:
+def parse(line: str, front_end: FrontEnd = "screen") -> CommandCall:
     """Parse a line that begins with a slash. Raises UsageError with the nearest command."""
-    word, _, rest = line.removeprefix("/").partition(" ")
-    if "\n" in word:
-        word, _, rest = line.removeprefix("/").partition("\n")
-    command = _BY_NAME.get(word.strip().lower())
-    if command is None:
+    commands = COMMANDS if front_end == "screen" else LINE_COMMANDS
+    name, _, rest = line.removeprefix("/").partition(" ")
+    if "\n" in name:
+        name, _, rest = line.removeprefix("/").partition("\n")
+    command = _BY_NAME.get(name.strip().lower())
+    if command in COMMANDS and command not in commands:
         raise UsageError(
-            f"there is no command /{word}",
-            hint=f"{instead(word)}; to send a text that begins with a slash, put a space before it",
+            f"/{name} is a command of the screen", hint="/help lists those that work here"
+        )
+    if command is None or command not in commands:
+        raise UsageError(
+            f"there is no command /{name}",
+            hint=f"{instead(name, commands)}; to send a text that begins with a slash, put a space "
+            "before it",
         )
     argument = rest.strip()
     if command.required and not argument:
@@ -124,10 +166,10 @@ def parse(line: str) -> CommandCall:
 
 
 def matching(prefix: str) -> tuple[Command, ...]:
-    """The commands that begin with `prefix` (without its slash), in the order of the table."""
-    start = prefix.lower()
+    """Return the commands of the screen that begin with `prefix`, in the order of the table."""
+    prefix = prefix.lower()
     return tuple(
         command
         for command in COMMANDS
-        if any(word.startswith(start) for word in (command.name, *command.aliases))
+        if any(name.startswith(prefix) for name in (command.name, *command.aliases))
     )

@@ -1,18 +1,18 @@
-"""Progress of a request before its first words, in words."""
+"""Progress of a request before its first token, as a phrase."""
 
 from typing import Final
 
-from localchat.engine.stats_line import plain_prefill_rate
 from localchat.session.engine_status import EngineStatus
 from localchat.units import percent, rate, sizes, used_of
 
-_UNBROKEN: Final = "\u00a0"
-"""A space where no row ends."""
+_NO_BREAK_SPACE: Final = "\u00a0"
 
 
-def progress_words(status: EngineStatus, now_s: float, *, technical: bool = False) -> str:
-    """Progress of the running request; empty while there is nothing to wait for. `now_s`: of the monotonic
-    clock. `technical`: in the terms of the field."""
+def progress_words(status: EngineStatus, now_s: float) -> str:
+    """Describe the progress of the running request. Empty while there is nothing to wait for.
+
+    `now_s` is a time of the monotonic clock.
+    """
     match status.state:
         case "sent":
             return f"waiting for the model, {now_s - status.sent_s:.0f} s"
@@ -22,7 +22,7 @@ def progress_words(status: EngineStatus, now_s: float, *, technical: bool = Fals
         case "loading":
             return _loading(status)
         case "prefill":
-            return _prefill(status, now_s, technical=technical)
+            return _prefill(status, now_s)
         case _:
             return ""
 
@@ -38,24 +38,23 @@ def _loading(status: EngineStatus) -> str:
     return f"loading the model, {percent(done, total)}, {sizes(done, total)}"
 
 
-def _prefill(status: EngineStatus, now_s: float, *, technical: bool) -> str:
+def _prefill(status: EngineStatus, now_s: float) -> str:
     prefill = status.prefill
     if prefill is None or not prefill.total or prefill.done >= prefill.total:
         return ""
-    if technical:
-        words = [f"prefill {used_of(prefill.done, prefill.total)}"]
-    else:
-        words = [f"reading your prompt, {percent(prefill.done, prefill.total)}"]
+    parts = [f"prefill {used_of(prefill.done, prefill.total)}"]
     if (speed := status.prefill_tokens_per_s) is not None:
-        told = rate(speed) if technical else plain_prefill_rate(speed)
-        words.append(told.replace(" ", _UNBROKEN))
+        parts.append(rate(speed).replace(" ", _NO_BREAK_SPACE))
     if left := time_left(status, now_s):
-        words.append(left)
-    return ", ".join(words)
+        parts.append(left)
+    return ", ".join(parts)
 
 
 def time_left(status: EngineStatus, now_s: float) -> str:
-    """`about 1 min left`, `about 20 s left`; empty if that is not known. `now_s`: of the monotonic clock."""
+    """Return `about 1 min left` or `about 20 s left`. Empty if unknown.
+
+    `now_s` is a time of the monotonic clock.
+    """
     left_s = status.prefill_left_s(now_s)
     if left_s is None or status.prefill is None or status.prefill.done >= status.prefill.total:
         return ""

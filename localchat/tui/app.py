@@ -117,7 +117,7 @@ class ChatApp(App[int]):
         if self.screen is self.chat:
             entries = tuple(fixed_entries(self._session_context.keys))
             dialog = PaletteScreen(entries, self._found_entries)
-            self.push_screen(dialog, self.chat.commands.run_entry)
+            self.push_screen(dialog, self.chat.run_entry)
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets do not accept as keys, and hold what comes before a screen stands."""
@@ -197,8 +197,10 @@ class ChatApp(App[int]):
         chat.composer.documents = session.context.library.names
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
+        for notice in session.context.notices:
+            session.notice(notice, "warning")
         if session.conversation.nodes:
-            chat.commands.resume(session.conversation)
+            chat.resume(session.conversation)
         await self._open_history()
         await asyncio.to_thread(_load_transcript)
         _ = chat.transcript, chat.talk.finder  # so that neither an answer nor a key waits for it

@@ -1,38 +1,36 @@
-"""Downloads a model on a thread while the chat goes on, one at a time."""
+"""Downloads a model in a thread while the chat goes on, one at a time."""
 
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from localchat.errors import LocalchatError, ModelInvalid, NetworkError, UsageError
+from localchat.errors import (
+    LocalchatError,
+    ModelInvalid,
+    ModelMissing,
+    NetworkError,
+    UsageError,
+)
+from localchat.session.blocks import Offer
 from localchat.units import sizes
 
 if TYPE_CHECKING:
     from localchat.models.hub.events import PullEvent
-    from localchat.session.context import SessionContext
+    from localchat.session.session import ChatSession
 
 
 class BackgroundPull:
-    """Runs one pull at a time. All callbacks but the first are called on its thread."""
+    """Runs one pull at a time, and shows its progress and its end in the session."""
 
-    def __init__(
-        self,
-        context: "SessionContext",
-        show: Callable[[str], None],
-        done: Callable[[str], None],
-        failed: Callable[[str, LocalchatError], None],
-    ) -> None:
-        """`show` gets a line of progress (empty at the end), `done` the model's name, `failed` name and
-        error."""
-        self._session_context = context
-        self._show = show
-        self._done = done
-        self._failed = failed
+    def __init__(self, session: "ChatSession", call_from_any_thread: Callable[..., object]) -> None:
+        """`call_from_any_thread` calls a function on the event loop of the session."""
+        self._session = session
+        self._call = call_from_any_thread
         self._name = ""
         self._lock = threading.Lock()
 
     def begin(self, name: str, *, offline: bool) -> None:
-        """Start to download a model. Raises UsageError while another pull runs, NetworkError offline."""
+        """Start to download a model. Raises UsageError during another pull, NetworkError if offline."""
         if offline:
             raise NetworkError(
                 f"{name} cannot be downloaded: the setting offline is on", hint="/set offline false"
@@ -41,8 +39,24 @@ class BackgroundPull:
             if self._name:
                 raise UsageError(f"{self._name} is still downloading", hint="one pull at a time")
             self._name = name
-        self._show(f"pull {name}")
+        self._call(self._show_progress, f"pull {name}")
         threading.Thread(target=self._run, args=(name,), name="pull", daemon=True).start()
+
+    def _show_progress(self, line: str) -> None:
+        self._session.status.pulling = line
+        self._session.view.status_changed()
+
+    def finished(self, name: str) -> None:
+        """Report a downloaded model, and offer it."""
+        offers = (Offer(f"chat with {name}", f"model {name}"),)
+        self._session.notice(f"{name} is here.", "info", offers)
+
+    def failed(self, name: str, problem: LocalchatError) -> None:
+        """Report a failed pull. It can be resumed unless the name itself is wrong."""
+        offers: tuple[Offer, ...] = ()
+        if not isinstance(problem, ModelMissing | UsageError):
+            offers = (Offer("resume download", f"pull {name}"),)
+        self._session.show_error(problem, offers)
 
     def _run(self, name: str) -> None:
         from localchat.models.catalog import read_catalog
@@ -51,46 +65,50 @@ class BackgroundPull:
         from localchat.models.hub.retry import RetryPolicy
         from localchat.models.names import parse
 
-        paths = self._session_context.paths
-        environ = self._session_context.environ
+        paths = self._session.context.paths
+        environ = self._session.context.environ
         retries = RetryPolicy()
-        problem: LocalchatError | None = None
-        found = name
         try:
             reference = parse(name, read_catalog(paths))
             hub = hub_from_environment(environ)
             choice = select_files(reference, hub, self._report, retries)
-            found = fetch(choice, hub, paths.models_dir, self._report, retries).manifest.name
-        except LocalchatError as error:
-            problem = error
-        finally:
-            with self._lock:
-                self._name = ""
-        self._show("")
-        if problem is None:
-            self._done(found)
+            pulled = fetch(choice, hub, paths.models_dir, self._report, retries)
+        except LocalchatError as problem:
+            self._release()
+            self._call(self.failed, name, problem)
+        except BaseException:
+            self._release()
+            raise
         else:
-            self._failed(name, problem)
+            self._release()
+            self._call(self.finished, pulled.manifest.name)
+
+    def _release(self) -> None:
+        """Allow the next pull, and clear the progress."""
+        with self._lock:
+            self._name = ""
+        self._call(self._show_progress, "")
 
     def _report(self, event: "PullEvent") -> None:
         from localchat.models.hub.events import Checking, Note, Progress, PullFinished, PullStarted
 
         match event:
-            case Progress(done_bytes=done, total_bytes=total, left_s=left):
-                rest = f", {_time_left(left)}" if left is not None else ""
-                self._show(f"pull {self._name} {sizes(done, total)}{rest}")
+            case Progress(done_bytes=done, total_bytes=total, left_s=left_s):
+                rest = f", {_time_left(left_s)}" if left_s is not None else ""
+                line = f"pull {self._name} {sizes(done, total)}{rest}"
             case PullStarted(name=name, total_bytes=total, done_bytes=done):
-                self._show(f"pull {name} {sizes(done, total)}")
+                line = f"pull {name} {sizes(done, total)}"
             case Checking(file=file):
-                self._show(f"checking {file}")
+                line = f"checking {file}"
             case Note(text=text):
-                self._show(text)
+                line = text
             case PullFinished(name=name, trouble=trouble) if trouble:
                 raise ModelInvalid(
                     f"{name} cannot be run: {trouble}", hint=f"localchat rm {name} removes it"
                 )
             case _:
-                pass
+                return
+        self._call(self._show_progress, line)
 
 
 def _time_left(seconds: float) -> str:

@@ -6,8 +6,15 @@ The terminal does not answer, so success cannot be known.
 import base64
 import os
 import subprocess
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from localchat.errors import UsageError
+from localchat.session.blocks import AnswerBlock, UserBlock
+from localchat.units import counted
+
+if TYPE_CHECKING:
+    from localchat.tui.transcript.widget import Transcript
 
 _TMUX: Final = ("tmux", "load-buffer", "-w", "-")
 _TIMEOUT_S: Final = 2.0
@@ -45,3 +52,42 @@ def _to_tmux(text: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+class CopiedText(NamedTuple):
+    """A text to copy and its name for the user."""
+
+    text: str
+    what: str
+
+
+def chosen_text(transcript: "Transcript", argument: str) -> CopiedText:
+    """Return what `/copy` copies: the last answer, the last N messages, `code` or `code N`.
+
+    Raises UsageError for any other argument.
+    """
+    messages = [block for block in transcript.blocks if isinstance(block, AnswerBlock | UserBlock)]
+    answers = [block for block in messages if isinstance(block, AnswerBlock)]
+    kind, _, number = argument.partition(" ")
+    if kind == "code":
+        for answer in reversed(answers):
+            if blocks := transcript.code_blocks(answer.id):
+                return _code_block(blocks, number.strip())
+        raise UsageError("/copy code: no answer has a code block yet")
+    if not argument:
+        return CopiedText(answers[-1].text if answers else "", "last answer")
+    if argument.isdecimal() and int(argument):
+        texts = [block.text for block in messages[-int(argument) :]]
+        return CopiedText("\n\n".join(texts), f"last {counted(len(texts), 'message')}")
+    raise UsageError(f"/copy {argument}: expected a number of messages, code, or code N")
+
+
+def _code_block(blocks: Sequence[str], number: str) -> CopiedText:
+    """Return a code block by the number above it, by default the last one."""
+    if number and not (number.isdecimal() and 1 <= int(number) <= len(blocks)):
+        raise UsageError(
+            f"/copy code {number}: the last answer with code has blocks 1 to {len(blocks)}",
+            hint="the number is above each block",
+        )
+    index = int(number) if number else len(blocks)
+    return CopiedText(blocks[index - 1], f"code {index} of {len(blocks)}")

@@ -23,8 +23,6 @@ class FooterState(NamedTuple):
     can_continue: bool = False
     offers: tuple[Offer, ...] = ()
     """Open offers of the last notice."""
-    technical_panel: bool | None = None
-    """Whether the panel shows the terms of the field; None while it is closed."""
 
     @property
     def is_urgent(self) -> bool:
@@ -35,12 +33,11 @@ class FooterState(NamedTuple):
 def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey, ...]:
     """The keys, most useful first; at most what a wide window shows. `table`: the keymap of the settings."""
 
-    def key(id_: str, word: str, rank: int = 0) -> FooterKey:
+    def key(id_: str, label: str, rank: int = 0) -> FooterKey:
         shown = key_names(id_, table).partition(", ")[0]
-        return FooterKey(shown.replace("Ctrl+", "^"), word, rank)
+        return FooterKey(shown.replace("Ctrl+", "^"), label, rank)
 
     metrics = key("view.panel", "metrics", 2)
-    terms = key("metrics.terms", "plain words" if state.technical_panel else "terms", 2)
     help_ = key("screen.help", "help", 1)
     if state.focus == "transcript":
         return (
@@ -55,7 +52,7 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
         )
     if state.focus == "panel":
         close = key("chat.stop", "close") if state.is_covered else key("view.panel", "close")
-        return (FooterKey("↑↓", "figure"), FooterKey("Tab", "back"), terms, close, help_)
+        return (FooterKey("↑↓", "figure"), FooterKey("Tab", "back"), close, help_)
     found = list(_offer_keys(tuple(offer for offer in state.offers if offer.key)))
     if state.is_busy:
         stop = key("chat.stop", "stop")
@@ -75,8 +72,6 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
     )
     if state.is_covered:
         found.append(key("chat.stop", "close"))
-    if state.technical_panel is not None:
-        found.append(terms)
     return (*found, *usual, metrics, help_)
 
 

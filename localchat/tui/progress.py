@@ -11,14 +11,14 @@ _SHOWN_AFTER_S: Final = 0.4
 """Shorter waits show nothing: a row that comes and goes at once is noise."""
 
 
-def progress_block(
-    status: EngineStatus, now_s: float, *, technical: bool = False
-) -> ProgressBlock | None:
-    """Progress of the running request; None while there is nothing to wait for. `now_s`: of the monotonic
-    clock. `technical`: in the terms of the field."""
+def progress_block(status: EngineStatus, now_s: float) -> ProgressBlock | None:
+    """Return the progress of the running request. None while there is nothing to wait for.
+
+    `now_s` is a time of the monotonic clock.
+    """
     if status.task or now_s - status.sent_s < _SHOWN_AFTER_S:
         return None
-    words = progress_words(status, now_s, technical=technical)
+    words = progress_words(status, now_s)
     if words:
         return ProgressBlock(PROGRESS_ID, words, _share(status))
     return None

@@ -55,11 +55,6 @@ class BlockScreen(Protocol):
         """Models that the welcome offers."""
         ...
 
-    @property
-    def technical_metrics(self) -> bool:
-        """Whether metrics are shown in the terms of the field."""
-        ...
-
     def blocks_changed(self) -> None:
         """Show the welcome or the transcript."""
         ...
@@ -155,14 +150,10 @@ class TranscriptView:
         self._screen.status_changed()
 
     def _worded(self, block: Block) -> Block:
-        """The block with its metrics in the words that the screen uses."""
-        if not isinstance(block, AnswerBlock):
-            return block
-        if block.text and self._is_from_guide(block.id):
-            block = block._replace(text=for_screen(block.text, self._keys).text)
-        if self._screen.technical_metrics:
-            return block
-        return with_other_footer(block)
+        """Return the block, with an answer of the guide as the screen shows it."""
+        if isinstance(block, AnswerBlock) and block.text and self._is_from_guide(block.id):
+            return block._replace(text=for_screen(block.text, self._keys).text)
+        return block
 
     def _with_keys(self, block: NoticeBlock) -> NoticeBlock:
         """The notice with the keys of its offers, which follow those of the welcome."""
@@ -187,11 +178,6 @@ class TranscriptView:
                 kept = tuple(each._replace(**changes) for each in block.offers if keep(each))
                 if kept != block.offers:
                     self._screen.transcript.put(block._replace(offers=kept))
-
-
-def with_other_footer(block: AnswerBlock) -> AnswerBlock:
-    """An answer with its metrics in the other words."""
-    return block._replace(footer=block.other_footer, other_footer=block.footer)
 
 
 def _is_about_question(action: str) -> bool:

@@ -80,11 +80,11 @@ def test_notices_break_at_words_and_progress_keeps_to_one_row(
     terminal, shared = on_tty()
     terminal.notify("other programs are using the CPU")
     streams.tell("  the question is kept: /send sends it")
-    terminal.progress("reading your prompt, 41%, 20 tok/s")
+    terminal.progress("prefill 1,344/3,278 (41%), 20.0 tok/s")
     assert shared.getvalue() == (
         "localchat: other\nprograms are using the\nCPU\n"
         "  the question is kept:\n  /send sends it\n"
-        "\r\x1b[2Kreading your prompt, 4…"
+        "\r\x1b[2Kprefill 1,344/3,278 (4…"
     )
 
 

@@ -40,7 +40,7 @@ def test_a_conversation_is_asked_stopped_continued_and_branched(
 ) -> None:
     screen.see("Ask anything")
     screen.ask("Name a color.")
-    screen.see("words/s")
+    screen.see("tok/s")
     wait_until_ready(screen)
     assert len(stored(tmp_path).path()) == 2
 

@@ -8,13 +8,10 @@ import msgspec
 from localchat.engine.events import EngineStats, MetricsSnapshot
 from localchat.errors import ContextExceeded, NetworkError
 from localchat.session.engine_status import EngineStatus
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.widgets.metrics_panel import panel_rows
 from tests.support.chat_sessions import Chat, run
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import INFO, Stage, told
-
-TERMS = MetricWords(technical=True)
 
 
 def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
@@ -41,7 +38,7 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
         notice = chat.page.notices()[-1]
         assert "the context holds 24,000" in notice.text
         actions = [offer.action for offer in notice.offers]
-        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "model"]
+        assert actions == ["overflow/leave_out_oldest", "overflow/compact"]
         await session.retry()
         notice = chat.page.notices()[-1]
         assert notice.text == "http://box answered 400: too long\na shorter input"
@@ -86,12 +83,12 @@ def test_of_a_remote_nothing_is_shown_that_it_does_not_tell() -> None:
     about = msgspec.structs.replace(INFO, backend="remote", context_tokens=0, threads=0, layers=0)
     live = EngineStatus(info=about, stats=EngineStats(MetricsSnapshot("decode")))
     assert live.kv == (0, 0)
-    shown = " ".join(piece.text for row in panel_rows(live, 40, TERMS) for piece in row.pieces)
+    shown = " ".join(piece.text for row in panel_rows(live, 40) for piece in row.pieces)
     assert about.model in shown
     for word in ("Memory", "KV", "context", "threads", "layers", "running"):
         assert word not in shown
     told = msgspec.structs.replace(about, context_tokens=8192)
     shown = " ".join(
-        piece.text for row in panel_rows(EngineStatus(info=told), 40, TERMS) for piece in row.pieces
+        piece.text for row in panel_rows(EngineStatus(info=told), 40) for piece in row.pieces
     )
     assert "8,192 tok" in shown

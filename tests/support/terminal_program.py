@@ -51,7 +51,7 @@ _ASKS_FOR_FRAMES = b"\x1b[?%d$p" % _FRAMES
 _HAS_FRAMES = b"\x1b[?%d;2$y" % _FRAMES
 _ASKS_FOR_BACKGROUND = b"\x1b]11;?\x1b\\"
 _AFTER_AN_ANSWER = re.compile(
-    r"\n +(?:TTFT |first word |interrupted|reading your prompt|waiting for the model|loading the model|"
+    r"\n +(?:TTFT |interrupted|prefill |waiting for the model|loading the model|"
     r"warming up the model|[●▲✕■] )"
 )
 """Its figures, how it ended, a notice, or the progress of the prompt before it."""

@@ -97,10 +97,9 @@ def tiny_runner(
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them. With
     `window_blocks` windowed layers have pages of their own, the last of which nobody writes."""
     config = read_config(folder)
-    names = config.family.names
     source = CheckpointWeights(folder, device)
     weights = load(
-        config, names, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
+        config, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
     )
     hybrid = config.delta_net is not None
     pages = Pages(

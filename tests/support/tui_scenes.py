@@ -169,7 +169,7 @@ async def past(pilot: Pilot[int]) -> None:
     """Some conversations in the history, and the list of them."""
     for words in ("Plan a week in Norway", "Why is the sky blue?", "Explain paged attention"):
         await say(pilot, words)
-        app_of(pilot).chat.commands.run("/new")
+        app_of(pilot).chat.run_command("/new")
         await pilot.pause()
         await until(pilot, lambda: not app_of(pilot).session.conversation.nodes)
     await pilot.press("ctrl+r")
@@ -251,7 +251,6 @@ SCENES: dict[str, Scene] = {
     "answer": Scene(talk, RICH),
     "answer-wide": Scene(talk, RICH, ((200, 40),)),
     "panel-wide": Scene(panel, RICH, ((200, 40),)),
-    "panel-terms": Scene(panel, {**RICH, "changes": {"technical_metrics": True}}),
     "answer-small": Scene(talk, RICH, SMALL),
     "answer-light": Scene(talk, theme("light"), ((80, 24),)),
     "answer-high-contrast": Scene(talk, theme("high-contrast"), ((80, 24),)),

@@ -94,7 +94,7 @@ STATS = EngineStats(
         kv_used_tokens=6412,
         kv_shared_tokens=2048,
         kv_cached_tokens=9216,
-        kv_parked_tokens=1536,
+        kv_swapped_tokens=1536,
         kv_total_tokens=32768,
         running=2,
         waiting=0,
@@ -182,6 +182,7 @@ class Stage:
     about: EngineInfo = INFO
     changes: dict[str, object] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
     models: tuple[str, ...] = ("tiny", "other")
     environ: dict[str, str] = field(default_factory=dict)
@@ -283,6 +284,7 @@ class Stage:
             remember=self._remember,
             first_run=lambda: self.first_run,
             keys=self.keys,
+            notices=self.notices,
             history_file=self.tmp / "history.sqlite3",
             presets=self.presets,
             speed=lambda setup: self.speed,

@@ -187,7 +187,10 @@ def test_the_parameter_screen_tells_the_cost_before_it_is_paid(tmp_path: Path) -
         await until(pilot, lambda: dialog(pilot).entries.option_count > 3)
         prompts = [str(option.prompt) for option in dialog(pilot).entries.options]
         assert any("65536" in each and "8.6 GB of 11.0 GB free" in each for each in prompts)
-        assert any("131072" in each and "does not fit" in each for each in prompts)
+        assert any(
+            "131072" in each and "does not fit: needs 12.3 GB, 11.0 GB free" in each
+            for each in prompts
+        )
         await pilot.press(*"5000", "enter")
         await until(pilot, lambda: len(stage.opened) == 2)
         assert stage.opened[-1][0].load.context_tokens == 5000
@@ -285,15 +288,15 @@ def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.Monke
         assert "has blocks 1 to 1" in notices(pilot)[-1]
         for words in ("nothing", "²", "0"):
             await command(pilot, f"/copy {words}")
-            assert f"/copy {words}: it takes a number of messages" in notices(pilot)[-1]
+            assert f"/copy {words}: expected a number of messages" in notices(pilot)[-1]
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
         assert "See:" in (tmp_path / "talk.md").read_text()
         await command(pilot, f"/export {tmp_path / 'talk.json'}")
         assert json.loads((tmp_path / "talk.json").read_text())
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
-        assert "exists already" in notices(pilot)[-1]
+        assert "already exists" in notices(pilot)[-1]
         await command(pilot, f"/export {'x' * 300}")
-        assert "cannot be written" in notices(pilot)[-1]
+        assert "cannot write" in notices(pilot)[-1]
         await command(pilot, "/export ~nobody-of-this-name.md")
         assert "See:" in (tmp_path / "~nobody-of-this-name.md").read_text()
         for name in ("q.md", "q-2.md"):
@@ -354,29 +357,28 @@ def test_search_fit_help_and_quit(tmp_path: Path) -> None:
 def test_a_pull_is_shown_while_the_chat_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways: list[Callable[..., None]] = []
-
-    def begin(self: BackgroundPull, name: str, *, offline: bool) -> None:
-        ways.extend([self._show, self._done, self._failed])
-
-    monkeypatch.setattr(BackgroundPull, "begin", begin)
+    monkeypatch.setattr(BackgroundPull, "begin", lambda self, name, *, offline: None)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await command(pilot, "/pull other")
-        show, done, failed = ways
-        await asyncio.to_thread(show, "pull other 1.0/4.0 GB, 20 s left")
+        pulls = app.chat.pulls
+
+        async def from_thread(callback: Callable[..., None], *arguments: object) -> None:
+            await asyncio.to_thread(pulls._call, callback, *arguments)
+
+        await from_thread(pulls._show_progress, "pull other 1.0/4.0 GB, 20 s left")
         await until(pilot, lambda: "1.0/4.0 GB" in app.session.status.pulling)
         await say(pilot, "meanwhile")
-        await asyncio.to_thread(show, "")
-        await asyncio.to_thread(done, "other")
+        await from_thread(pulls._show_progress, "")
+        await from_thread(pulls.finished, "other")
         await until(pilot, lambda: notices(pilot))
         await pilot.press("alt+1")
         await until(pilot, lambda: app.session.setup.model.name == "other")
-        await asyncio.to_thread(failed, "other", NetworkError("no way", hint="try again"))
+        await from_thread(pulls.failed, "other", NetworkError("no way", hint="try again"))
         await until(pilot, lambda: "no way" in notices(pilot)[-1])
         assert offered(pilot) == ["pull other"]
-        await asyncio.to_thread(failed, "nosuch", ModelMissing("nobody knows it"))
+        await from_thread(pulls.failed, "nosuch", ModelMissing("nobody knows it"))
         await until(pilot, lambda: "nobody knows it" in notices(pilot)[-1])
         assert offered(pilot) == [], "to try once more would help nobody"
 

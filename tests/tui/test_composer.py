@@ -131,7 +131,7 @@ def test_the_up_key_works_in_a_conversation_with_fewer_messages(tmp_path: Path) 
         await pilot.press("up")
         short = Conversation()
         short.add(Message("user", "only"), parent=None)
-        app.chat.commands.resume(short)
+        app.chat.resume(short)
         await pilot.press("up")
         assert app.chat.composer.text == "only"
 
@@ -165,7 +165,7 @@ def test_a_new_conversation_ends_the_change_of_a_message(tmp_path: Path, way: st
         app = app_of(pilot)
         await say(pilot, "question")
         await pilot.press("f6")
-        app.chat.commands.run(way)
+        app.chat.run_command(way)
         await until(pilot, lambda: not app.session.conversation.nodes)
         assert app.chat.composer.text == ""
         await say(pilot, "another")
@@ -209,7 +209,7 @@ def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) 
         assert composer.text == f"{SIGN} "
         await pilot.press("enter")
         assert await answered(pilot, stage, 2) == first
-        app.chat.commands.resume(app.session.conversation)
+        app.chat.resume(app.session.conversation)
         await pilot.press("up", "up")
         assert composer.text.startswith(SIGN)
         composer.editor.insert_paste(PASTE)
@@ -486,7 +486,7 @@ def test_tokens_that_nobody_counts_are_unknown_and_another_model_counts_anew(
             patch.setattr(StagedEngine, "tokenize", _Mute.tokenize)
             app.chat.composer.editor.insert_paste(PASTE)
             await until(pilot, lambda: "tokens unknown" in attached(pilot))
-        app.chat.commands.run("/model other")
+        app.chat.run_command("/model other")
         await until(pilot, lambda: "625 tokens" in attached(pilot))
 
     play(stage, what)

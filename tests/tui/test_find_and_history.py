@@ -72,7 +72,7 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
         app = app_of(pilot)
         for words in ("one", "two"):
             await say(pilot, words)
-            app.chat.commands.run("/new")
+            app.chat.run_command("/new")
             await until(pilot, lambda: not app.session.conversation.nodes)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
@@ -92,7 +92,7 @@ def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path
         app = app_of(pilot)
         for words in ("one", "two"):
             await say(pilot, words)
-            app.chat.commands.run("/new")
+            app.chat.run_command("/new")
             await until(pilot, lambda: not app.session.conversation.nodes)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: isinstance(app.screen, HistoryScreen))

@@ -207,8 +207,8 @@ def test_leaving_while_a_pull_runs_ends_well(
 
     def pull(self: BackgroundPull, name: str) -> None:
         while not over.wait(0.0005):
-            self._show(f"pull {name} 1 of 2 MB")
-        self._done(name)
+            self._call(self._show_progress, f"pull {name} 1 of 2 MB")
+        self._call(self.finished, name)
 
     monkeypatch.setattr(BackgroundPull, "_run", pull)
 

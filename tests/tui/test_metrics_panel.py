@@ -1,18 +1,122 @@
-"""Where the panel of figures stands: it never covers half a line of the conversation."""
+"""The metrics panel and the status bar: their terms, and the place of the panel on the screen."""
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from tests.support.tui_stage import Stage, app_of, footer, play, say, until
+from localchat.engine.events import Prefill, Queued, Text
+from localchat.engine.interface import MemoryParts
+from localchat.metrics import METRICS
+from localchat.session.blocks import AnswerBlock, NoticeBlock
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.widgets.metrics_panel import column_ranges, panel_rows
+from localchat.tui.widgets.status_bar import status_parts
+from tests.support.tui_stage import DONE, INFO, STATS, Stage, app_of, footer, play, say, told, until
+
+
+def answered() -> EngineStatus:
+    status = EngineStatus(info=INFO, stats=STATS)
+    status.begin()
+    status.update(Prefill(6144, 6144, 6200))
+    status.update(Text(0, "so"))
+    status.update(DONE)
+    return status
+
+
+def status_text(status: EngineStatus) -> str:
+    return " ".join(part.text for part in status_parts(status))
+
+
+def panel_lines(status: EngineStatus) -> list[str]:
+    return ["".join(piece.text for piece in row.pieces).strip() for row in panel_rows(status, 43)]
+
+
+def test_the_status_bar_uses_the_terms_of_the_field() -> None:
+    text = status_text(answered())
+    for part in ("TTFT 0.41 s", "62.0 tok/s", "KV 6,412/32,768 (20%)", "drafts 34/51"):
+        assert part in text
+    assert "llamacpp · CPU" in text
+    assert "drafts" not in status_text(EngineStatus(info=INFO, stats=STATS)), "0/0 says nothing"
+
+
+def test_the_status_bar_shows_queue_and_prefill() -> None:
+    status = EngineStatus()
+    status.begin()
+    status.update(Queued(2))
+    assert "queued, 2 ahead" in status_text(status)
+    status.update(Prefill(1344, 0, 3278))
+    assert "prefill 1,344/3,278" in status_text(status)
+
+
+def test_the_panel_shows_the_terms_of_the_metrics_table() -> None:
+    lines = panel_lines(answered())
+    for term in (
+        "TTFT",
+        "decode",
+        "TPOT p50",
+        "KV cache",
+        "used",
+        "swapped to RAM",
+        "accepted",
+        "· free",
+    ):
+        assert any(line.startswith(term) for line in lines), term
+    for row in panel_rows(answered(), 43):
+        assert not row.metric or METRICS[row.metric].about
+
+
+def test_the_parts_of_the_memory_add_up_to_its_heading() -> None:
+    parts = MemoryParts(31_000_000, 17_000_000, 16_000_000, 83_000_000)
+    info = msgspec.structs.replace(
+        INFO, actual=None, actual_bytes=0, predicted=parts, predicted_bytes=131_000_000
+    )
+    assert "147 MB of" in panel_lines(EngineStatus(info=info))[0]
+
+
+def test_an_answer_has_its_metrics_below_it(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "hi")
+        blocks = app_of(pilot).chat.transcript.blocks
+        (answer,) = (block for block in blocks if isinstance(block, AnswerBlock))
+        assert answer.footer == "TTFT 0.41 s · 62.0 tok/s"
+
+    play(Stage(tmp_path, script=lambda request: told("so " * 106)), what)
+
+
+def test_removed_keys_of_the_settings_file_are_reported(tmp_path: Path) -> None:
+    notices = ("technical_metrics was removed",)
+
+    async def what(pilot: Pilot[int]) -> None:
+        blocks = app_of(pilot).chat.transcript.blocks
+        await until(pilot, lambda: any(isinstance(block, NoticeBlock) for block in blocks))
+        texts = [block.text for block in blocks if isinstance(block, NoticeBlock)]
+        assert texts == list(notices)
+
+    play(Stage(tmp_path, notices=notices), what)
+
+
+@pytest.mark.parametrize("height", range(8, 24))
+def test_a_column_ends_neither_after_a_heading_nor_before_a_bar(height: int) -> None:
+    rows = panel_rows(answered(), 43)
+    shown: list[int] = []
+    for column in column_ranges(rows, 0, height, 2):
+        shown += column
+        assert len(column) <= height
+        if column.stop < len(rows):
+            last, following = rows[column.stop - 1], rows[column.stop]
+            assert not last.is_heading
+            assert not last.metric or last.metric != following.metric
+    left_out = set(range(shown[-1])) - set(shown)
+    assert all(rows[index].is_blank for index in left_out)
 
 
 @pytest.mark.parametrize(
     ("width", "height", "beside", "below"),
     [(120, 40, True, False), (110, 18, True, False), (80, 24, False, True), (76, 20, False, True)],
 )
-def test_figures_and_conversation_share_the_screen(
+def test_metrics_and_conversation_share_the_screen(
     tmp_path: Path, width: int, height: int, beside: bool, below: bool
 ) -> None:
     async def what(pilot: Pilot[int]) -> None:
@@ -32,7 +136,7 @@ def test_figures_and_conversation_share_the_screen(
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 20), (80, 18), (40, 12)])
-def test_figures_without_room_take_the_place_of_the_conversation(
+def test_metrics_without_room_take_the_place_of_the_conversation(
     tmp_path: Path, width: int, height: int
 ) -> None:
     async def what(pilot: Pilot[int]) -> None:
@@ -51,7 +155,7 @@ def test_figures_without_room_take_the_place_of_the_conversation(
     play(Stage(tmp_path), what, width, height)
 
 
-def test_the_mouse_marks_figures_in_both_columns(tmp_path: Path) -> None:
+def test_the_mouse_marks_metrics_in_both_columns(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await say(pilot, "hi")
@@ -61,7 +165,7 @@ def test_the_mouse_marks_figures_in_both_columns(tmp_path: Path) -> None:
         await pilot.hover(app.chat.panel, (5, 4))
         left = app.chat.panel.marked
         await pilot.hover(app.chat.panel, (45, 4))
-        assert app.chat.panel.marked == left + app.chat.panel._room
+        assert app.chat.panel.marked == app.chat.panel._column_ranges()[1][4]
         rows = app.chat.panel._rows
         shown = app.chat.panel.render_line(4).text
         for at in (left, app.chat.panel.marked):

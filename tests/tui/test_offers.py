@@ -10,13 +10,10 @@ from localchat.errors import DoesNotFit
 from localchat.fit.steps import MemoryStep
 from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.engine_status import EngineStatus
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.status_bar import fit_parts, fit_with_hint, status_parts
 from localchat.tui.widgets.welcome import Welcome
 from tests.support.tui_stage import Stage, app_of, footer, play, say, until
-
-TERMS = MetricWords(technical=True)
 
 
 def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:
@@ -71,9 +68,10 @@ def test_a_load_that_does_not_fit_offers_the_steps_and_takes_one(tmp_path: Path)
         await until(pilot, lambda: app.chat.transcript.blocks)
         (notice,) = app.chat.transcript.blocks
         assert isinstance(notice, NoticeBlock)
-        assert [each.label for each in notice.offers[:2]] == [
+        assert [offer.label for offer in notice.offers] == [
             "KV type: KV cache in q8_0 rather than f16; gives 600 MB, enough",
-            "smaller model: other, which is here; enough",
+            "choose another model",
+            "continue with the built-in guide",
         ]
         stage.refuse = None
         await pilot.press("alt+1")
@@ -127,7 +125,7 @@ def test_how_to_stop_comes_before_ornaments(width: int) -> None:
     live.update(Text(0, "so"))
     for rate in range(190, 210):
         live.update(MetricsSnapshot("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
-    parts = status_parts(live, TERMS)
+    parts = status_parts(live)
     shown = fit_with_hint("Esc stops", parts, width)
     assert {"TTFT 0.41 s", "209.0 tok/s"} <= {part.text for part in shown}
     assert len(fit_parts(shown, width - len("Esc stops"))) == len(shown)

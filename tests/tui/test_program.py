@@ -105,7 +105,7 @@ def shown_figures(
 
 
 def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> None:
-    program = start("-o", "temperature", "0", "--technical-metrics", width=140)
+    program = start("-o", "temperature", "0", width=140)
     program.see("talking to the built-in guide")
     program.ask("What is localchat?")
     first = shown_figures(program)
@@ -139,7 +139,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     assert second == (figures_of(answers[1]), figures_of(answers[1])[:2])
     assert answers[1]["figures"]["done"]["speculation"] == {"off": "off at temperature 0"}
 
-    again = start("-c", "--technical-metrics", width=140)
+    again = start("-c", width=140)
     again.until(lambda: _FOOTER.search(again.text))
     assert next(_FOOTER.finditer(again.text)).groups("0") == figures_of(answers[1])[:2]
     again.see("stopped")

@@ -30,7 +30,7 @@ def test_a_vote_shows_one_answer_and_folds_the_tries_into_a_card(tmp_path: Path)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        app.chat.commands.run("/tries vote 3")
+        app.chat.run_command("/tries vote 3")
         await say(pilot, "how many?")
         assert stage.engine.requests[-1].n == 3
         answer, card = app.chat.transcript.blocks[-2:]
@@ -62,7 +62,7 @@ def test_a_critique_keeps_the_mended_answer(tmp_path: Path) -> None:
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        app.chat.commands.run("/tries critique")
+        app.chat.run_command("/tries critique")
         await say(pilot, "write")
         answer, card = app.chat.transcript.blocks[-2:]
         assert isinstance(answer, AnswerBlock) and answer.text == "mended"
@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused(words: str) -> None:
 def test_a_refused_command_is_a_notice(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        app.chat.commands.run("/tries most 3")
+        app.chat.run_command("/tries most 3")
         await pilot.pause()
         notice = app.chat.transcript.blocks[-1]
         assert isinstance(notice, NoticeBlock) and "vote N" in notice.text

@@ -15,7 +15,6 @@ from localchat.session.blocks import NoticeBlock
 from localchat.session.engine_status import EngineStatus
 from localchat.session.prefill_time import PrefillSample
 from localchat.session.progress import time_left
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.screens.confirm import ConfirmScreen
 from localchat.tui.screens.models import ModelScreen
@@ -43,9 +42,6 @@ from tests.support.tui_stage import (
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(200))
 
 
-PLAIN, TERMS = MetricWords(technical=False), MetricWords(technical=True)
-
-
 def visible(app: Any) -> str:
     """The text of the rows on the screen."""
     height = app.chat.transcript.size.height
@@ -59,7 +55,7 @@ def visible(app: Any) -> str:
         ("/fit tiny", "weights"),
         ("/fit nothing", "no model 'nothing'"),
         ("/bogus", "there is no command /bogus"),
-        ("/copy many", "it takes a number of messages"),
+        ("/copy many", "expected a number of messages"),
         ("/system", "There are no instructions"),
         ("/pull tiny", "cannot be downloaded"),
         ("/set top_k", "needs a value"),
@@ -98,7 +94,7 @@ def test_a_pull_is_seen_at_once_and_how_it_ends_too(
         app.chat.composer.write("/pull tiny")
         await pilot.press("enter")
         await until(pilot, lambda: app.session.status.pulling == "pull tiny")
-        app.chat.commands._pull_failed("tiny", NetworkError("the hub cannot be reached"))
+        app.chat.pulls.failed("tiny", NetworkError("the hub cannot be reached"))
         await until(pilot, lambda: "the hub cannot be reached" in visible(app))
 
     play(Stage(tmp_path, script=lambda request: told(LONG)), what)
@@ -217,7 +213,7 @@ def test_a_failed_first_download_leaves_the_models_where_they_are(tmp_path: Path
         welcome = app.chat.query_one(Welcome)
         await until(pilot, lambda: len(welcome.offers) == 6)
         problem = NetworkError("the hub cannot be reached")
-        app.chat.commands._pull_failed("qwen2.5:0.5b", problem)
+        app.chat.pulls.failed("qwen2.5:0.5b", problem)
         await until(pilot, lambda: app.chat.transcript.display)
         assert "Alt+4  qwen2.5:0.5b" in str(welcome.render())
         assert "Alt+8  resume download" in visible(app)
@@ -249,32 +245,29 @@ def reading(done: int, at_s: float, *, cached: int = 0) -> EngineStatus:
     status.begin()
     status.update(Accepted(3278, 100, 7))
     status.update(Prefill(done, cached, 3278))
-    status.prefill_at_s = status.prefill_since_s + at_s
+    status.prefill_event_s = status.prefill_started_s + at_s
     status.prefill_samples[-1] = PrefillSample(done, at_s)
     return status
 
 
 def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
     status = reading(1344, 64.0)
-    block = progress_block(status, status.prefill_at_s)
+    block = progress_block(status, status.prefill_event_s)
     assert block is not None
-    assert block.text == "reading your prompt, 41%, 21\u00a0tokens/s, about 1 min 30 s left"
+    assert block.text == "prefill 1,344/3,278 (41%), 21.0\u00a0tok/s, about 1 min 30 s left"
     assert block.share == pytest.approx(0.41, abs=0.001)
-    later = progress_block(status, status.prefill_at_s + 60.0)
+    later = progress_block(status, status.prefill_event_s + 60.0)
     assert later is not None
     assert later.text.endswith("about 30 s left"), "it counts down between two events"
-    terms = progress_block(status, status.prefill_at_s, technical=True)
-    assert terms is not None
-    assert terms.text == "prefill 1,344/3,278 (41%), 21.0\u00a0tok/s, about 1 min 30 s left"
 
 
 def test_a_prompt_that_is_read_is_not_being_read_though_no_word_came() -> None:
     status = reading(3000, 64.0)
     status.update(MetricsSnapshot("prefill", kv_used_tokens=3000))
-    assert progress_block(status, status.prefill_at_s) is not None
+    assert progress_block(status, status.prefill_event_s) is not None
     status.update(MetricsSnapshot("decode", completion_tokens=5))
-    assert progress_block(status, status.prefill_at_s) is None
-    assert PLAIN.state(status) == TERMS.state(status) == "writing"
+    assert progress_block(status, status.prefill_event_s) is None
+    assert status.label == "writing"
 
 
 def test_tokens_from_the_cache_are_no_part_of_the_rate() -> None:
@@ -285,17 +278,17 @@ def test_tokens_from_the_cache_are_no_part_of_the_rate() -> None:
 
 def test_panel_and_foot_show_the_progress_of_a_prompt() -> None:
     status = reading(1344, 64.0)
-    foot = " ".join(part.text for part in status_parts(status, TERMS))
+    foot = " ".join(part.text for part in status_parts(status))
     assert "prefill 1,344/3,278" in foot
     assert "21.0 tok/s" in foot
-    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40, TERMS)]
+    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
     assert any("prefill" in row and "21.0 tok/s" in row for row in rows)
 
 
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (Prefill(1344, 0, 3278), "reading your prompt, 41%"),
+        (Prefill(1344, 0, 3278), "prefill 1,344/3,278 (41%)"),
         (Loading(2_100_000_000, 4_700_000_000), "loading the model, 45%, 2.1/4.7 GB"),
         (Loading(4_700_000_000, 4_700_000_000), "warming up the model"),
     ],
@@ -323,8 +316,8 @@ def test_foot_and_panel_agree_on_the_kv_cache() -> None:
     status = EngineStatus()
     status.done, status.stats = DONE, STATS
     status.state = "ready"
-    foot = next(part.text for part in status_parts(status, TERMS) if part.text.startswith("KV"))
-    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40, TERMS)]
+    foot = next(part.text for part in status_parts(status) if part.text.startswith("KV"))
+    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
     (heading,) = (row for row in rows if row.startswith("KV cache"))
     assert heading.split()[-2:] == foot.split()[-2:] == ["6,412/32,768", "(20%)"]
 
@@ -380,7 +373,7 @@ def test_a_long_answer_that_nobody_looks_at_rings(
     looked_at: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rung: list[str] = []
-    monkeypatch.setattr("localchat.tui.screens.chat._LONG_S", -1.0)
+    monkeypatch.setattr("localchat.tui.screens.chat._MIN_ALERT_S", -1.0)
     monkeypatch.setattr("localchat.tui.screens.chat.alert", lambda app, text: rung.append(text))
 
     async def what(pilot: Pilot[int]) -> None:

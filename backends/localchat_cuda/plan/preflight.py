@@ -25,7 +25,7 @@ KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
 _BEFORE_RUNS: Final = Spread(0.5, 1.6)
-"""scripts/bench/LOG.md has shares of the bandwidth between 0.3 and 0.92."""
+"""Measured shares of the bandwidth lie between 0.3 and 0.92."""
 _MEASURED: Final = ((9, 0),)
 """Compute capabilities of the GPUs that this share was measured on: not with GGUF files in bf16."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
@@ -86,7 +86,7 @@ def expected_rate(
     gpu = _gpu(machine)
     if not gpu.bytes_per_s or not plan.weights_bytes:
         return None
-    shares = [one.tokens_per_s * _bytes_per_token(one.model) / gpu.bytes_per_s for one in past]
+    shares = [run.tokens_per_s * _bytes_per_token(run.model) / gpu.bytes_per_s for run in past]
     share = median(shares) if shares else _BANDWIDTH_SHARE
     config, _ = runtime_config(_parsed(model)[0], gpu=True)
     copied = head_bounds_bytes(config) if plan.head_bounds else 0

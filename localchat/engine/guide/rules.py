@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Thresholds(NamedTuple):
-    """Probabilities at which the rules decide. scripts/bench/LOG.md lists what other values catch and lose."""
+    """Probabilities at which the rules decide. Measured on 300 questions in commit 72cecf98."""
 
     likely: float = 0.25
     """Below it, an answer may be off-topic."""

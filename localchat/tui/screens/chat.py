@@ -1,13 +1,13 @@
 """The chat screen: conversation, composer, status bar and metrics panel.
 
-Widgets post messages, keys run actions; only this screen and the command handlers call the session.
+Widgets post messages and keys run actions. Only this screen calls the session and the command runner.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import cached_property
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from textual import events
@@ -17,24 +17,25 @@ from textual.containers import Horizontal
 from textual.css.query import NoMatches
 from textual.screen import Screen
 
-from localchat.chat.conversation import Inclusion
+from localchat.chat.conversation import Conversation, Inclusion
 from localchat.errors import EngineClosed, LocalchatError
-from localchat.session.blocks import AnswerBlock, NoticeBlock, Offer
+from localchat.session.blocks import END_PREFIX, OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
+from localchat.session.outcome import AnswerUnderWay
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
-from localchat.tui.attachments import ComposerText, expand
+from localchat.tui.attachments import ComposerText, contract, expand
 from localchat.tui.column import place_column
 from localchat.tui.edited_message import EditedMessage
 from localchat.tui.focused_message import FocusedMessage
 from localchat.tui.footer_keys import FooterState, footer_keys
+from localchat.tui.guide_answers import ASK_PREFIX
 from localchat.tui.keymap import bindings, offer_key
 from localchat.tui.message_queue import MessageQueue
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.textual_internals.compositor import redraw_changes_only
-from localchat.tui.textual_internals.driver import alert, terminal_released, terminal_writer
-from localchat.tui.transcript_view import TranscriptView, with_other_footer
+from localchat.tui.textual_internals.driver import alert, terminal_writer
+from localchat.tui.transcript_view import TranscriptView
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
@@ -42,27 +43,33 @@ from localchat.tui.widgets.key_footer import KeyFooter
 from localchat.tui.widgets.status_bar import StatusBar
 from localchat.tui.widgets.talk import Talk
 from localchat.tui.widgets.title_bar import TitleBar
-from localchat.tui.widgets.welcome import Welcome, greeting
+from localchat.tui.widgets.welcome import FETCH_PREFIX, Welcome, greeting
 
 if TYPE_CHECKING:
-    from localchat.tui.command_handlers import CommandHandlers
+    from localchat.session.command_runner import CommandRunner, OpenPart, Reply
+    from localchat.tui.background_pull import BackgroundPull
+    from localchat.tui.screens.models import ModelChoice
     from localchat.tui.transcript.widget import Transcript
     from localchat.tui.widgets.find_bar import FindBar
     from localchat.tui.widgets.metrics_panel import MetricsPanel
 
 _STATS_EVERY_S = 0.5
-_BUSY = "an answer is under way; Esc stops it"
-_LONG_S = 8.0  # longer work is announced where the window is not looked at
+_MIN_ALERT_S = 8.0
+"""Shorter work ends without an alert."""
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
 Result = TypeVar("Result")
 
 
 class ChatScreen(Screen[None]):
-    """Shows a session, and turns messages of widgets and keys into calls of it."""
+    """Shows a session, and turns keys and messages of widgets into calls of it.
+
+    Size: Textual finds the handlers of keys and messages by their names on the screen.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
-    # The panel stands beside the conversation, below it on a high screen, or in its place: lines stay readable.
+    # The panel is beside the conversation if the window is wide, below it if the window is high, and covers
+    # it otherwise: lines stay readable.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (76, "-middle"), (110, "-wide")]  # noqa: RUF012 - textual's own form
     AUTO_FOCUS = "#editor"
 
@@ -72,10 +79,9 @@ class ChatScreen(Screen[None]):
         self.session = open_session(TranscriptView(self, self._offer_key))
         self._edited = EditedMessage()
         self._fetching_stats = False
-        self._resumed = False
-        """It was shown before."""
+        self._was_shown = False
         self.is_leaving = False
-        """Nothing new is sent any more."""
+        """Whether the program ends. Nothing new is sent then."""
         self._queue = MessageQueue()
 
     def compose(self) -> ComposeResult:
@@ -89,10 +95,10 @@ class ChatScreen(Screen[None]):
         yield KeyFooter(id="footer")
 
     def on_screen_resume(self, event: events.ScreenResume) -> None:
-        """Apply no styles before the first frame: every widget got them when it was mounted, and applying
-        them again takes a tenth of the time to that frame."""
-        event.refresh_styles = self._resumed
-        self._resumed = True
+        # Every widget got its styles when it was mounted. Applying them again before the first frame would
+        # take a tenth of the time to that frame.
+        event.refresh_styles = self._was_shown
+        self._was_shown = True
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
@@ -110,11 +116,10 @@ class ChatScreen(Screen[None]):
 
     @cached_property
     def panel(self) -> "MetricsPanel":
-        """The metrics panel, built when it is shown first."""
+        """The metrics panel, built when it is first shown."""
         from localchat.tui.widgets.metrics_panel import MetricsPanel
 
         panel = MetricsPanel(self.session.status, id="panel")
-        panel.words = self.status.words
         self.query_one("#body").mount(panel)
         return panel
 
@@ -135,66 +140,55 @@ class ChatScreen(Screen[None]):
         return FocusedMessage(self.session, self.transcript)
 
     @cached_property
-    def commands(self) -> "CommandHandlers":
+    def _runner(self) -> "CommandRunner":
         # Imported late: the first frame needs no commands.
-        from localchat.tui.command_handlers import CommandHandlers
+        from localchat.session.command_runner import CommandRunner
 
-        return CommandHandlers(self)
+        return CommandRunner(self.session, "screen")
 
-    # ------------------------------------------------------------------ following the session
+    @cached_property
+    def pulls(self) -> "BackgroundPull":
+        from localchat.tui.background_pull import BackgroundPull
+
+        return BackgroundPull(self.session, self._call_from_any_thread)
 
     def status_changed(self) -> None:
-        """Update status bar, panel and heading, of a mounted screen."""
+        """Update status bar, panel and heading if the screen is mounted."""
         try:
             self.get_child_by_id("status")  # `query` would look at every widget
         except NoMatches:
             return
         self._show_keys()
         self._show_progress()
-        self._show_metric_words()
         self.status.refresh_metrics()
         if self.shows_panel:
             self.panel.refresh_metrics()
         self.query_one(TitleBar).show(self.session)
 
-    @property
-    def technical_metrics(self) -> bool:
-        """Whether metrics are shown in the terms of the field."""
-        return self.status.words.technical
-
-    def _show_metric_words(self) -> None:
-        """Take the words for metrics from the settings; what is on the screen changes, too."""
-        technical = self.session.setup.settings.technical_metrics
-        if technical != self.technical_metrics:
-            self.status.words = MetricWords(technical=technical)
-            if "panel" in self.__dict__:
-                self.panel.words = self.status.words
-            for block in self.transcript.blocks:
-                if isinstance(block, AnswerBlock):
-                    self.transcript.put(with_other_footer(block))
-
     def _show_keys(self) -> None:
-        """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
+        """Show the useful keys in the footer, or one of them in the status bar of a low window."""
         session = self.session
-        focus = getattr(self.focused, "id", None) or ""
-        queue = bool(self._queue)
-        offers = self.transcript.open_offers if self.talk.has_transcript else ()
-        covered = self.is_covered
-        continues = session.can_continue
-        panel = self.technical_metrics if self.shows_panel else None
-        state = FooterState(focus, session.busy, covered, queue, continues, offers, panel)
-        keys = footer_keys(state, self.session.context.keys)
+        state = FooterState(
+            focus=getattr(self.focused, "id", None) or "",
+            is_busy=session.busy,
+            is_covered=self.is_covered,
+            has_queue=bool(self._queue),
+            can_continue=session.can_continue,
+            offers=self.transcript.open_offers if self.talk.has_transcript else (),
+        )
+        keys = footer_keys(state, session.context.keys)
         self.query_one(KeyFooter).show(keys)
-        first = keys[:1] if state.is_urgent or state.is_covered else keys[-1:]
         self.status.urgent = state.is_urgent and self.has_class("-low")
-        self.status.hint = " ".join(first[0][:2]) if self.has_class("-low") else ""
+        self.status.hint = ""
+        if self.has_class("-low"):
+            key = keys[0] if state.is_urgent or state.is_covered else keys[-1]
+            self.status.hint = f"{key.key} {key.label}"
 
     def _show_progress(self) -> None:
-        """Show what the request waits for at the end of the transcript, until its first words."""
-        status = self.session.status
-        terms = self.technical_metrics
-        now_s = time.monotonic()
-        block = progress_block(status, now_s, technical=terms) if self.session.busy else None
+        """Show at the end of the transcript what the request waits for, until its first token."""
+        block = None
+        if self.session.busy:
+            block = progress_block(self.session.status, time.monotonic())
         if block is not None:
             self.transcript.put(block)
         elif self.talk.has_transcript and self.transcript.block(PROGRESS_ID) is not None:
@@ -205,7 +199,7 @@ class ChatScreen(Screen[None]):
 
     @property
     def is_covered(self) -> bool:
-        """Whether the panel replaces the conversation."""
+        """Whether the panel covers the conversation."""
         has_room = self.has_class("-wide") or (
             self.has_class("-middle") and not self.has_class("-short")
         )
@@ -217,18 +211,18 @@ class ChatScreen(Screen[None]):
         return self.query_one(Welcome).display
 
     def blocks_changed(self) -> None:
-        """Show the welcome or the transcript. Notices alone, as of a load, do not hide the welcome."""
+        """Show the welcome or the transcript. Notices alone, such as those of a load, keep the welcome."""
         blocks = self.transcript.blocks
-        self.query_one(Welcome).display = all(isinstance(one, NoticeBlock) for one in blocks)
+        self.query_one(Welcome).display = all(isinstance(block, NoticeBlock) for block in blocks)
         self.transcript.display = bool(blocks)
 
     @property
     def reserved_offers(self) -> int:
-        """How many offers the welcome may number."""
+        """Number of offers that the welcome may show."""
         return self.query_one(Welcome).reserved
 
     def _watch_stats(self) -> None:
-        """Update what changes with time alone, and the engine's metrics while the panel shows them."""
+        """Update what changes with time, and the engine's own metrics while the panel shows them."""
         status = self.session.status
         if self.session.busy:
             self.status_changed()
@@ -250,17 +244,17 @@ class ChatScreen(Screen[None]):
         """Models that the welcome offers."""
         return self.query_one(Welcome).greeting.models
 
-    # ------------------------------------------------------------------ banner above the composer
-
     def hint(self, text: str) -> None:
         """Show a text above the composer for some seconds."""
         self.query_one(Banner).hint(text)
 
     def _update_banner(self) -> None:
-        """Show what lasts: a sent message that is being changed, or messages that wait."""
+        """Show above the composer that a sent message is being changed, or which messages wait."""
         banner = self.query_one(Banner)
-        is_list = not self._edited.id
-        banner.keep(self._queue.describe() if is_list else _EDITING, is_list=is_list)
+        if self._edited.id:
+            banner.keep(_EDITING, is_list=False)
+        else:
+            banner.keep(self._queue.describe(), is_list=True)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
@@ -272,76 +266,287 @@ class ChatScreen(Screen[None]):
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         self._show_keys()
 
-    # ------------------------------------------------------------------ for the command handlers
+    # Work of the session
 
     def start_work(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine of the session; an error becomes a notice."""
+        """Run a coroutine of the session. Its errors become notices."""
         self.run_worker(self._guarded(work), group="session", exit_on_error=True)
 
     async def _guarded(self, work: Coroutine[Any, Any, object]) -> None:
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         try:
             await work
         except EngineClosed:
-            pass  # stopped on purpose; the status bar shows it
+            pass  # The user stopped it; the status bar shows that.
         except LocalchatError as problem:
-            self.commands.refuse(problem)
+            self.show_error(problem)
         finally:
-            if not self.app.app_focus and time.monotonic() - begun_s > _LONG_S:
+            if not self.app.app_focus and time.monotonic() - started_s > _MIN_ALERT_S:
                 alert(self.app, "localchat is done")
             self._work_ended()
 
     def _ask(self, text: str, inclusions: tuple[Inclusion, ...]) -> None:
-        """Send a question. Those that come before it is on its way wait, too."""
+        """Send a question. Questions that follow before its answer begins wait in the queue."""
         self._queue.is_sending = True
         self.start_work(self.session.ask(text, inclusions))
 
     def _work_ended(self) -> None:
-        """Send the next message of the queue, or give all of them back if the answer is not complete."""
-        # An app that no longer runs takes its widgets away, one after the other.
+        """Send the next message of the queue, or put all of them back if the answer is not complete."""
+        # During shutdown Textual removes widgets one by one, so a query may fail.
         if self.session.busy or self.is_leaving or not self.app.is_running:
             return
         self._queue.is_sending = False
         self.status_changed()
         if not self._queue:
             return
-        last = self.session.last_answer()
-        if last and last.id == self.session.conversation.head and last.state in ("whole", "length"):
+        answer = self.session.last_answer()
+        is_last = answer is not None and answer.id == self.session.conversation.head
+        if answer is not None and is_last and answer.state in ("whole", "length"):
             self.transcript.to_end()
             self._ask(*self._queue.next())
         else:
-            waited = self._queue.take_all()
+            queued = self._queue.take_all()
             written = self.composer.written
-            text = "\n\n".join(filter(None, (waited.text, written.text)))
-            self.composer.write(text, (*waited.attachments, *written.attachments))
+            text = "\n\n".join(filter(None, (queued.text, written.text)))
+            self.composer.write(text, (*queued.attachments, *written.attachments))
         self._update_banner()
 
     def _take_back(self) -> ComposerText | None:
-        """The newest message of the queue, which the up key takes back."""
-        taken = self._queue.take_last()
+        """Remove the newest message of the queue and return it, for the up key."""
+        message = self._queue.take_last()
         self._update_banner()
         self.status_changed()
-        return taken
+        return message
 
-    def reveal_end(self) -> None:
+    def _call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call a function on the event loop, unless the program has ended."""
+        with suppress(RuntimeError):  # the screen has no app any more
+            self.app.call_later(callback, *arguments)
+
+    # Commands and their replies
+
+    def run_command(self, line: str) -> None:
+        """Run a line that begins with a slash."""
+        try:
+            self._show_reply(self._runner.run(line))
+        except LocalchatError as problem:
+            self.show_error(problem)
+
+    def show_error(self, problem: LocalchatError) -> None:
+        """Show an error at the end of the conversation, or as a hint if the user only has to wait."""
+        if isinstance(problem, AnswerUnderWay):
+            self.hint(f"{problem.message}; {problem.hint}")
+            return
+        self._reveal_end()
+        self.session.show_error(problem)
+
+    def _show_reply(self, reply: "Reply") -> None:
+        # Imported late: the first frame needs no commands.
+        from localchat.session import command_runner as replies
+
+        match reply:
+            case replies.Output(text):
+                self._reveal_end()
+                self.session.notice(text)
+            case replies.Hint(text):
+                self.hint(text)
+            case replies.AskQuestion():
+                self.start_work(self.session.regenerate())
+            case replies.QuestionUndone(question, hint):
+                if not self.composer.text:
+                    message = question.message
+                    self.composer.write(*contract(message.content, question.inclusions))
+                self.hint(hint)
+            case replies.NewConversation():
+                self.leave_editing()
+                self.composer.editor.focus()
+            case replies.SetupChanged(before, hint):
+                after = self.session.setup
+                if after.settings.theme != before.settings.theme:
+                    self.use_theme(after.settings.theme)
+                if after.options != before.options:
+                    self.composer.recount()
+                if hint:
+                    self.hint(hint)
+            case replies.OpenPart():
+                self._open(reply)
+            case replies.LongCommand(stream):
+                self.start_work(self._show_replies(stream))
+            case replies.Quit():
+                self.quit()
+
+    async def _show_replies(self, stream: "AsyncIterator[Reply]") -> None:
+        async for reply in stream:
+            self._show_reply(reply)
+
+    def change(self, word: str | None, changes: Mapping[str, str]) -> None:
+        """Use another model or other parameters for the next answer."""
+        self.start_work(self._show_replies(self._runner.change(word, changes)))
+
+    def _open(self, reply: "OpenPart") -> None:
+        match reply.part:
+            case "models":
+                self._open_models()
+            case "parameters":
+                self._open_parameters()
+            case "history":
+                self._open_history()
+            case "help":
+                from localchat.tui.screens.help import HelpScreen
+
+                self.app.push_screen(HelpScreen(self.session.context.keys))
+            case "search":
+                self.talk.finder.open(reply.argument)
+            case "metrics":
+                self._reveal_end()
+                self.session.notice(reply.argument)
+                if not self.shows_panel:
+                    self.action_panel()
+            case "copy":
+                self.copy(*clipboard.chosen_text(self.transcript, reply.argument))
+            case "pull":
+                self._reveal_end()  # where the result will appear
+                offline = self.session.setup.settings.offline
+                self.pulls.begin(reply.argument, offline=offline)
+            case "edit":
+                self._edit(None)
+
+    def _open_models(self) -> None:
+        from localchat.tui.screens.models import ModelScreen
+        from localchat.tui.screens.used_models import used_models
+
+        def closed(choice: "ModelChoice | None") -> None:
+            if choice is None:
+                return
+            if choice.pull:
+                self._confirm_pull(choice.name, choice.about)
+            else:
+                self.change(choice.name, {})
+
+        session = self.session
+        read_used = partial(used_models, session.setup.model, session.recorder.history)
+        self.app.push_screen(ModelScreen(session.context, read_used), closed)
+
+    def _open_parameters(self) -> None:
+        from localchat.tui.screens.parameters import ParameterScreen
+
+        def closed(changes: dict[str, str] | None) -> None:
+            if changes:
+                self.change(None, changes)
+
+        self.app.push_screen(ParameterScreen(self.session), closed)
+
+    def _open_settings(self) -> None:
+        """Edit the settings file in a dialog, and apply the changes."""
+        from localchat.tui.screens.settings import SettingsScreen
+
+        def closed(changed: dict[str, str | None] | None) -> None:
+            if not changed:
+                return
+            if theme := changed.get("theme"):
+                self.use_theme(theme)
+            for key in changed:
+                # The saved setting overrides an earlier /set.
+                self.session.changes.pop(key, None)
+            # Resolving everything again also applies keys that were removed from the file.
+            self.change(None, {})
+
+        self.app.push_screen(SettingsScreen(self.session), closed)
+
+    def _open_history(self) -> None:
+        """List all conversations, and resume the chosen one."""
+        from localchat.tui.screens.history import HistoryScreen
+
+        recorder = self.session.recorder
+        if recorder.history is None:
+            self.hint("the history is not open yet")
+            return
+
+        def closed(id_: str | None) -> None:
+            if id_ is not None:
+                self.open_conversation(id_)
+
+        self.app.push_screen(HistoryScreen(recorder.history, recorder.flush), closed)
+
+    def open_conversation(self, id_: str) -> None:
+        """Resume a conversation of the history."""
+        self.start_work(self._load_conversation(id_))
+
+    async def _load_conversation(self, id_: str) -> None:
+        session = self.session
+        assert session.recorder.history is not None
+        if id_ == session.conversation.id:
+            # Its last messages may not be on disk yet.
+            await session.stop_and_wait()
+            await asyncio.to_thread(session.recorder.flush)
+        conversation = await asyncio.to_thread(session.recorder.history.load, id_)
+        await session.stop_and_wait()
+        self.resume(conversation)
+
+    def resume(self, conversation: Conversation) -> None:
+        """Show a conversation and continue it with the current model."""
+        self.session.resume(conversation)
+        self.leave_editing()
+        self.composer.sent = [
+            contract(node.message.content, node.inclusions)
+            for node in conversation.path()
+            if node.message.role == "user"
+        ]
+        self.composer.editor.focus()
+
+    def _confirm_pull(self, name: str, about: str) -> None:
+        """Ask before a download begins. `about` states its size and what the model is good for."""
+        from localchat.tui.screens.confirm import ConfirmScreen
+
+        def closed(confirmed: bool | None) -> None:
+            if confirmed:
+                self.run_command(f"/pull {name}")
+
+        text = f"{about}\n\nIt downloads in the background; the chat goes on meanwhile."
+        dialog = ConfirmScreen(f"Download {name}?", text.strip(), "Download")
+        self.app.push_screen(dialog, closed)
+
+    def take_offer(self, action: str) -> None:
+        """Do what a notice or the welcome offers."""
+        if action == RETRY:
+            self.start_work(self.session.retry())
+        elif action.startswith(END_PREFIX):
+            from localchat.session.answer_end import take_way_on
+
+            self.start_work(take_way_on(self.session, action))
+        elif action.startswith(OVERFLOW_PREFIX):
+            self.start_work(self.session.take_offer(action))
+        elif action.startswith(ASK_PREFIX):
+            self.composer.ask(action.removeprefix(ASK_PREFIX))
+        elif action.startswith(FETCH_PREFIX):
+            name, _, about = action.removeprefix(FETCH_PREFIX).partition(" ")
+            self._confirm_pull(name, about)
+        else:
+            self.run_command(f"/{action}")
+
+    def run_entry(self, entry: str | None) -> None:
+        """Run an entry of the palette; see `PaletteEntry.action`."""
+        kind, _, rest = (entry or "").partition(" ")
+        match kind:
+            case "command":
+                self.run_command(rest)
+            case "write":
+                self.composer.write(rest)
+            case "open":
+                self.open_conversation(rest)
+            case "action":
+                self._call_from_any_thread(self.run_action, rest)
+            case _:
+                pass
+
+    def _reveal_end(self) -> None:
         """Show the end of the conversation, where the result of a command appears."""
         if self.is_covered:
             self.action_panel()
         self.transcript.to_end()
 
-    def reply(self, text: str, offers: Sequence[Offer] = ()) -> None:
-        """Show the result of a command where it is seen."""
-        self.reveal_end()
-        self.session.notice(text, "info", offers)
-
-    async def stop_and_wait(self) -> None:
-        """Stop the answer under way and wait until it has ended."""
-        self.session.stop()
-        while self.session.busy:
-            await asyncio.sleep(0.01)
-
     def copy(self, text: str, what: str) -> None:
-        """Copy text to the clipboard of the terminal."""
+        """Copy text to the clipboard of the terminal. The hint names it as `what`."""
         if not text:
             self.hint("there is nothing to copy")
             return
@@ -351,59 +556,34 @@ class ChatScreen(Screen[None]):
         )
         self.hint(f"Copied {what}")
 
-    def find(self, text: str) -> None:
-        """Open the find bar, with a text to search for."""
-        self.talk.finder.open(text)
-
-    def show_panel(self) -> None:
-        """Show the metrics panel."""
-        if not self.shows_panel:
-            self.action_panel()
-
-    def open_dialog(
-        self, dialog: Screen[Result], closed: Callable[[Result | None], None] | None = None
-    ) -> None:
-        """Show a screen above this one; `closed` gets its result."""
-        self.app.push_screen(dialog, closed)
-
     def use_theme(self, name: str) -> None:
         """Switch to a theme, by its name in the settings."""
         self.run_worker(self.app.run_action(f"app.use_theme({name!r})"))
 
-    def terminal_released(self) -> AbstractContextManager[None]:
-        """Leave the terminal to another program inside the block, which must not raise."""
-        return terminal_released(self.app)
-
-    def call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call a function on the event loop, unless the program has ended."""
-        with suppress(RuntimeError):  # the screen has no app any more
-            self.app.call_later(callback, *arguments)
-
     @property
     def has_draft(self) -> bool:
-        """Whether the input holds a message, or a change of a sent one."""
+        """Whether the input has text, or a sent message is being changed."""
         return bool(self.composer.text.strip() or self._edited.id)
 
     def clear_draft(self) -> bool:
-        """Clear the input, or stop changing a sent message. False if there is nothing to clear."""
+        """Clear the input, or stop changing a sent message. Return False if there is nothing to clear."""
         return self.leave_editing() or self.composer.clear_draft()
 
     def quit(self) -> None:
         """Leave the program."""
         self.run_worker(self.app.action_quit(), group="leave")
 
-    # ------------------------------------------------------------------ messages of widgets
+    # Messages of widgets
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
-        session = self.session
         self.session.recorder.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()
-        editing = self._edited.id
+        edited_id = self._edited.id
         self.leave_editing()
-        if editing is not None:
-            self.start_work(session.edit(editing, event.text, event.inclusions))
-        elif session.busy or self._queue.is_sending:
+        if edited_id is not None:
+            self.start_work(self.session.edit(edited_id, event.text, event.inclusions))
+        elif self.session.busy or self._queue.is_sending:
             self._queue.put(event.text, event.inclusions)
             self._save_draft()
             self._update_banner()
@@ -412,22 +592,25 @@ class ChatScreen(Screen[None]):
             self._ask(event.text, event.inclusions)
 
     def on_composer_blocked(self, event: Composer.Blocked) -> None:
-        self.hint(_BUSY)
+        self._hint_busy()
+
+    def _hint_busy(self) -> None:
+        self.show_error(AnswerUnderWay())
 
     def on_composer_command_entered(self, event: Composer.CommandEntered) -> None:
         self.session.recorder.draft("")
-        self.commands.run(event.line)
+        self.run_command(event.line)
 
     def on_composer_refused(self, event: Composer.Refused) -> None:
-        self.commands.refuse(event.problem)
+        self.show_error(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
         self._save_draft()
 
     def _save_draft(self) -> None:
         """Record what is not sent yet: the queue, the draft, and a sent message that is being changed."""
-        texts = [expand(*each)[0] for each in self._edited.drafts(self.composer)]
-        self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), *texts))))
+        drafts = [expand(*draft)[0] for draft in self._edited.drafts(self.composer)]
+        self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), *drafts))))
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks and not self.is_covered:
@@ -438,7 +621,23 @@ class ChatScreen(Screen[None]):
             self.panel.focus()
 
     def on_composer_editor_requested(self, event: Composer.EditorRequested) -> None:
-        self.run_worker(self.commands.write_in_editor(), group="editor", exclusive=True)
+        self.run_worker(self._write_in_editor(), group="editor", exclusive=True)
+
+    async def _write_in_editor(self) -> None:
+        """Edit the message in the user's editor. The answer under way continues meanwhile."""
+        from localchat.tui.external_editor import edit_text
+
+        text, _ = expand(self.composer.text, self.composer.attachments)
+        try:
+            written = await edit_text(self.app, text, self.session.context.environ)
+        except LocalchatError as problem:
+            self.show_error(problem)
+            return
+        if written.status == 0:
+            self.composer.replace_text(written.text)
+        else:
+            status = f"{written.command} exited with {written.status}"
+            self.hint(f"{status}; the message is unchanged")
 
     def on_editor_opened(self, event: Editor.Opened) -> None:
         from localchat.tui.screens.viewer import ViewerScreen
@@ -446,7 +645,7 @@ class ChatScreen(Screen[None]):
         self.app.push_screen(ViewerScreen(event.attachment.label, event.attachment.text))
 
     def on_transcript_offer_taken(self, event: "Transcript.OfferTaken") -> None:
-        self.commands.take_offer(event.action)
+        self.take_offer(event.action)
 
     def on_transcript_link_clicked(self, event: "Transcript.LinkClicked") -> None:
         self.app.open_url(event.url)
@@ -458,12 +657,12 @@ class ChatScreen(Screen[None]):
         self.composer.editor.focus()
 
     def on_welcome_taken(self, event: Welcome.Taken) -> None:
-        self.commands.take_offer(event.action)
+        self.take_offer(event.action)
 
-    # ------------------------------------------------------------------ actions of keys
+    # Actions of keys
 
     def action_command(self, line: str) -> None:
-        self.commands.run(line)
+        self.run_command(line)
 
     def action_stop(self) -> None:
         closed = self.composer.close_completions() or self.talk.close_finder()
@@ -484,35 +683,37 @@ class ChatScreen(Screen[None]):
 
     def action_go_on(self) -> None:
         if not self.session.busy:
-            self.reveal_end()
+            self._reveal_end()
             self.start_work(self.session.continue_answer())
 
     def action_think(self) -> None:
         following = {"auto": "on", "on": "off", "off": "auto"}
-        self.commands.run(f"/think {following[self.session.setup.settings.think]}")
+        self.run_command(f"/think {following[self.session.setup.settings.think]}")
 
     def action_copy_answer(self) -> None:
-        if selected := self.get_selected_text():
-            self.copy(selected, "selection")
+        if selection := self.get_selected_text():
+            self.copy(selection, "selection")
             self.clear_selection()
         elif self.transcript.focused_id is not None:
             self.action_copy_marked()
         else:
-            self.commands.run("/copy")
+            self.run_command("/copy")
 
     def action_branch(self, step: int) -> None:
-        """Switch to another version of the focused message, else of the last one."""
+        """Switch to another version of the focused message, by default of the last one."""
         if self.session.busy:
-            self.hint(_BUSY)
+            self._hint_busy()
         elif not self.focused_message.switch_version(step):
             self.hint("there is no other version")
 
     def action_page(self, step: int) -> None:
-        scroll = self.transcript.scroll_page_up if step < 0 else self.transcript.scroll_page_down
-        scroll(animate=False)
+        if step < 0:
+            self.transcript.scroll_page_up(animate=False)
+        else:
+            self.transcript.scroll_page_down(animate=False)
 
     def action_question(self, step: int) -> None:
-        """Go to the previous question, or to the next one; after the last one to the end."""
+        """Go to the previous or the next question, or after the last question to the end."""
         if self.is_covered:
             self.action_panel()
         if not self.focused_message.step_question(step):
@@ -536,25 +737,23 @@ class ChatScreen(Screen[None]):
             self.composer.editor.focus()
         self.status_changed()
 
-    def action_metric_terms(self) -> None:
-        """Show metrics in plain words, or in the terms of the field; the settings keep it."""
-        technical = not self.session.setup.settings.technical_metrics
-        self.commands.save_setting("technical_metrics", "true" if technical else "false")
-        self.hint(f"Metrics in {'technical terms' if technical else 'plain words'}")
-
     def action_palette(self) -> None:
         self.app.action_command_palette()
 
-    def action_open_screen(self, name: str) -> None:
-        getattr(self.commands, f"open_{name}")()
+    def action_settings(self) -> None:
+        self._open_settings()
+
+    def action_history(self) -> None:
+        self._open_history()
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)
-        taken = self.transcript.take_offer(number) or (welcome.display and welcome.choose(number))
-        if not taken:
+        if self.transcript.take_offer(number):
+            return
+        if not (welcome.display and welcome.choose(number)):
             self.hint("there is no such offer")
 
-    # ------------------------------------------------------------------ actions on the focused block
+    # Actions on the focused block
 
     def action_mark(self, step: int) -> None:
         self.transcript.focus_block(step)
@@ -580,17 +779,17 @@ class ChatScreen(Screen[None]):
 
     def action_edit_marked(self) -> None:
         question = self.focused_message.question
-        self.edit(question.id if question else None)
+        self._edit(question.id if question else None)
 
     def action_regenerate_marked(self) -> None:
         if self.session.busy:
-            self.hint(_BUSY)
+            self._hint_busy()
             return
         question = self.focused_message.question
         self.start_work(self.session.regenerate(question.id if question else None))
 
-    def edit(self, id_: str | None) -> None:
-        """Put a sent message into the composer; the last question if `id_` is None."""
+    def _edit(self, id_: str | None) -> None:
+        """Put a sent message into the composer, by default the last question."""
         node = self.session.conversation.nodes.get(id_) if id_ else self.session.last_question()
         if node is None:
             self.hint("there is no question to change")
@@ -599,7 +798,8 @@ class ChatScreen(Screen[None]):
         self._update_banner()
 
     def leave_editing(self) -> bool:
-        """Stop changing a sent message and restore the draft. False where none was being changed."""
-        if left := self._edited.leave(self.composer):
+        """Stop changing a sent message and restore the draft. Return False if none was being changed."""
+        left = self._edited.leave(self.composer)
+        if left:
             self._update_banner()
         return left

@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from localchat.metrics import SHOWN
 from localchat.session.commands import COMMANDS, QUESTIONS
 from localchat.tui.keymap import KEYS, key_names
 
@@ -70,9 +71,11 @@ def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
         for key in KEYS:
             if key.scope == scope:
                 yield HelpLine(section, key_names(key.id, table), key.about, key.id)
+    for metric in SHOWN:
+        yield HelpLine("Metrics", metric.label, metric.about)
     for question in QUESTIONS:
         for line in question.commands:
-            yield HelpLine("In a shell", f"localchat {line}", question.asked)
+            yield HelpLine("In a shell", f"localchat {line}", question.question)
 
 
 class HelpScreen(ModalScreen[None]):

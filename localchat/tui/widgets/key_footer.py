@@ -18,7 +18,7 @@ class FooterKey(NamedTuple):
     """A key and its effect in one or two words."""
 
     key: str
-    word: str
+    label: str
     rank: int = 0
     """The key with the highest rank is left out first where the row is short."""
 
@@ -32,7 +32,7 @@ def fit_keys(keys: tuple[FooterKey, ...], width: int) -> tuple[FooterKey, ...]:
 
 
 def _cells(key: FooterKey) -> int:
-    return cell_len(key.key) + 1 + cell_len(key.word) + _GAP
+    return cell_len(key.key) + 1 + cell_len(key.label) + _GAP
 
 
 class KeyFooter(Widget):
@@ -72,7 +72,7 @@ class KeyFooter(Widget):
         for key in fit_keys(self._keys, width - 2):
             segments += [
                 Segment(key.key, self._style_of("footer--key")),
-                Segment(f" {key.word}", self._style_of("footer--word")),
+                Segment(f" {key.label}", self._style_of("footer--word")),
                 Segment(" " * _GAP, base),
             ]
         return Strip(segments).adjust_cell_length(width, base)

@@ -1,6 +1,6 @@
 """The metrics panel: rows built from the engine's status, and the widget that draws them.
 
-It is one widget: twelve small ones cost twice as much.
+The panel is one widget, because a widget per row takes twice as long to draw.
 """
 
 import time
@@ -25,24 +25,31 @@ from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import time_left
 from localchat.tui.keymap import bindings
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
 from localchat.units import size, used_of
 
 
 class MetricRow(NamedTuple):
-    """One row of the panel."""
+    """A row of the panel."""
 
     pieces: tuple[Piece, ...]
     metric: str = ""
-    """Name in the table of metrics, which explains it; empty for rules and headings."""
-    term: str = ""
-    """Its label among the terms of the field."""
+    """Name in the table of metrics, which explains it. Empty for blank rows and headings."""
+
+    @property
+    def is_heading(self) -> bool:
+        """Whether the row names the section below it."""
+        return bool(self.pieces) and not self.metric
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the row separates two sections."""
+        return not self.pieces
 
 
 def _piece(text: str, style: str = "plain") -> Piece:
-    """Text in a component style of the panel (its name without the prefix)."""
+    """Return text in a component style of the panel, named without its prefix."""
     return Piece(text, Look(style))
 
 
@@ -53,76 +60,78 @@ _MEMORY: Final = (
     ("compute", "compute_bytes", "compute"),
     ("overhead", "overhead_bytes", "overhead"),
 )
+"""Label, name and style of each part of the memory."""
+_MIN_PLAN_ERROR_BYTES: Final = 1_000_000
 
 
-class _Panel(NamedTuple):
-    """How rows are written."""
-
-    width: int
-    words: MetricWords
-
-
-def panel_rows(status: EngineStatus, width: int, words: MetricWords) -> tuple[MetricRow, ...]:
-    """All rows of a panel that is `width` cells wide inside."""
-    sections = (_memory, _kv, _speed, _speculation, _prefix, _engine)
+def panel_rows(status: EngineStatus, width: int) -> tuple[MetricRow, ...]:
+    """Build all rows of a panel that is `width` cells wide inside."""
     rows: list[MetricRow] = []
-    for section in sections:
-        found = list(section(status, _Panel(width, words)))
-        if found:
-            rows += [_BLANK, *found] if rows else found
+    for section in (_memory, _kv_cache, _speed, _speculation, _prefix_cache, _engine):
+        section_rows = list(section(status, width))
+        if rows and section_rows:
+            rows.append(_BLANK)
+        rows += section_rows
     return tuple(rows)
 
 
-def _heading(term: str, right: str, panel: _Panel) -> MetricRow:
-    left = panel.words.label(term)
-    space = max(1, panel.width - len(left) - len(right))
-    return MetricRow((_piece(left, "heading"), _piece(" " * space), _piece(right, "quiet")))
+def _heading(title: str, right: str, width: int) -> MetricRow:
+    space = max(1, width - len(title) - len(right))
+    return MetricRow((_piece(title, "heading"), _piece(" " * space), _piece(right, "quiet")))
 
 
-def _line(term: str, value: str, metric: str, panel: _Panel, style: str = "plain") -> MetricRow:
-    label = panel.words.label(term)
-    space = max(1, panel.width - len(label) - len(value))
+def _line(
+    metric: str, value: str, width: int, *, style: str = "plain", label: str = ""
+) -> MetricRow:
+    """Return a row with the label of a metric on the left and its value on the right."""
+    label = label or METRICS[metric].label
+    space = max(1, width - len(label) - len(value))
     pieces = (_piece(label, "quiet"), _piece(" " * space), _piece(value, style))
-    return MetricRow(pieces, metric, term)
+    return MetricRow(pieces, metric)
 
 
-def _words(text: str, metric: str, panel: _Panel, style: str = "quiet") -> Iterator[MetricRow]:
-    for line in wrap(sanitize_line(text), panel.width):
-        yield MetricRow((_piece(line, style),), metric)
+def _bar(metric: str, part: float, whole: float, width: int) -> MetricRow:
+    return MetricRow((_piece(bar(part, whole, width), "bar"),), metric)
 
 
-# ---------------------------------------------------------------------------- memory
+def _wrapped(metric: str, text: str, width: int) -> Iterator[MetricRow]:
+    for line in wrap(sanitize_line(text), width):
+        yield MetricRow((_piece(line, "quiet"),), metric)
 
 
-def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
+def _token_count(count: str) -> str:
+    return f"{count} tok"
+
+
+def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     info = status.info
     if info is None:
-        yield _heading("Memory", "after the load", panel)
+        yield _heading("Memory", "after the load", width)
         return
     if info.backend == "remote":
         return
-    actual = info.actual
-    predicted = info.predicted
-    shown = actual or predicted
-    total = info.actual_bytes or info.predicted_bytes
-    if shown is not None:  # the sum of the rows below, mapped pages that nobody needs included
+    shown = info.actual or info.predicted
+    if shown is None:
+        total = info.actual_bytes or info.predicted_bytes
+    else:
+        # The sum of the rows below. The measured total may omit pages that are mapped but never read.
         total = sum(max(0, getattr(shown, name)) for _, name, _ in _MEMORY)
-    yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", panel)
-    if actual is not None:
-        yield _stacked(actual, info.free_bytes, panel, "actual", "actual_bytes")
-    elif predicted is not None:
-        yield _stacked(predicted, info.free_bytes, panel, "planned", "predicted_bytes")
+    share = f"{size(total)} of {size(info.free_bytes)}" if total else "-"
+    yield _heading("Memory", share, width)
+    if info.actual is not None:
+        yield _stacked_bar(info.actual, info.free_bytes, "actual_bytes", width)
+    elif info.predicted is not None:
+        yield _stacked_bar(info.predicted, info.free_bytes, "predicted_bytes", width)
     if shown is None:
         return
-    for term, name, style in _MEMORY:
-        now = getattr(shown, name)
-        planned = getattr(predicted, name) if predicted is not None else -1
+    for label, name, style in _MEMORY:
+        part_bytes = getattr(shown, name)
+        planned_bytes = getattr(info.predicted, name) if info.predicted is not None else -1
         plan_note = ""
-        if actual is not None and _is_off_plan(now, planned):
-            plan_note = f"  planned {size(planned)}"
-        value = "-" if now < 0 else size(now)
-        label = panel.words.label(term)
-        space = max(1, panel.width - 2 - len(label) - len(value) - len(plan_note))
+        if info.actual is not None and _differs_from_plan(part_bytes, planned_bytes):
+            plan_note = f"  planned {size(planned_bytes)}"
+        value = "-" if part_bytes < 0 else size(part_bytes)
+        space = max(1, width - len("█ ") - len(label) - len(value) - len(plan_note))
         yield MetricRow(
             (
                 _piece("█ ", style),
@@ -132,189 +141,176 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
                 _piece(plan_note, "quiet"),
             ),
             name,
-            term,
         )
-    left = info.free_bytes - total
     if info.free_bytes:
-        yield _line("· free", size(max(0, left)), "free_bytes", panel)
+        left = max(0, info.free_bytes - total)
+        yield _line("free_bytes", size(left), width, label="· free")
 
 
-def _is_off_plan(actual_bytes: int, planned_bytes: int) -> bool:
-    """Whether a difference between memory and its plan is worth showing."""
+def _differs_from_plan(actual_bytes: int, planned_bytes: int) -> bool:
+    """Whether memory differs from its plan by enough to show both. Negative values are unknown."""
     if actual_bytes < 0 or planned_bytes < 0:
         return False
-    return abs(actual_bytes - planned_bytes) > max(1_000_000, planned_bytes // 20)
+    return abs(actual_bytes - planned_bytes) > max(_MIN_PLAN_ERROR_BYTES, planned_bytes // 20)
 
 
-def _stacked(parts: MemoryParts, free: int, panel: _Panel, label: str, metric: str) -> MetricRow:
-    """One bar of weights, KV, buffers and free memory."""
-    room = panel.width - len("planned ")
+def _stacked_bar(parts: MemoryParts, free_bytes: int, metric: str, width: int) -> MetricRow:
+    """Return one bar of weights, KV cache, buffers and free memory, with its label."""
     counts = [max(0, getattr(parts, name)) for _, name, _ in _MEMORY]
-    counts.append(max(0, free - sum(counts)))
-    cells = shares(counts, room)
-    styles = [style for _, _, style in _MEMORY]
-    pieces = [_piece("█" * n, style) for n, style in zip(cells[:-1], styles, strict=True) if n]
-    pieces += [_piece("·" * cells[-1], "quiet"), _piece(f" {label:>7}", "quiet")]
+    counts.append(max(0, free_bytes - sum(counts)))
+    *part_cells, free_cells = shares(counts, width - len("planned "))
+    pieces = [
+        _piece("█" * cells, style)
+        for cells, (_, _, style) in zip(part_cells, _MEMORY, strict=True)
+        if cells
+    ]
+    pieces.append(_piece("·" * free_cells, "quiet"))
+    pieces.append(_piece(f" {METRICS[metric].label:>7}", "quiet"))
     return MetricRow(tuple(pieces), metric)
 
 
-# ---------------------------------------------------------------------------- KV
-
-
-def _kv(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
+def _kv_cache(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     used, total = status.kv
     if not total:
         return
-    yield _heading("KV cache", panel.words.kv_share(used, total), panel)
+    yield _heading("KV cache", used_of(used, total), width)
     now = status.metrics or (status.stats.now if status.stats else None)
     if status.stats is not None and not status.busy:
+        # The last request has freed its tokens since it reported them.
         now = status.stats.now
-        used = now.kv_used_tokens  # the last request has freed its tokens
+        used = now.kv_used_tokens
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0
-    swapped = now.kv_parked_tokens if now else 0
-    cells = shares([used, cached, max(0, total - used - cached)], panel.width)
-    yield MetricRow(
-        (
-            _piece("█" * cells[0], "kv"),
-            _piece("▒" * cells[1], "kv"),
-            _piece("·" * cells[2], "quiet"),
-        ),
-        "kv_total_tokens",
+    swapped = now.kv_swapped_tokens if now else 0
+    used_cells, cached_cells, free_cells = shares(
+        [used, cached, max(0, total - used - cached)], width
     )
-    yield _line("live", panel.words.tokens(f"{used:,}"), "kv_used_tokens", panel)
+    cells = (
+        _piece("█" * used_cells, "kv"),
+        _piece("▒" * cached_cells, "kv"),
+        _piece("·" * free_cells, "quiet"),
+    )
+    yield MetricRow(cells, "kv_total_tokens")
+    yield _line("kv_used_tokens", _token_count(f"{used:,}"), width)
     if shared:
-        yield _line("  of it shared", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
-    yield _line("cached", panel.words.tokens(f"{cached:,}"), "kv_cached_tokens", panel)
+        value = _token_count(f"{shared:,}")
+        yield _line("kv_shared_tokens", value, width, label="  of it shared")
+    yield _line("kv_cached_tokens", _token_count(f"{cached:,}"), width)
     if swapped:
-        words = panel.words.tokens(f"{swapped:,}")
-        yield _line("swapped to RAM", words, "kv_parked_tokens", panel)
+        yield _line("kv_swapped_tokens", _token_count(f"{swapped:,}"), width)
     if status.stats is not None and status.stats.evictions:
-        yield _line("evictions", f"{status.stats.evictions:,}", "evictions", panel)
+        yield _line("evictions", f"{status.stats.evictions:,}", width)
 
 
-# ---------------------------------------------------------------------------- speed
-
-
-def _speed(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
-    rate = status.decode_tokens_per_s
+def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+    decode_rate = status.decode_tokens_per_s
+    prefill_rate = status.prefill_tokens_per_s
     times = status.stats.tpot_ms if status.stats else ()
-    prefill = status.prefill_tokens_per_s
-    if status.ttft_s is None and rate is None and prefill is None and not times:
+    if status.ttft_s is None and decode_rate is None and prefill_rate is None and not times:
         return
-    yield _heading("Speed", panel.words.phase(status.state), panel)
-    if prefill is not None and status.prefill is not None:
-        yield _line(
-            "prefill", panel.words.prefill_rate(prefill), "prefill_tokens_per_s", panel, "metric"
-        )
-        drawn = bar(status.prefill.done, status.prefill.total, panel.width)
-        yield MetricRow((_piece(drawn, "bar"),), "prefill_done_tokens")
+    yield _heading("Speed", status.state, width)
+    if prefill_rate is not None and status.prefill is not None:
+        # Only the prefill under way: the other metrics belong to the previous answer.
+        value = units.rate(prefill_rate)
+        yield _line("prefill_tokens_per_s", value, width, style="metric")
+        yield _bar("prefill_done_tokens", status.prefill.done, status.prefill.total, width)
         left = time_left(status, time.monotonic()).removesuffix(" left")
-        yield _line("  time left", left or "-", "prefill_done_tokens", panel)
-        return  # figures of the answer before would be read as those of this one
-    yield _line("TTFT", f"{units.decimal(status.ttft_s, 2)} s", "ttft_s", panel)
-    speed = panel.words.decode_rate(status) or "-"
-    yield _line("decode", speed, "decode_tokens_per_s", panel, "metric")
-    spark = sparkline(status.rates, panel.width)
-    if spark:
+        yield _line("prefill_done_tokens", left or "-", width, label="  time left")
+        return
+    yield _line("ttft_s", f"{units.decimal(status.ttft_s, 2)} s", width)
+    value = "-" if decode_rate is None else units.rate(decode_rate)
+    yield _line("decode_tokens_per_s", value, width, style="metric")
+    if spark := sparkline(status.rates, width):
         yield MetricRow((_piece(spark, "spark"),), "decode_tokens_per_s")
-    done = status.done
-    if done is not None and done.timings.prefill_tokens_per_s is not None:
-        measured = panel.words.prefill_rate(done.timings.prefill_tokens_per_s)
-        yield _line("prefill", measured, "prefill_tokens_per_s", panel)
-    for name, value in _percentiles(status, times):
-        yield _line(f"TPOT {name}", f"{units.decimal(value, 1)} ms", f"tpot_ms_{name}", panel)
-    drawn, low, high = histogram(times, panel.width)
+    if status.done is not None and status.done.timings.prefill_tokens_per_s is not None:
+        value = units.rate(status.done.timings.prefill_tokens_per_s)
+        yield _line("prefill_tokens_per_s", value, width)
+    for name, milliseconds in _percentiles(status, times):
+        yield _line(name, f"{units.decimal(milliseconds, 1)} ms", width)
+    drawn, low, high = histogram(times, width)
     if drawn:
         yield MetricRow((_piece(drawn, "spark"),), "tpot_ms")
         left = f"{low:.1f}"
         right = f"{high:.1f} ms"
-        space = " " * max(1, panel.width - len(left) - len(right))
+        space = " " * max(1, width - len(left) - len(right))
         yield MetricRow((_piece(left + space + right, "quiet"),), "tpot_ms")
 
 
 def _percentiles(
     status: EngineStatus, times: Sequence[float]
 ) -> Iterator[tuple[str, float | None]]:
-    """Percentiles of TPOT: of the last request once it is over, else of the latest tokens."""
-    done = status.done.timings if status.done else None
-    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        yield name, getattr(done, f"tpot_ms_{name}") if done else metrics.percentile(times, share)
+    """Yield the percentiles of TPOT in ms: of the last request if it is done, else of the latest tokens."""
+    for name, share in (("tpot_ms_p50", 0.5), ("tpot_ms_p95", 0.95), ("tpot_ms_p99", 0.99)):
+        if status.done is not None:
+            yield name, getattr(status.done.timings, name)
+        else:
+            yield name, metrics.percentile(times, share)
 
 
-# ---------------------------------------------------------------------------- speculation, prefix, engine
-
-
-def _speculation(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
+def _speculation(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     accepted, drafted = status.drafts
-    off = status.metrics.speculation_off if status.metrics else ""
-    off = status.done.speculation.off if status.done else off
-    if not drafted and not off:
+    why_off = status.metrics.speculation_off if status.metrics else ""
+    if status.done is not None:
+        why_off = status.done.speculation.off
+    if not drafted and not why_off:
         return
-    share = metrics.acceptance(drafted, accepted)
-    yield _heading("Speculation", "off" if off and not drafted else "on", panel)
+    yield _heading("Speculation", "on" if drafted else "off", width)
     if drafted:
-        value = used_of(accepted, drafted) if share is not None else "-"
-        yield _line("accepted", value, "acceptance", panel)
-        yield MetricRow((_piece(bar(accepted, drafted, panel.width), "bar"),), "acceptance")
+        yield _line("acceptance", used_of(accepted, drafted), width)
+        yield _bar("acceptance", accepted, drafted, width)
     stats = status.stats
     if stats is not None and stats.draft_steps:
-        length = panel.words.tokens(f"{stats.accepted / stats.draft_steps:.2f}")
-        yield _line("mean accepted", length, "accepted_length", panel)
+        length = stats.accepted / stats.draft_steps
+        yield _line("accepted_length", _token_count(f"{length:.2f}"), width)
     if status.done is not None and status.done.speculation.speedup is not None:
-        yield _line("net gain", f"× {status.done.speculation.speedup:.2f}", "speedup", panel)
-    if off:
-        yield from _words(off, "speculation_off", panel)
+        yield _line("speedup", f"× {status.done.speculation.speedup:.2f}", width)
+    if why_off:
+        yield from _wrapped("speculation_off", why_off, width)
 
 
-def _prefix(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
+def _prefix_cache(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     prefill = status.prefill
     if prefill is None:
         return
-    yield _heading(
-        "Prefix cache", panel.words.tokens(f"{prefill.cached:,}/{prefill.total:,}"), panel
-    )
-    yield MetricRow(
-        (_piece(bar(prefill.cached, prefill.total, panel.width), "bar"),), "cached_tokens"
-    )
+    share = _token_count(f"{prefill.cached:,}/{prefill.total:,}")
+    yield _heading("Prefix cache", share, width)
+    yield _bar("cached_tokens", prefill.cached, prefill.total, width)
     if prefill.read_back:
-        back = read_back(prefill.read_back, prefill.total, prefill.read_s)
-        yield from _words(back, "cached_tokens", panel)
+        text = read_back(prefill.read_back, prefill.total, prefill.read_s)
+        yield from _wrapped("cached_tokens", text, width)
     if prefill.why_missed:
-        yield from _words(f"missed: {prefill.why_missed}", "why_missed", panel)
+        yield from _wrapped("why_missed", f"missed: {prefill.why_missed}", width)
 
 
-def _engine(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
+def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     info = status.info
-    stats = status.stats
     if info is None:
         return
-    yield _heading("Engine", sanitize_line(info.backend), panel)
-    yield _line("model", sanitize_line(info.model)[: panel.width - 8], "fingerprint", panel)
+    yield _heading("Engine", sanitize_line(info.backend), width)
+    yield _line("fingerprint", sanitize_line(info.model)[: width - len("model   ")], width)
     if info.context_tokens:
-        yield _line(
-            "context", panel.words.tokens(f"{info.context_tokens:,}"), "context_tokens", panel
-        )
+        yield _line("context_tokens", _token_count(f"{info.context_tokens:,}"), width)
     if info.backend == "remote":
-        return  # a server reports no more
-    yield _line("threads", f"{info.threads}", "threads", panel)
-    yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", panel)
-    if stats is not None:
-        yield from _clients(status, stats, panel)
+        return  # A remote server reports nothing else.
+    yield _line("threads", f"{info.threads}", width)
+    yield _line("gpu_layers", f"{info.gpu_layers}/{info.layers}", width)
+    if status.stats is not None:
+        yield from _requests(status, status.stats, width)
 
 
-def _clients(status: EngineStatus, stats: EngineStats, panel: _Panel) -> Iterator[MetricRow]:
-    yield _line("running", f"{stats.now.running}", "running", panel)
-    yield _line("waiting", f"{stats.now.waiting}", "waiting", panel)
-    for one in stats.requests:
-        user = sanitize_line(one.user) or "this chat"
-        count = panel.words.tokens(_tokens_of(one, status))
-        value = f"{panel.words.phase(one.phase)} {count}, {units.duration(one.age_s)}"
-        yield _line(f"  {user}"[: panel.width - len(value) - 1], value, "running", panel)
+def _requests(status: EngineStatus, stats: EngineStats, width: int) -> Iterator[MetricRow]:
+    yield _line("running", f"{stats.now.running}", width)
+    yield _line("waiting", f"{stats.now.waiting}", width)
+    for request in stats.requests:
+        user = sanitize_line(request.user) or "this chat"
+        count = _token_count(_request_tokens(request, status))
+        value = f"{request.phase} {count}, {units.duration(request.age_s)}"
+        label = f"  {user}"[: width - len(value) - 1]
+        yield _line("running", value, width, label=label)
 
 
-def _tokens_of(request: RunningRequest, status: EngineStatus) -> str:
-    """Tokens generated; while the prompt is computed, those of the prompt."""
+def _request_tokens(request: RunningRequest, status: EngineStatus) -> str:
+    """Return the generated tokens of a request, or its prompt tokens during the prefill."""
     if request.phase == "decode":
         return f"{request.completion_tokens:,}"
     if status.prefill is not None and not request.user:
@@ -322,12 +318,33 @@ def _tokens_of(request: RunningRequest, status: EngineStatus) -> str:
     return f"{request.prompt_tokens:,}"
 
 
-# ---------------------------------------------------------------------------- widget
+def column_ranges(rows: Sequence[MetricRow], top: int, height: int, columns: int) -> list[range]:
+    """Return the indexes of the rows that each column shows, from row `top` on.
+
+    A heading stays with the first row of its section, and a value with its bar.
+    """
+    ranges: list[range] = []
+    start = top
+    for _ in range(columns):
+        # A blank row separates two sections. At the top of a column it would only waste a line.
+        if ranges and start < len(rows) and rows[start].is_blank:
+            start += 1
+        end = min(len(rows), start + height)
+        while start + 1 < end < len(rows) and _belongs_to_next(rows, end - 1):
+            end -= 1
+        ranges.append(range(start, end))
+        start = end
+    return ranges
+
+
+def _belongs_to_next(rows: Sequence[MetricRow], index: int) -> bool:
+    row = rows[index]
+    return row.is_heading or (bool(row.metric) and row.metric == rows[index + 1].metric)
 
 
 _ABOUT_ROWS: Final = 4
-_TWO_COLUMNS: Final = 76
-"""Width from which the rows have two columns: half of it cuts no row."""
+_MIN_TWO_COLUMNS: Final = 76
+"""Width from which the rows have two columns. Half of it cuts no row."""
 _STYLES: Final = (
     *("plain", "quiet", "heading", "metric", "spark", "bar", "rule", "about", "marked"),
     *("weights", "kv", "compute", "overhead"),
@@ -393,21 +410,22 @@ class MetricsPanel(Widget, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--{style}" for style in _STYLES}
 
     marked: reactive[int] = reactive(0, repaint=True)
+    """Index of the marked row."""
 
     def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self.display = False
         self._status = status
-        self.words = MetricWords(technical=False)
         self._rows: tuple[MetricRow, ...] = ()
         self._style_cache: dict[str, Style] = {}
         self._top = 0
+        """Index of the first visible row."""
 
     def refresh_metrics(self) -> None:
         """Redraw if the rows changed."""
         if not self.display:
             return
-        rows = panel_rows(self._status, max(8, self._column_width - 3), self.words)
+        rows = panel_rows(self._status, max(8, self._column_width - 3))
         if rows != self._rows:
             self._rows = rows
             self.refresh()
@@ -419,62 +437,63 @@ class MetricsPanel(Widget, can_focus=True):
         self.refresh_metrics()
         self._scroll_to_marked()
 
-    # ------------------------------------------------------------------ the marked metric
-
     def action_metric(self, step: int) -> None:
         """Mark the next metric (`step` 1) or the previous one (-1)."""
         rows = self._metric_rows()
         if not rows:
             return
-        at = next((n for n, row in enumerate(rows) if row >= self.marked), 0)
-        if rows[at] == self.marked or step < 0:
-            at = max(0, min(len(rows) - 1, at + step))
-        self.marked = rows[at]
+        index = next((n for n, row in enumerate(rows) if row >= self.marked), 0)
+        if rows[index] == self.marked or step < 0:
+            index = max(0, min(len(rows) - 1, index + step))
+        self.marked = rows[index]
         self._scroll_to_marked()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        self._mark_at(event.x, event.y)
+        self._mark(event.x, event.y)
 
     def on_click(self, event: events.Click) -> None:
         self.focus()
-        self._mark_at(event.x, event.y)
+        self._mark(event.x, event.y)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._top = max(0, min(self._top + 2, len(self._rows) - self._visible_rows))
+        for _ in range(2):
+            if self._end < len(self._rows):
+                self._top += 1
         self.refresh()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._top = max(0, self._top - 2)
         self.refresh()
 
-    def _mark_at(self, x: int, y: int) -> None:
-        at = self._top + min(x // self._column_width, self._columns - 1) * self._room + y
-        if y < self._room and at < len(self._rows) and self._rows[at].metric:
-            self.marked = at
+    def _mark(self, x: int, y: int) -> None:
+        """Mark the metric at a position of the widget."""
+        column = self._column_ranges()[min(x // self._column_width, self._columns - 1)]
+        if y < len(column) and self._rows[column[y]].metric:
+            self.marked = column[y]
 
     def _metric_rows(self) -> list[int]:
-        """The first row of each metric."""
-        found = []
-        before = ""
-        for at, row in enumerate(self._rows):
-            if row.metric and row.metric != before:
-                found.append(at)
-            before = row.metric
-        return found
+        """Return the index of the first row of each metric."""
+        rows = []
+        previous = ""
+        for index, row in enumerate(self._rows):
+            if row.metric and row.metric != previous:
+                rows.append(index)
+            previous = row.metric
+        return rows
 
     def _scroll_to_marked(self) -> None:
         self._top = max(0, min(self._top, self.marked - 1))
-        if self.marked >= self._top + self._visible_rows:
-            self._top = self.marked - self._visible_rows + 1
+        while self.marked >= self._end and self._top < self.marked:
+            self._top += 1
 
     @property
     def _room(self) -> int:
-        """Number of rows for metrics; the others are for the sentence."""
+        """Number of lines for metrics. The lines below them explain the marked one."""
         return max(1, self.size.height - self._about_rows)
 
     @property
     def _columns(self) -> int:
-        return 2 if self.size.width >= _TWO_COLUMNS else 1
+        return 2 if self.size.width >= _MIN_TWO_COLUMNS else 1
 
     @property
     def _column_width(self) -> int:
@@ -482,54 +501,55 @@ class MetricsPanel(Widget, can_focus=True):
 
     @property
     def _about_rows(self) -> int:
-        """Number of rows for the sentence: fewer in a wide panel."""
+        """Number of lines for the explanation. A wide panel needs fewer."""
         return _ABOUT_ROWS - self._columns + 1
 
+    def _column_ranges(self) -> list[range]:
+        return column_ranges(self._rows, self._top, self._room, self._columns)
+
     @property
-    def _visible_rows(self) -> int:
-        """Number of visible rows in all columns."""
-        return self._room * self._columns
+    def _end(self) -> int:
+        """Index after the last visible row."""
+        return self._column_ranges()[-1].stop
 
     @property
     def metric(self) -> str:
-        """Name of the marked metric; empty if none is."""
-        row = self._rows[self.marked] if self.marked < len(self._rows) else None
-        return row.metric if row else ""
-
-    # ------------------------------------------------------------------ rendering
+        """Name of the marked metric. Empty if none is marked."""
+        if self.marked < len(self._rows):
+            return self._rows[self.marked].metric
+        return ""
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y >= self._room:
-            return self._row_strip(self._about(y - self._room, width - 3), width, marked=False)
-        first = self._top + y
-        columns = (self._column_strip(first + n * self._room) for n in range(self._columns))
-        return Strip.join(columns).adjust_cell_length(width, self._style_of("plain"))
+            return self._row_strip(self._explanation(y - self._room, width - 3), width)
+        strips = [self._column_strip(column, y) for column in self._column_ranges()]
+        return Strip.join(strips).adjust_cell_length(width, self._style_of("plain"))
 
-    def _column_strip(self, at: int) -> Strip:
-        row = self._rows[at] if at < len(self._rows) else MetricRow(())
-        marked = bool(row.metric) and row.metric == self.metric and self.has_focus
-        return self._row_strip(row.pieces, self._column_width, marked=marked)
+    def _column_strip(self, column: range, y: int) -> Strip:
+        row = self._rows[column[y]] if y < len(column) else _BLANK
+        is_marked = bool(row.metric) and row.metric == self.metric and self.has_focus
+        return self._row_strip(row.pieces, self._column_width, marked=is_marked)
 
-    def _about(self, line: int, width: int) -> tuple[Piece, ...]:
+    def _explanation(self, line: int, width: int) -> tuple[Piece, ...]:
+        """Return a line of the explanation: a rule, then the sentence about the marked metric."""
         if line == 0:
-            if self._top + self._visible_rows >= len(self._rows):
+            if self._end >= len(self._rows):
                 return (_piece("─" * width, "rule"),)
-            line_right = "─" * (width - len("── ↓ more "))
-            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(line_right, "rule")
+            rest = "─" * (width - len("── ↓ more "))
+            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(rest, "rule")
         if not self.metric:
-            hint = "Point at one, or press Tab until ▎ shows."
+            hint = "Point at a metric, or press Tab."
             return tuple(_piece(row, "quiet") for row in wrap(hint, width)[line - 1 : line])
-        term = self._rows[self.marked].term
-        sentences = wrap(self.words.explained(term, METRICS[self.metric].about), width)
-        rows = self._about_rows - 1
-        if line - 1 >= len(sentences):
+        sentence = wrap(METRICS[self.metric].about, width)
+        if line > len(sentence):
             return ()
-        last = line == rows and len(sentences) > rows
-        text = sentences[line - 1]
-        return (_piece(text[: width - 1] + "…" if last else text, "about"),)
+        text = sentence[line - 1]
+        if line == self._about_rows - 1 < len(sentence):
+            text = f"{text[: width - 1]}…"
+        return (_piece(text, "about"),)
 
-    def _row_strip(self, pieces: tuple[Piece, ...], width: int, *, marked: bool) -> Strip:
+    def _row_strip(self, pieces: tuple[Piece, ...], width: int, *, marked: bool = False) -> Strip:
         base = self._style_of("plain")
         sign = Segment("▎" if marked else " ", self._style_of("marked"))
         segments = [sign, Segment(" ", base)]
@@ -537,7 +557,7 @@ class MetricsPanel(Widget, can_focus=True):
         return Strip(segments).adjust_cell_length(width, base)
 
     def _style_of(self, name: str) -> Style:
-        """A component style. Cached: Textual builds it anew on every call."""
+        """Return a component style. Cached: Textual builds it anew on every call."""
         if name not in self._style_cache:
             self._style_cache[name] = self.get_component_rich_style(f"panel--{name}")
         return self._style_cache[name]

@@ -12,10 +12,9 @@ from textual.widget import Widget
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import time_left
-from localchat.tui.metric_words import MetricWords
 from localchat.tui.textual_internals.flat_widget import rows_in
 from localchat.tui.widgets.charts import bar, sparkline
-from localchat.units import rate
+from localchat.units import decimal, rate, used_of
 
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
@@ -49,34 +48,34 @@ _MARKS: Final = {
 }
 
 
-def status_parts(status: EngineStatus, words: MetricWords) -> tuple[StatusPart, ...]:
+def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     """All parts, in order."""
     mark, style = _MARKS[status.state]
-    found = [StatusPart(mark, style), StatusPart(words.state(status), "state", glued=True)]
+    found = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
     if status.pulling:
         found.append(StatusPart(status.pulling, "busy", 6))
     if status.prefill_tokens_per_s is not None:
-        if words.technical:
-            found.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
+        found.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
         if left := time_left(status, time.monotonic()):
             found.append(StatusPart(left, rank=1))
     if status.ttft_s is not None:
-        found.append(StatusPart(words.ttft(status.ttft_s), rank=3))
-    if speed := words.decode_rate(status):
+        found.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
+    if status.decode_tokens_per_s is not None:
+        speed = f"{decimal(status.decode_tokens_per_s, 1)} tok/s"
         found.append(StatusPart(speed, "metric", 1))
         spark = sparkline(status.rates, _SPARK_CELLS)
         if spark:
             found.append(StatusPart(spark, "spark", 8, glued=True))
     used, total = status.kv
     if total:
-        found.append(StatusPart(words.kv(used, total), rank=2))
+        found.append(StatusPart(f"KV {used_of(used, total)}", rank=2))
         if used:
             found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
     accepted, drafted = status.drafts
-    if accepted or (drafted and words.technical):
-        found.append(StatusPart(words.drafts(accepted, drafted), rank=5))
+    if drafted:
+        found.append(StatusPart(f"drafts {accepted:,}/{drafted:,}", rank=5))
     if status.placement:
-        found.append(StatusPart(words.placement(status), rank=_PLACEMENT))
+        found.append(StatusPart(status.placement, rank=_PLACEMENT))
     return tuple(found)
 
 
@@ -124,7 +123,6 @@ class StatusBar(Widget):
         self._shown: tuple[StatusPart, ...] = ()
         self._style_cache: dict[str, Style] = {}
         self._shown_hint = ""
-        self.words = MetricWords(technical=False)
         self.hint = ""
         """Keys that are of use now."""
         self.urgent = False
@@ -134,7 +132,7 @@ class StatusBar(Widget):
         """Redraw if the text changed."""
         parts = fit_with_hint(
             self.hint,
-            status_parts(self._status, self.words),
+            status_parts(self._status),
             self.size.width - 2,
             _ORNAMENT if self.urgent else _PLACEMENT,
         )

@@ -150,7 +150,6 @@ FLAGS: Final = [
     "--list",
     "--forget",
     "--think-budget",
-    "--technical-metrics",
     "--users",
     "--rate",
     "--price",

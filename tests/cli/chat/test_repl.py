@@ -3,70 +3,22 @@
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from localchat.chat.conversation import Conversation
-from localchat.cli.chat.repl import chat
-from localchat.cli.context import AppContext
-from localchat.cli.resolve import Setup
-from localchat.cli.streams import Terminal
-from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
-from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
+from localchat.errors import EngineDied, NetworkError, UsageError
 from localchat.history.store import History
-from localchat.models.resolve import ResolvedModel
 from tests.support.cli_program import DONE
+from tests.support.line_mode import Talk, TightEngine, talk_by_lines
 from tests.support.remote_server import Exchange, Server, piece
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
-
-
-class TightEngine(ScriptedEngine):
-    """Refuses what is longer than its context, a token a character; answers with its turn's number."""
-
-    def generate(self, request: GenerateRequest) -> Stream:
-        assert isinstance(request.prompt, Messages)
-        tokens = len(self.render(request.prompt))
-        if tokens < self.context_tokens:
-            return super().generate(request)
-        stream = Stream(lambda: None)
-        stream.put(
-            ContextExceeded("too long", prompt_tokens=tokens, context_tokens=self.context_tokens)
-        )
-        return stream
-
-
-@dataclass
-class Talk:
-    """One run: what was asked of the engine, what was shown, what was kept."""
-
-    engine: ScriptedEngine
-    shown: str
-    history: History
-
-    @property
-    def conversations(self) -> list[Conversation]:
-        return [self.history.load(one.id) for one in self.history.list()]
-
-    def sent(self, number: int) -> list[str]:
-        prompt = self.engine.requests[number].prompt
-        assert isinstance(prompt, Messages)
-        return [message.content for message in prompt.messages]
-
-
-@dataclass
-class Keys:
-    lines: list[str] = field(default_factory=list)
-
-    def read(self) -> str | None:
-        return self.lines.pop(0) if self.lines else None
-
 
 Run = Callable[..., Talk]
 
@@ -75,22 +27,10 @@ Run = Callable[..., Talk]
 def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     opened: list[History] = []
 
-    def go(
-        lines: Sequence[str],
-        *,
-        engine: ScriptedEngine | None = None,
-        conversation: Conversation | None = None,
-        settings: Settings | None = None,
-    ) -> Talk:
-        used = engine or TightEngine(context_tokens=1500)
-        paths = find_paths({})
-        model = ResolvedModel("tiny", "tiny", Path("tiny.gguf"), "a test")
-        app = AppContext(open_engine=lambda options, say: used, environ={})
-        setup = Setup(app, paths, settings or Settings(), {}, model, Terminal({}))
-        assert chat(setup, Keys(list(lines)).read, conversation or Conversation()) == 0
-        opened.append(History.open(paths.data_dir / "history.sqlite3"))
-        said = capfd.readouterr()
-        return Talk(used, said.out + said.err, opened[-1])
+    def go(lines: Sequence[str], **options: Any) -> Talk:
+        talk = talk_by_lines(lines, capfd, **options)
+        opened.append(talk.history)
+        return talk
 
     yield go
     for history in opened:
@@ -225,23 +165,25 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
             "/help",
         ]
     )
-    assert talk.shown.count("there is no question yet") == 2
     for words in (
+        "there is nothing to undo",
+        "there is no question to answer again",
         "there is nothing to summarize",
-        "there are no metrics yet",
+        "There are no metrics of an answer yet.",
         "there is nothing to export",
         "there is no command /nonsense",
         "/set is a command of the screen",
-        "there are no instructions",
-        "leave (also Ctrl+D)",
+        "There are no instructions.",
+        "Leaves, as /quit does.",
     ):
         assert words in talk.shown
 
 
 def test_an_unknown_command_names_those_of_the_line_mode(run: Run) -> None:
-    (said,) = [line for line in run(["/qqqqqq"]).shown.splitlines() if "/qqqqqq" in line]
-    assert "valid names: clear, compact, everything, export, help, " in said
-    assert "model" not in said
+    shown = run(["/qqqqqq"]).shown
+    assert "there is no command /qqqqqq" in shown
+    assert "valid names: clear, compact, everything, export, help, " in shown
+    assert "model" not in shown
 
 
 def test_an_answer_that_is_stopped_before_its_first_word_has_no_text_to_keep(run: Run) -> None:
@@ -253,7 +195,7 @@ def test_an_answer_that_is_stopped_before_its_first_word_has_no_text_to_keep(run
 
     answer = ScriptedAnswer(pieces=(), events=(Accepted(1, 2, 9), Finished(0, "cancelled"), DONE))
     talk = run(["one"], engine=Stopping(lambda request: answer, context_tokens=1500))
-    assert "stopped before the first word" in talk.shown
+    assert "stopped before the first token" in talk.shown
     assert "the text so far" not in talk.shown
 
 
@@ -279,8 +221,9 @@ def test_export_writes_a_file_once(
     assert "already exists" in talk.shown
     monkeypatch.chdir(tmp_path)
     assert "cannot write" in run(["one", f"/export {'x' * 300}"]).shown
-    assert "written: ~nobody-of-this-name" in run(["one", "/export ~nobody-of-this-name"]).shown
-    assert "written: one.md" in run(["one", "/export"]).shown
+    shown = run(["one", "/export ~nobody-of-this-name"]).shown
+    assert f"Written to {tmp_path / '~nobody-of-this-name'}." in shown
+    assert f"Written to {tmp_path / 'one.md'}." in run(["one", "/export"]).shown
     assert "## User\n\none\n" in (tmp_path / "one.md").read_text()
 
 

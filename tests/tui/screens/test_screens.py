@@ -179,7 +179,7 @@ def test_the_shown_conversation_chosen_from_the_history_keeps_its_last_answer(
         await say(pilot, "about rivers")
         answer = app.session.last_answer()
         assert answer is not None
-        app.chat.commands.open_conversation(app.session.conversation.id)
+        app.chat.open_conversation(app.session.conversation.id)
         before = app.session.conversation
         await until(pilot, lambda: app.session.conversation is not before)
         shown = app.session.last_answer()

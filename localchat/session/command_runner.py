@@ -1,0 +1,291 @@
+"""Runs the slash commands of a chat, once for the screen and the line mode.
+
+A command returns a reply, which each front end shows in its own way.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from localchat.atomic import write_text
+from localchat.config.parameters import PARAMETERS
+from localchat.config.paths import expand_home
+from localchat.config.settings import find_key
+from localchat.engine.stats_line import stats_line
+from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.session.commands import FrontEnd, parse
+from localchat.session.outcome import AnswerUnderWay
+from localchat.units import counted
+
+if TYPE_CHECKING:
+    from localchat.chat.conversation import Node
+    from localchat.fit.memory_plan import MemoryPlan
+    from localchat.session.context import ModelSetup
+    from localchat.session.session import ChatSession
+
+_THINKING: Final = ("auto", "on", "off")
+
+Part: TypeAlias = Literal[
+    "models", "parameters", "history", "help", "search", "metrics", "copy", "pull", "edit"
+]
+"""A dialog or a part of the chat that a front end opens."""
+
+
+class Output(NamedTuple):
+    """Text that the user asked for."""
+
+    text: str
+
+
+class Hint(NamedTuple):
+    """A short confirmation."""
+
+    text: str
+    detail: str = ""
+    """More text. The screen shows it in the conversation already."""
+
+
+class AskQuestion(NamedTuple):
+    """A question to send. Without text, the last question is answered again."""
+
+    text: str = ""
+
+
+class QuestionUndone(NamedTuple):
+    """The last question was removed from the path. A screen puts it back into its input."""
+
+    question: "Node"
+    hint: str
+
+
+class NewConversation(NamedTuple):
+    """An empty conversation replaced the current one."""
+
+    hint: str
+
+
+class SetupChanged(NamedTuple):
+    """The session uses another model or other parameters."""
+
+    before: "ModelSetup"
+    hint: str
+
+
+class OpenPart(NamedTuple):
+    """A part of the front end to open."""
+
+    part: Part
+    argument: str = ""
+
+
+class LongCommand(NamedTuple):
+    """A command that takes a while. Its replies arrive one by one."""
+
+    replies: "AsyncIterator[Reply]"
+
+
+class Quit(NamedTuple):
+    """Leave the program."""
+
+
+Reply: TypeAlias = (
+    Output
+    | Hint
+    | AskQuestion
+    | QuestionUndone
+    | NewConversation
+    | SetupChanged
+    | OpenPart
+    | LongCommand
+    | Quit
+)
+
+
+class CommandRunner:
+    """Runs commands on a session. Each `do_NAME` method runs the command of this name."""
+
+    def __init__(self, session: "ChatSession", front_end: FrontEnd) -> None:
+        self._session = session
+        self._front_end = front_end
+        self.unsent = ""
+        """A question that did not reach the engine, for `/send`."""
+
+    def run(self, line: str) -> Reply:
+        """Run a line that begins with a slash. Raises LocalchatError."""
+        call = parse(line, self._front_end)
+        reply: Reply = getattr(self, f"do_{call.command.name}")(call.argument)
+        return reply
+
+    def _refuse_while_busy(self) -> None:
+        if self._session.busy:
+            raise AnswerUnderWay
+
+    def do_model(self, name: str) -> Reply:
+        if not name:
+            return OpenPart("models")
+        return LongCommand(self.change(name, {}))
+
+    def do_set(self, words: str) -> Reply:
+        if not words:
+            return OpenPart("parameters")
+        key, _, value = words.partition(" ")
+        key = find_key(key, "/set")
+        value = value.strip()
+        if not value:
+            raise UsageError(f"/set {key} needs a value", hint=f"it takes {PARAMETERS[key].valid}")
+        if key == "model":
+            return self.do_model(value)
+        if key == "remote":
+            return self.do_model(f"remote:{value}")
+        return LongCommand(self.change(None, {key: value}, f"{key} = {value}"))
+
+    def do_think(self, choice: str) -> Reply:
+        choice = choice.lower() or "on"
+        if choice not in _THINKING:
+            raise UsageError(f"/think {choice}: expected on, off or auto")
+        return LongCommand(self.change(None, {"think": choice}, f"reasoning: {choice}"))
+
+    async def change(
+        self, word: str | None, changes: Mapping[str, str], hint: str = ""
+    ) -> AsyncIterator[Reply]:
+        """Use another model or other parameters for the next answer. Raises LocalchatError.
+
+        Stops the answer under way if the model must be loaded again, and waits for the load.
+        """
+        session = self._session
+        before = session.setup
+        change = session.prepare_change(word, changes)
+        if change.reload:
+            await session.stop_and_wait()
+        change.apply()
+        if word and session.setup.model != before.model:
+            hint = f"Switched to {session.setup.model.name}"
+        yield SetupChanged(before, hint)
+        if session.setup.options != before.options:
+            await session.wait_until_ready()
+
+    def do_tries(self, words: str) -> Reply:
+        from localchat.session.tries import describe, parse_tries
+
+        next_tries = parse_tries(words)
+        self._session.tries.next = next_tries
+        return Hint(describe(next_tries))
+
+    def do_fit(self, word: str) -> Reply:
+        return LongCommand(self._fit(word))
+
+    async def _fit(self, word: str) -> AsyncIterator[Reply]:
+        from localchat.fit.report import verdict
+
+        name, plan = await asyncio.to_thread(self._plan_of, word)
+        yield Output("\n".join((name, *verdict(plan))))
+
+    def _plan_of(self, word: str) -> "tuple[str, MemoryPlan]":
+        """Return name and memory plan of a local or published model, by default of the current one.
+
+        Blocks. Raises LocalchatError.
+        """
+        context = self._session.context
+        try:
+            setup = context.resolve(word or self._session.setup.model.word, self._session.changes)
+        except ModelMissing as missing:
+            try:
+                estimate = context.estimate(word)
+            except LocalchatError:
+                estimate = None
+            if estimate is None:
+                raise missing from None
+            return word, estimate.plan
+        return setup.model.name, context.plan(setup, setup.options.load)
+
+    def do_pull(self, name: str) -> Reply:
+        return OpenPart("pull", name)
+
+    def do_new(self, _: str) -> Reply:
+        return LongCommand(self._start_conversation(None))
+
+    def do_clear(self, _: str) -> Reply:
+        return LongCommand(self._start_conversation(self._session.conversation.system))
+
+    async def _start_conversation(self, system: str | None) -> AsyncIterator[Reply]:
+        await self._session.stop_and_wait()
+        self._session.start_new(system=system)
+        self.unsent = ""
+        yield NewConversation("the conversation is empty")
+
+    def do_system(self, text: str) -> Reply:
+        if text:
+            self._session.set_instructions(text)
+            return Hint("the instructions are set")
+        return Output(self._session.conversation.system or "There are no instructions.")
+
+    def do_send(self, _: str) -> Reply:
+        if not self.unsent:
+            raise UsageError("there is no unsent question")
+        return AskQuestion(self.unsent)
+
+    def do_regen(self, _: str) -> Reply:
+        self._refuse_while_busy()
+        return AskQuestion()
+
+    def do_edit(self, _: str) -> Reply:
+        self._refuse_while_busy()
+        return OpenPart("edit")
+
+    def do_undo(self, _: str) -> Reply:
+        self._refuse_while_busy()
+        question = self._session.undo()
+        left = counted(len(self._session.conversation.path()), "message")
+        return QuestionUndone(question, f"back before the last question; {left} left")
+
+    def do_compact(self, _: str) -> Reply:
+        self._refuse_while_busy()
+        return LongCommand(self._compact())
+
+    async def _compact(self) -> AsyncIterator[Reply]:
+        summary = await self._session.compact()
+        messages = counted(summary.messages, "message")
+        hint = f"this summary is sent instead of {messages}; /everything undoes it"
+        yield Hint(hint, summary.text)
+
+    def do_everything(self, _: str) -> Reply:
+        self._refuse_while_busy()
+        self._session.send_everything()
+        return Output("All messages are sent again.")
+
+    def do_search(self, text: str) -> Reply:
+        return OpenPart("search", text)
+
+    def do_copy(self, what: str) -> Reply:
+        return OpenPart("copy", what)
+
+    def do_export(self, name: str) -> Reply:
+        from localchat.chat.export import as_json_text, as_markdown, file_name
+
+        conversation = self._session.conversation
+        if not conversation.nodes:
+            raise UsageError("there is nothing to export: the conversation is empty")
+        path = expand_home(name or file_name(conversation)).absolute()
+        text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
+        try:
+            if path.exists():
+                raise UsageError(f"{path} already exists", hint="use another name: /export NAME")
+            write_text(path, text)
+        except OSError as problem:
+            raise LocalchatError(f"cannot write {path}: {problem.strerror}") from problem
+        return Output(f"Written to {path}.")
+
+    def do_stats(self, _: str) -> Reply:
+        answer = self._session.last_answer()
+        if answer is None or answer.metrics is None or answer.metrics.done is None:
+            return OpenPart("metrics", "There are no metrics of an answer yet.")
+        return OpenPart("metrics", stats_line(answer.metrics.done))
+
+    def do_history(self, _: str) -> Reply:
+        return OpenPart("history")
+
+    def do_help(self, _: str) -> Reply:
+        return OpenPart("help")
+
+    def do_quit(self, _: str) -> Reply:
+        return Quit()
