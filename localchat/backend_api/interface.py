@@ -129,7 +129,10 @@ _ANY_WIDTH = Widths()
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Static properties of a loaded model that the scheduler relies on."""
+    """Static properties of a loaded model that the scheduler relies on.
+
+    Size: capabilities are data, so each difference between runners is a field.
+    """
 
     context_tokens: int
     """Longest single sequence."""
@@ -155,8 +158,7 @@ class Capabilities:
     window_blocks: int = 0
     """Number of blocks of the windowed layers. `kv_tokens` counts the others."""
     host_blocks: int = 0
-    """Number of host blocks of a paged cache (SaveBlock, LoadBlock). Above 0, the runner is a HostBlockRunner.
-    """
+    """Number of host blocks of a paged cache (SaveBlock, LoadBlock). With any, the runner is a HostBlockRunner."""
     host_block_s: float = 0.0
     """Measured time of loading a host block. 0: negligible."""
     host_layout: str = ""

@@ -1,7 +1,5 @@
 """Times of one request, in seconds of time.perf_counter."""
 
-from collections.abc import Iterable
-
 from localchat import metrics
 from localchat.engine.events import Timings
 
@@ -78,7 +76,7 @@ class RequestTimer:
             elapsed_s = self._first_s - self._admitted_s
             prefill = metrics.prefill_rate(prompt_tokens, cached, elapsed_s)
         started_s = now_s if self._admitted_s is None else self._admitted_s
-        p50, p95, p99 = _percentiles(self._tpot_ms, (0.5, 0.95, 0.99))
+        p50, p95, p99 = (metrics.percentile(self._tpot_ms, share) for share in (0.5, 0.95, 0.99))
         return Timings(
             load_s=self.load_s,
             queue_s=max(0.0, started_s - self._ready_s),
@@ -90,7 +88,3 @@ class RequestTimer:
             tpot_ms_p99=p99,
             total_s=now_s - self._ready_s,
         )
-
-
-def _percentiles(values: list[float], shares: Iterable[float]) -> list[float | None]:
-    return [metrics.percentile(values, share) for share in shares]

@@ -34,7 +34,10 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Choice of a request."""
+    """Choice of a request.
+
+    Size: the scheduler, the KV cache and the output processor share the counters of a sequence.
+    """
 
     number: int
     request_state: "RequestState"
@@ -160,7 +163,10 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request in the engine core."""
+    """A request in the engine core.
+
+    Size: every part of the core reads the request, and reports its progress here.
+    """
 
     id: int
     request: GenerateRequest

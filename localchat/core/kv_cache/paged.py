@@ -32,7 +32,6 @@ from localchat.core.kv_cache.prefix_tree import (
     TokenArray,
     path_to,
 )
-from localchat.core.kv_cache.sequence_blocks import SequenceBlocks
 
 _SAVES_PER_PLAN = 16
 """More would delay a load in the next plan. 16 blocks of a 7B model take 1 ms."""
@@ -43,6 +42,36 @@ class PagedPrefix(NamedTuple):
 
     version: int
     walk: PrefixMatch
+
+
+class _SequenceBlocks:
+    """Blocks of a running sequence."""
+
+    __slots__ = ("committed", "exact", "noted", "owner", "salt", "slot", "table", "tail", "tip")
+
+    def __init__(
+        self,
+        slot: int,
+        salt: str,
+        table: list[int],
+        committed: int,
+        tip: PrefixNode | None,
+        owner: str = "",
+    ) -> None:
+        self.slot = slot
+        self.salt = salt
+        self.table = table
+        self.committed = committed
+        self.exact = 0
+        """Leading tokens whose KV has the bits of a fresh computation."""
+        self.tip = tip
+        """Last published full node. None once its tokens cannot be published (digest collision)."""
+        self.tail: PrefixNode | None = None
+        """Partly filled node."""
+        self.owner = owner
+        """Conversation for which the blocks may go to the disk. Empty: they may not."""
+        self.noted: PrefixNode | None = None
+        """Last node that was noted for the disk."""
 
 
 class PagedKVCacheManager:
@@ -61,7 +90,7 @@ class PagedKVCacheManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._node_of: dict[int, PrefixNode] = {}
         self._tree = PrefixTree(block_tokens, identity)
-        self._sequences: dict[int, SequenceBlocks] = {}
+        self._sequences: dict[int, _SequenceBlocks] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
         self._host = HostBlocks(host_blocks)
@@ -138,7 +167,7 @@ class PagedKVCacheManager:
         last = self._last_block(partial, shared, reuse)
         root = self._tree.acquire_root(salt)
         table = [*resident, *loaded, last]
-        sequence = SequenceBlocks(
+        sequence = _SequenceBlocks(
             heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root, owner
         )
         self._sequences[seq] = sequence
@@ -204,7 +233,7 @@ class PagedKVCacheManager:
         self._memory.append(Copy(source, block, shared))
         return block
 
-    def _begin_tail(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
+    def _begin_tail(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         if sequence.tip is not None:
             block = sequence.table[sequence.tip.end // self._block_tokens]
             sequence.tail = self._node_of[block] = self._tree.add_partial(
@@ -452,7 +481,7 @@ class PagedKVCacheManager:
             self._note_unstored(sequence)
         return CacheUpdate()
 
-    def _note_unstored(self, sequence: SequenceBlocks) -> None:
+    def _note_unstored(self, sequence: _SequenceBlocks) -> None:
         """Record the blocks of a sequence that have to go to the disk."""
         tip = sequence.tip
         owner = sequence.owner
@@ -465,7 +494,7 @@ class PagedKVCacheManager:
         self.unstored.setdefault((tip, owner), done)
         sequence.noted = tip
 
-    def _publish(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
+    def _publish(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         """Make more computed tokens of one block findable."""
         if sequence.tip is None:
             return
@@ -519,7 +548,7 @@ class PagedKVCacheManager:
         for shared in table[:-1]:
             self._hold(shared)
         self._tree.acquire_root(sequence.salt)
-        other = SequenceBlocks(
+        other = _SequenceBlocks(
             heapq.heappop(self._slots), sequence.salt, table, sequence.committed, sequence.tip
         )
         self._sequences[child] = other

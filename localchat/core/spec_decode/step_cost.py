@@ -125,8 +125,7 @@ class PauseClock:
         self._returned_s = 0.0
         """Time at which the last step returned, until the next launch. Otherwise 0."""
         self._followed_s = 0.0
-        """Time at which the previous step returned, if the only step in flight needs its tokens. Otherwise 0.
-        """
+        """Time at which the previous step returned, if only one step is in flight. Otherwise 0."""
 
     def reset(self) -> None:
         """Forget the last result, because nothing was in flight."""
