@@ -158,7 +158,7 @@ class Capabilities:
     window_blocks: int = 0
     """Number of blocks of the windowed layers. `kv_tokens` counts the others."""
     host_blocks: int = 0
-    """Number of host blocks of a paged cache (SaveBlock, LoadBlock). With any, the runner is a HostBlockRunner."""
+    """Number of host blocks of a paged cache. With any, the runner is a HostBlockRunner."""
     host_block_s: float = 0.0
     """Measured time of loading a host block. 0: negligible."""
     host_layout: str = ""

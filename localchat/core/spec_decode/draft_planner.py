@@ -6,8 +6,8 @@ nothing. A step has drafts of one source, n-grams or the draft model, whichever 
 
 Each sequence has a draft budget, in plain steps. Plain steps fill it slowly, and a step with drafts adds what
 the sequence gained or lost. Drafts stop when the budget is used up, so those that do not help cost a sequence
-about a fiftieth of its speed. The draft model has a budget of its own. While nothing is drafted, acceptance
-rates return to their priors, so that every source is tried again now and then.
+about a fiftieth of its speed. While nothing is drafted, acceptance rates return to their priors, so n-grams are
+tried again now and then. The draft model has a budget of its own, which also pays for probes of one token.
 
 A runner that is ahead launches a step before the previous one returns. Drafts need the previous step's tokens,
 so the runner has to wait for them, and all sequences of the step wait for the drafts of any. There, every
@@ -28,7 +28,7 @@ from localchat.backend_api.interface import Capabilities
 from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.sequence import Sequence, State
-from localchat.core.spec_decode.draft_model import DraftModel
+from localchat.core.spec_decode.draft_model import PROBE_BUDGET, DraftModel
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
 
@@ -38,10 +38,10 @@ _MAX_DRAFT_FAST = 31
 """Longest draft of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
 _MIN_GAIN = 1.02
 """Drafts that promise less than this over a plain step are not worth the risk."""
-_EARNED_PER_STEP = 0.015
+_EARNED_PER_STEP = 0.012
 _MAX_EARNED = 1.5
 """Plain steps that each plain step adds to a draft budget, and the limit for that."""
-_MAX_DEBT = 1.0
+_MAX_DEBT = 1.5
 """Plain steps that a sequence may owe before its drafts stop."""
 _MAX_BUDGET = 16.0
 """Two wide drafts that are rejected whole. Where 16 rows cost 7 plain steps, a wrong draft at an edit is bad
@@ -84,6 +84,8 @@ class _Plan(NamedTuple):
 
     lengths: dict[int, int]
     tokens_per_s: float = 0.0
+    is_probe: bool = False
+    """The draft model is tried although it is not expected to pay."""
 
 
 class DraftPlanner:
@@ -192,9 +194,9 @@ class DraftPlanner:
         """Return the drafts of the better source. Empty where no drafts are expected to pay."""
         self.drafting_s = self._charged_s = 0.0
         ngrams = self._plan_ngrams(step)
-        model = self._plan_model_drafts(step)
+        model = self._plan_model_drafts(step, may_probe=not ngrams.lengths)
         if model.tokens_per_s > ngrams.tokens_per_s and self._prepared(step, model.lengths):
-            return _allowed(step, self._ask_draft_model(step, model.lengths))
+            return _allowed(step, self._ask_draft_model(step, model))
         drafts = {
             sequence.number: drafts.ngrams.take(ngrams.lengths[sequence.number])
             for sequence, drafts, _ in step.candidates
@@ -235,8 +237,8 @@ class DraftPlanner:
             self._searches_to_skip = len(step.candidates) - 1
         return plan
 
-    def _plan_model_drafts(self, step: _Step) -> _Plan:
-        """Choose the lengths of the draft model's drafts."""
+    def _plan_model_drafts(self, step: _Step, *, may_probe: bool = True) -> _Plan:
+        """Choose the lengths of the draft model's drafts. `may_probe`: try a token even if none may pay."""
         model = self._draft_model
         using = [candidate for candidate in step.candidates if candidate.drafts.uses_model]
         if model is None or model.budget < 0 or not using or not self._cost.has_samples():
@@ -245,7 +247,8 @@ class DraftPlanner:
         reading = 0.0
         unread: dict[int, int] = {}
         for sequence, drafts, _ in using:
-            model.choose_window(sequence, drafts, plain_token_s)
+            # All sequences share the budget, so each can spend only its part on reading.
+            model.choose_window(sequence, drafts, plain_token_s / len(using))
             reading += model.reading_tokens(sequence, drafts)
             unread[sequence.number] = model.unread(sequence, drafts)
         if not model.drafter.ready(unread):
@@ -254,7 +257,14 @@ class DraftPlanner:
             sequence.number: model.chances(min(limit, step.limit // len(using)))
             for sequence, _, limit in using
         }
-        return self._best_lengths(step, chances, model, reading * model.prompt_token_s)
+        reading_s = reading * model.prompt_token_s
+        plan = self._best_lengths(step, chances, model, reading_s)
+        if not plan.lengths and may_probe and model.budget >= PROBE_BUDGET:
+            # The draft model may fit the text better by now. One token of each sequence shows it.
+            certain = {number: [1.0] for number, draft in chances.items() if draft}
+            plan = self._best_lengths(step, certain, model, reading_s)
+            return plan._replace(is_probe=True)
+        return plan
 
     def _best_lengths(
         self,
@@ -349,23 +359,23 @@ class DraftPlanner:
             drafted += max(1, drafted // 2)
         return False
 
-    def _ask_draft_model(self, step: _Step, lengths: dict[int, int]) -> Drafts:
+    def _ask_draft_model(self, step: _Step, plan: _Plan) -> Drafts:
         """Return the draft model's drafts, and record the time that they took."""
         model = self._draft_model
         assert model is not None
         plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
         drafting = [
-            candidate for candidate in step.candidates if candidate.sequence.number in lengths
+            candidate for candidate in step.candidates if candidate.sequence.number in plan.lengths
         ]
         reading = [model.unread(sequence, drafts) for sequence, drafts, _ in drafting]
         requests = [
-            model.request(sequence, drafts, lengths[sequence.number], step.rows, plain_token_s)
+            model.request(sequence, drafts, plan.lengths[sequence.number], step.rows, plain_token_s)
             for sequence, drafts, _ in drafting
         ]
         started_s = time.perf_counter()
         answers = model.drafter.draft(requests)
         self.drafting_s = time.perf_counter() - started_s
-        self._charged_s = model.observe(reading, answers, self.drafting_s)
+        self._charged_s = model.observe(reading, answers, self.drafting_s, is_probe=plan.is_probe)
         if not any(answer.tokens for answer in answers):
             # The step becomes a plain one that started late.
             model.settle(-self._charged_s / plain_token_s)
