@@ -53,19 +53,19 @@ LARGEST_DECODE = 256
 LARGEST_CAPTURED = 4096
 """Rows of the largest step that is captured as a graph."""
 HEAD_BOUNDS = True
-"""Whether a load may keep an int8 copy of its head that finds the tokens to compute exactly."""
+"""Whether a load may have an int8 copy of its head, which finds the tokens to compute exactly."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of this length."""
 _DEQUANT_PAGES = 512
 _DEQUANT_BYTES = 1 << 27
 """Limit on the pages of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
 _MIN_HOPPER_BYTES = 40_000_000_000
-"""No Hopper GPU has less memory."""
+"""Memory of the smallest Hopper GPU."""
 _SAVED_STATES = 64
 _SAVED_SHARE = 4
 """States saved for prefixes take at most this part of the KV cache's memory."""
 _WORTH = 1.5
-"""Windowed layers get a page pool of their own if room or context grows by this factor."""
+"""Growth of room or context that justifies a page pool for windowed layers."""
 _ENOUGH_TOKENS = 4096
 """Room per slot from which cached idle conversations are worth more than more room."""
 _MORE_SLOTS = (128, 64, 32)
@@ -243,7 +243,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
 
 
 def _extra_token_bytes(config: ModelConfig) -> int:
-    """Return the bytes per token that mixtures, latent attention and delta nets add to the activations."""
+    """Return the activation bytes per token of mixtures, latent attention and delta nets."""
     extra = 0
     if config.mixture is not None:
         # Inner features and results of every chosen expert, and the rows in 16 bits twice.
@@ -261,7 +261,7 @@ def _extra_token_bytes(config: ModelConfig) -> int:
 
 
 def can_bound_head(config: ModelConfig) -> bool:
-    """Return True if the output head can have an int8 copy that says which tokens can win."""
+    """Return True if the output head can have an int8 copy that bounds its logits."""
     plain = config.dtype != "float32" and not config.head_format and not config.head_cap
     return HEAD_BOUNDS and plain and config.hidden % HEAD_COLUMNS == 0
 
@@ -272,7 +272,7 @@ def table_bytes(slots: int, context: int) -> int:
 
 
 def dequant_pages(key_heads: int, head_dim: int) -> int:
-    """Return the FP8 pages that a step dequantizes at most, into memory that all layers share."""
+    """Return the limit on FP8 pages that a step dequantizes into memory of all layers."""
     return min(_DEQUANT_PAGES, _DEQUANT_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
 
 
@@ -285,13 +285,13 @@ def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
-    """Return the bytes of the tables of cosines and sines, one per rotation and head dimension."""
+    """Return the bytes of the cosine and sine tables, one per rotation and dimension."""
     tables = {(config.rotation_of(n), config.table_dim_of(n)) for n in range(config.layers)}
     return sum(d for _, d in tables) * context * _FLOAT
 
 
 def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> int:
-    """Return the bytes of a draft model or head with this many bytes of weights of its own.
+    """Return the bytes of a draft model or head with `weights` bytes of its own.
 
     context, slots: those of the model that it drafts for.
     """
@@ -349,7 +349,7 @@ class GpuBudget:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, in all layers or in those without a pool of their own."""
+        """Bytes of a page in the layers of the shared pool."""
         return self._page_bytes(self.kv_type)
 
     @property
@@ -547,7 +547,10 @@ def _with_prediction_head(budget: GpuBudget) -> GpuBudget:
 
 
 def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
-    """Add an int8 copy of the head if it shortens no context and takes at most a quarter of the KV room."""
+    """Add an int8 copy of the head if it shortens no context.
+
+    It takes at most a quarter of the room for the KV cache.
+    """
     load = budget.load
     if load.options.head_int8 or not can_bound_head(load.config):
         return budget
@@ -559,7 +562,7 @@ def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
 
 
 def _memory_plan(budget: GpuBudget) -> MemoryPlan:
-    """Choose the context, and divide what the budget leaves between KV cache, slots and weight copies."""
+    """Choose the context, and divide the rest between KV cache, slots and weight copies."""
     load = budget.load
     trained = load.config.context_train
     context = load.context
@@ -788,7 +791,7 @@ def _fp8_advice(budget: GpuBudget, longest: int, limit: int) -> Iterator[str]:
 
 
 def _exceeded_limit(budget: GpuBudget, context: int, total: int) -> str:
-    """Return the message if only the user's limit on the KV cache forbids the load, else empty."""
+    """Return the message if only --kv-gb forbids the load, else empty."""
     limit = budget.load.limits.kv_bytes
     if limit is None or total > budget.free or budget.kv_bytes(context) <= limit:
         return ""

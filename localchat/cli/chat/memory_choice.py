@@ -1,4 +1,4 @@
-"""Steps that make room for a load or a prompt: listed, and on a terminal picked by their number."""
+"""Lists the steps that make room for a load or a prompt, and lets a terminal user pick one."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ _ORIGIN = "picked to make room"
 
 
 def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
-    """The nine steps for the load of a setup; none for a model elsewhere or that cannot be planned."""
-    # Only now: they look at the hardware and read the catalogue.
+    """Return the nine steps for the load of a setup. Empty for a remote model or one that cannot be planned."""
+    # Imported here, because these modules probe the hardware and read the catalogue.
     from localchat.backend_api.registry import usable_machine
     from localchat.models.substitutes import memory_steps
 
@@ -33,7 +33,7 @@ def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
     try:
         return memory_steps(subject, options, usable_machine(), setup.paths, setup.app.environ)
     except LocalchatError:
-        return ()  # the load itself says what is wrong
+        return ()  # the load itself reports the problem
 
 
 def _subject(setup: Setup) -> "Subject | None":
@@ -53,7 +53,7 @@ def _subject(setup: Setup) -> "Subject | None":
 
 
 def add_steps(problem: DoesNotFit, setup: Setup) -> tuple[MemoryStep, ...]:
-    """Add the steps to the hint of an error that tells sizes; returns them."""
+    """Add the steps to the hint of an error with sizes, and return them."""
     steps = steps_of(setup) if "needed_bytes" in problem.details else ()
     if steps:
         problem.hint = "\n".join(filter(None, (problem.hint, IN_ORDER, *step_lines(steps))))
@@ -63,7 +63,7 @@ def add_steps(problem: DoesNotFit, setup: Setup) -> tuple[MemoryStep, ...]:
 def picked_step(
     terminal: Terminal, problem: LocalchatError, steps: Sequence[MemoryStep]
 ) -> MemoryStep | None:
-    """The step that the user picks from a numbered list; None off a terminal, or if none is wanted."""
+    """Return the step that the user picks from a numbered list. None off a terminal or for Enter."""
     if not can_ask() or not any(step.can_be_taken for step in steps):
         return None
     terminal.progress("")
@@ -71,40 +71,42 @@ def picked_step(
     terminal.print_line(IN_ORDER)
     for line in step_lines(tuple(steps)):
         terminal.print_line(f"  {line}")
-    open_ = {str(number): step for number, step in numbered(steps) if step.can_be_taken}
+    choices = {str(number): step for number, step in numbered(steps) if step.can_be_taken}
     while True:
-        question = f"Number to go on with ({', '.join(open_)}), Enter for none"
+        question = f"Number to continue with ({', '.join(choices)}), Enter for none"
         answer = click.prompt(question, default="", show_default=False, err=True).strip()
         if not answer:
             return None
-        if answer in open_:
-            return open_[answer]
-        terminal.print_line(f"there is no {answer} to pick")
+        if answer in choices:
+            return choices[answer]
+        terminal.print_line(f"{answer} is not one of the numbers")
 
 
 class RoomMaker:
-    """Resolves a command's setup again with the steps that were picked so far."""
+    """Resolves a command's setup again with the steps picked so far."""
 
-    def __init__(self, ctx: click.Context, word: str | None) -> None:
-        """`word`: the model that the command names as an argument."""
+    def __init__(self, ctx: click.Context, model: str | None) -> None:
+        """model: name of the model in the command's arguments."""
         self._ctx = ctx
-        self._word = word
+        self._model = model
         self._taken: dict[str, Given] = {}
         self.steps: tuple[MemoryStep, ...] = ()
-        """For a prompt that was refused last."""
+        """Steps for the prompt that was refused last."""
 
     def picked(self, problem: DoesNotFit | ContextExceeded, setup: Setup) -> MemoryStep | None:
-        """The step to go on with; None: the hint of the error lists them all."""
+        """Return the step to continue with. None if the hint of the error lists them all."""
         if isinstance(problem, DoesNotFit):
             self.steps = add_steps(problem, setup)
         return picked_step(setup.terminal, problem, self.steps)
 
     def setup(self, step: MemoryStep) -> Setup:
-        """The setup with one more step. A model that is not here is offered for download. Raises
-        LocalchatError."""
-        self._word = step.model or self._word
+        """Return the setup with one more step. Offers to download a missing model.
+
+        Raises LocalchatError.
+        """
+        self._model = step.model or self._model
         self._taken |= {key: Given(value, _ORIGIN) for key, value in step.settings}
-        inputs = Inputs.of(self._ctx, self._word)
+        inputs = Inputs.of(self._ctx, self._model)
         inputs.flags.update(self._taken)
         try:
             return resolve_inputs(inputs)

@@ -73,8 +73,7 @@ def command(
     machine = usable_machine()
     environ = seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
-    # Several requests at once are a server's, whose KV cache has room for all of them.
-
+    # --parallel plans a server, whose KV cache has room for all requests.
     options = structs.replace(options, room_for_slots=parallel is not None)
     verdict = estimated(seen, options, machine)
     steps: tuple[MemoryStep, ...] = ()
@@ -140,7 +139,7 @@ def _fit_route(ctx: click.Context, route_name: str, parallel: int | None, *, as_
 
 
 class FoundModel(NamedTuple):
-    """A model and the settings for it."""
+    """A model to plan, and the settings for it."""
 
     subject: "Subject"
     settings: "Settings"
@@ -149,7 +148,7 @@ class FoundModel(NamedTuple):
 
 
 def find_model(ctx: click.Context, name: str) -> FoundModel:
-    """The model that is here under this word, else the one that can be pulled. Raises LocalchatError."""
+    """Return the model here with this name, else the one that can be pulled. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs, resolve_setup
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject
@@ -170,7 +169,7 @@ def find_model(ctx: click.Context, name: str) -> FoundModel:
 def _elsewhere(
     name: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
 ) -> "Subject":
-    """The model on the hub, from its headers. Raises `missing` if the word names none there."""
+    """Return the model on the hub from its headers. Raises `missing` if the hub has none of this name."""
     from localchat.config.settings import offline_reason
     from localchat.models.assess import Subject
     from localchat.models.catalog import read_catalog
@@ -219,7 +218,7 @@ def _elsewhere(
 
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
-    """Error for a model whose shape is unknown. `by`: where offline is set."""
+    """Return the error for a model whose shape is unknown. by: the setting or flag that set offline."""
     from localchat.models.published_shapes import published_names
 
     others = ", ".join(published_names(reference))
@@ -244,7 +243,7 @@ def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     first, _, *others = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
-        # A bar of memory that is not there would be empty.
+        # The bar of a missing GPU would be empty.
         yield parts(verdict.plan)
         yield from (*others, *verdict.alternatives)
         return
@@ -268,7 +267,7 @@ def speed_lines(verdict: "FitReport") -> Iterator[str]:
 
 
 def _bar_cells() -> int:
-    """Width of the bar: what the terminal leaves next to brackets and size."""
+    """Return the width of the bar: what the terminal leaves next to brackets and size."""
     if sys.stdout is None or not sys.stdout.isatty():
         return _MOST_CELLS
     return min(max(get_terminal_size().columns - 12, _LEAST_CELLS), _MOST_CELLS)
