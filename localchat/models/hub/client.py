@@ -135,7 +135,7 @@ class HubClient:
             yield response
         except httpx2.HTTPError as problem:
             failure = connection_failure(
-                problem, response.url.host, known=True, proxy=proxy_for(str(response.url))
+                problem, response.url.host, known_host=True, proxy=proxy_for(str(response.url))
             )
             raise RetryableError(failure.message) from problem
         finally:
@@ -198,7 +198,7 @@ class HubClient:
         """Return the error for a request without an answer."""
         reached = not isinstance(problem, httpx2.ConnectError | httpx2.ConnectTimeout)
         failure = connection_failure(
-            problem, self.endpoint, known=True, proxy=proxy_for(self.endpoint)
+            problem, self.endpoint, known_host=True, proxy=proxy_for(self.endpoint)
         )
         return RetryableError(failure.message, reached=reached)
 
