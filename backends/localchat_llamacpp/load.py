@@ -32,21 +32,19 @@ from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
-    "This model keeps one running state and cannot go back in it: an earlier prompt is reused only from the "
-    "places where its state was saved, shortly before a prompt's end and at an answer's, and where a draft is "
-    "rejected, the accepted ones before it are computed again."
+    "This model has a recurrent state that cannot be cut back. An earlier prompt is reused only from points where "
+    "the state was saved: shortly before a prompt's end, and at an answer's end. After a rejected draft, the "
+    "accepted tokens before it are computed again."
 )
 _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
     "again."
 )
 _WINDOW_SAVED = (
-    "This model looks back {} tokens in some layers, and of a text that waits in RAM those alone are kept: "
-    "going back in it computes it again."
+    "This model attends to only the last {} tokens in some layers, and a text that is swapped to RAM keeps only "
+    "these: going back in it computes it again."
 )
-
-
-_LONE = frozenset({"plamo2"})
+_SINGLE_TEXT = frozenset({"plamo2"})
 """Architectures whose graph aborts the process with three sequences in a step (0.3.36)."""
 _TILE_ROWS = 64
 """Prompt rows that flash attention computes as one tile on a CPU with f16 KV.
@@ -57,7 +55,7 @@ A narrower step reads all KV for each row (0.5B shapes after 3,000 tokens: 37 ms
 _MAPPED = "_Mapped"
 _IN_RAM = ("CPU", "AMX")
 """The library's names of buffers in RAM."""
-_ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
+_ALONE = "This llama.cpp computes one text of this model at a time. Other requests wait."
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,7 @@ def _capabilities(
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind = "last_n"
         limits = (sentence.format(window),)
-    alone = target.architecture in _LONE
+    alone = target.architecture in _SINGLE_TEXT
     on_gpu = request.plan.gpu_layers != 0
     cells = context_cells(spec.context_tokens)
     return Capabilities(
