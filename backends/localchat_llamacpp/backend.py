@@ -88,7 +88,9 @@ class LlamaCppBackend:
         name = model.architecture
         if not knows_architecture(name):
             other = other_library(name)
-            instead = f"; --llamacpp-library {other} supports it" if other else ""
+            instead = ""
+            if other:
+                instead = f"; --llamacpp-library {other} supports it"
             return f"this llama.cpp does not support its architecture, {name}{instead}"
         if model.images:
             return "it contains an image encoder in the same file, which llama.cpp expects apart"

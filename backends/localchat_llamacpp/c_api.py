@@ -253,7 +253,9 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
         function for function in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, function)
     ]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        more = ""
+        if len(missing) > 3:
+            more = f" and {len(missing) - 3} more"
         raise LocalchatError(
             f"{name} cannot be used: it has no function {', '.join(missing[:3])}{more}.",
             hint=_OTHER,
@@ -331,7 +333,9 @@ class _Report:
         for field in fields:
             value = getattr(values, field.name)
             if not _is_default(value, field.default):
-                shown = value if isinstance(value, int | float) else "a pointer"
+                shown = "a pointer"
+                if isinstance(value, int | float):
+                    shown = value
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""

@@ -50,7 +50,9 @@ class LibraryFile(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the package."""
-        return "llama.cpp" if self.source == "named" else self.source
+        if self.source == "named":
+            return "llama.cpp"
+        return self.source
 
     @property
     def title(self) -> str:
@@ -121,7 +123,9 @@ def _named(path: Path) -> Search:
     file = next((path / name for name in _NAMES if (path / name).is_file()), path)
     if file.is_file():
         return Search(LibraryFile("named", file.absolute(), _state(file), f"{VARIABLE} names it."))
-    problem = "is a folder without libllama" if path.is_dir() else "does not exist"
+    problem = "does not exist"
+    if path.is_dir():
+        problem = "is a folder without libllama"
     return Search(
         None,
         (f"{VARIABLE} or --llamacpp-library names {path}, which {problem}.",),

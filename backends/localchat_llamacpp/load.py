@@ -32,17 +32,17 @@ from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
-    "This model has a recurrent state that cannot be cut back. An earlier prompt is reused only from points where "
-    "the state was saved: shortly before a prompt's end, and at an answer's end. After a rejected draft, the "
-    "accepted tokens before it are computed again."
+    "This model has a recurrent state that cannot be cut back. An earlier prompt is reused only from points "
+    "where the state was saved: shortly before a prompt's end, and at an answer's end. After a rejected draft, "
+    "the accepted tokens before it are computed again."
 )
 _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
     "again."
 )
 _WINDOW_SAVED = (
-    "This model attends to only the last {} tokens in some layers, and a text that is swapped to RAM keeps only "
-    "these: going back in it computes it again."
+    "This model attends to only the last {} tokens in some layers, and text that is swapped to RAM keeps only "
+    "these. Going back in it computes it again."
 )
 _SINGLE_TEXT = frozenset({"plamo2"})
 """Architectures whose graph aborts the process with three sequences in a step (0.3.36)."""
@@ -121,7 +121,9 @@ def _with_context(
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
     max_slots = int(api.llama_max_parallel_sequences()) - 1
-    spare = SPARE_STATES if _is_stateful(weights.handle) else 0
+    spare = 0
+    if _is_stateful(weights.handle):
+        spare = SPARE_STATES
     spec = ContextSpec(
         context_tokens=room,
         slots=min(request.options.max_slots + spare, max_slots),

@@ -194,7 +194,9 @@ class LlamaCppRunner:
         elapsed_s = time.perf_counter() - step.started_s
         earliest = self._earliest(plan)
         computed = self._computed(step)
-        follows = self._launched.popleft() if self._launched else None
+        follows = None
+        if self._launched:
+            follows = self._launched.popleft()
         short = step.status != "ok" and not step.void
         self._begun = self._begin(follows, void=short) if follows else None
         if step.status != "ok":
@@ -344,7 +346,9 @@ class LlamaCppRunner:
         if status == 0:
             return "ok"
         if status in (_NO_ROOM, _ABORTED):
-            return "out_of_memory" if status == _NO_ROOM else "aborted"
+            if status == _NO_ROOM:
+                return "out_of_memory"
+            return "aborted"
         tail = "; ".join(library().log.tail(4))
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
 
@@ -392,7 +396,9 @@ class LlamaCppRunner:
             assert target.kind != "embedding", "this model cannot compute embeddings"
             if target.kind == "prompt":
                 logprobs = self._sampler.logprobs(logits, target.token, target.top)
-                all_logprobs = self._sampler.all_logprobs(logits) if target.all else b""
+                all_logprobs = b""
+                if target.all:
+                    all_logprobs = self._sampler.all_logprobs(logits)
                 samples.append(
                     Sample(number, logprobs.token, logprobs.logprob, logprobs.top, all_logprobs)
                 )
@@ -425,5 +431,7 @@ class LlamaCppRunner:
 
 
 def _sequence_state(entry: Enter) -> _SequenceState:
-    counts = TokenCounts(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
+    counts = None
+    if entry.sampling.penalised:
+        counts = TokenCounts(entry.tokens, entry.prompt_tokens)
     return _SequenceState(list(entry.tokens), entry.sampling, counts)

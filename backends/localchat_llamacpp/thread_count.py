@@ -121,4 +121,6 @@ class ThreadWatch:
 
 
 def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+    if count == 1:
+        return "1 thread"
+    return f"{count} threads"

@@ -330,7 +330,9 @@ def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
     """Return the usual quantizations below the present size, finest first, with their share of it."""
     present_bytes = shape.weights_bytes
     names = list(_BITS_PER_WEIGHT)
-    finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
+    finer = 0
+    if shape.quantization in names:
+        finer = names.index(shape.quantization) + 1
     shares = {
         name: shape.parameters * _BITS_PER_WEIGHT[name] / 8 / max(present_bytes, 1)
         for name in names[finer:]

@@ -66,7 +66,9 @@ def parts(plan: "MemoryPlan") -> str:
 
 
 def _shares(plan: "MemoryPlan") -> str:
-    unpacked = f" ({size(plan.unpacked_bytes)} of it unpacked)" if plan.unpacked_bytes else ""
+    unpacked = ""
+    if plan.unpacked_bytes:
+        unpacked = f" ({size(plan.unpacked_bytes)} of it unpacked)"
     return (
         f"weights {size(plan.weights_bytes)}{unpacked} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
         f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}"
@@ -82,7 +84,9 @@ def room(kv_tokens: int, context_tokens: int) -> str:
         if count := kv_tokens // length:
             noun = "conversation" if count == 1 else "conversations"
             capacities.append(f"{count:,} {noun} of {tokens(length)}")
-    return f"Its KV cache holds {' or '.join(capacities)} at once." if capacities else ""
+    if capacities:
+        return f"Its KV cache holds {' or '.join(capacities)} at once."
+    return ""
 
 
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:

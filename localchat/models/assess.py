@@ -159,7 +159,9 @@ def assess(
         plan = _unavailable(plan, available.reason, available.hint)
     total, others = _memory(plan, machine)
     threads = options.threads or machine.cores
-    expected = _expected_speed(subject, backend, plan, threads, history) if speed else None
+    expected = None
+    if speed:
+        expected = _expected_speed(subject, backend, plan, threads, history)
     layers_rate = None
     if plan.experts_on_cpu and expected is not None:
         by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)

@@ -129,7 +129,9 @@ def read_published_shapes() -> Mapping[str, PublishedShape]:
 def published_model(reference: Reference) -> ModelSummary | None:
     """Return the shape or checkpoint behind a catalogue name. None for other names and formats."""
     entry = reference.entry
-    shape = read_published_shapes().get(entry.name) if entry is not None else None
+    shape = None
+    if entry is not None:
+        shape = read_published_shapes().get(entry.name)
     if entry is None or shape is None:
         return None
     build = gguf_shape if reference.format == "gguf" else published_checkpoint
@@ -360,7 +362,9 @@ def _weights(
         rows = published.layer_embedding * published.layers
         yield _weight("lookup", (rows, published.vocabulary), mix.output)
         yield _weight("other", (published.embedding, rows), mix.base)
-    attention = published.attention_format if mix.base in _FOUR_BITS else ""
+    attention = ""
+    if mix.base in _FOUR_BITS:
+        attention = published.attention_format
     for number, layer in enumerate(layers):
         fine = mix.fine if _is_fine(number, published.layers) else mix.base
         formats = {

@@ -135,7 +135,9 @@ def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = No
     """Add the recommended models to the advice for a load that does not fit."""
     names = recommended_names(paths, machine or usable_machine())
     line = f"Models that fit here: {', '.join(names)}. localchat pull NAME downloads one."
-    return f"{advice}\n{line}".lstrip() if names else advice
+    if names:
+        return f"{advice}\n{line}".lstrip()
+    return advice
 
 
 def guide_phrases(paths: Paths) -> dict[str, str]:

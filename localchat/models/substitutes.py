@@ -90,7 +90,9 @@ class _Substitutes:
             weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
         )
         plan = self._planner(replace(shape, weights=weights, quantization=name))(self._options)
-        rough = ", which answers much worse" if is_rough(name) else ""
+        rough = ""
+        if is_rough(name):
+            rough = ", which answers much worse"
         total = round(shape.weights_bytes * share)
         pull_name = self._published(name)
         return MemoryStep(

@@ -31,6 +31,7 @@ from localchat_cuda.plan import draft_plan, window_plan
 from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
     dummy_bytes,
+    float_bytes,
     head_bounds_bytes,
     head_int8_bytes,
     unpacked_bytes,
@@ -118,7 +119,9 @@ def plan(
     if not window_plan.window_of(config) or config.delta_net is not None:
         return shared_pool
     window_pool = _memory_plan(_budget(load, has_window_pool=True))
-    return window_pool if _saves(window_pool, shared_pool, options.max_slots) else shared_pool
+    if _saves(window_pool, shared_pool, options.max_slots):
+        return window_pool
+    return shared_pool
 
 
 def _saves(window_pool: MemoryPlan, shared_pool: MemoryPlan, slots: int) -> bool:
@@ -161,7 +164,9 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
         )
     possible = kv_types(config)
     if canonical_kv_type(options.kv_type) not in (None, *possible):
-        reason = "half the memory" if FP8 in possible else "one latent for all heads"
+        reason = "one latent for all heads"
+        if FP8 in possible:
+            reason = "half the memory"
         raise UsageError(
             f"The KV cache of this model cannot be {options.kv_type} here.",
             hint=f"Possible on the CUDA backend: {', '.join(possible)} ({reason}). "
@@ -172,7 +177,9 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
     """Return the possible KV types, best first: that of the activations, then FP8 (no kernel for latents)."""
     own = _KV_TYPES[config.dtype]
-    return (own, FP8) if config.latent is None else (own,)
+    if config.latent is None:
+        return (own, FP8)
+    return (own,)
 
 
 def kv_token_bytes(
@@ -188,11 +195,7 @@ def kv_token_bytes(
     shapes = [(parts * config.key_heads_of(n), config.head_dim_of(n)) for n in layers]
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
-    return sum(map(prod, shapes)) * _float_bytes(config)
-
-
-def _float_bytes(config: ModelConfig) -> int:
-    return _FLOAT if config.dtype == "float32" else _HALF
+    return sum(map(prod, shapes)) * float_bytes(config)
 
 
 def step_tokens(free_bytes: int) -> int:
@@ -238,7 +241,9 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     activations += step * _extra_token_bytes(config)
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
-    dequantized = (feed or width) * config.hidden * _HALF if config.quantization else 0
+    dequantized = 0
+    if config.quantization:
+        dequantized = (feed or width) * config.hidden * _HALF
     return activations + logits + states + dequantized
 
 
@@ -494,7 +499,7 @@ def _with_draft(budget: GpuBudget) -> GpuBudget:
 def _last_states_bytes(load: _GpuLoad) -> int:
     """Return the bytes of the states that a head continues from."""
     states = (load.options.max_slots + 1) * STATE_WINDOW
-    return states * load.config.hidden * _float_bytes(load.config)
+    return states * load.config.hidden * float_bytes(load.config)
 
 
 def _with_head(budget: GpuBudget) -> GpuBudget:
@@ -688,7 +693,9 @@ def _unpacked_bytes(budget: GpuBudget, context: int, kv: int) -> int:
     if not budget.fits_every_slot(context):
         return 0
     unpacked = unpacked_bytes(budget.load.config)
-    return unpacked if budget.fixed_bytes + kv + unpacked <= budget.free else 0
+    if budget.fixed_bytes + kv + unpacked <= budget.free:
+        return unpacked
+    return 0
 
 
 class _MoreSlots(NamedTuple):

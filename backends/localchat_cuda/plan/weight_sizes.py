@@ -18,16 +18,21 @@ _NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_p
 """Parts of names of Gemma 3n tensors that stay floating."""
 
 
+def float_bytes(config: ModelConfig) -> int:
+    """Return the bytes of one floating number of the model."""
+    return _FLOAT if config.dtype == "float32" else _HALF
+
+
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
     """Return the bytes of the text part's loaded tensors, floating ones in the config's type."""
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    number_bytes = float_bytes(config)
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     latent = config.latent
     kept = _NEVER_ROUNDED if config.gemma is not None and config.gemma.altup is not None else ()
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
-    return always_floating * float_bytes + sum(
+    return always_floating * number_bytes + sum(
         (floating_bytes if any(part in tensor.name for part in kept) else bytes_of)(
-            tensor, float_bytes
+            tensor, number_bytes
         )
         for header in headers
         for tensor in header.tensors
@@ -42,17 +47,25 @@ def parameters(config: ModelConfig) -> int:
     """Return the number of weights, as model sizes are counted."""
     width = config.hidden
     d = config.head_dim
-    norms = 4 if config.post_normed and not config.normed_projections else 2
+    norms = 2
+    if config.post_normed and not config.normed_projections:
+        norms = 4
     layer = width * norms
     experts = 0
     if config.mixture is not None:
         experts += width * (config.mixture.experts + config.mixture.gated)
         experts += _expert_biases(config)
-    layer += width if config.output_bias else 0
-    attention = config.qkv_columns if config.qkv_bias else 0
-    attention += config.heads if config.sinks else 0
-    attention += 2 * d if config.normed_heads else 0
-    attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
+    if config.output_bias:
+        layer += width
+    attention = 0
+    if config.qkv_bias:
+        attention += config.qkv_columns
+    if config.sinks:
+        attention += config.heads
+    if config.normed_heads:
+        attention += 2 * d
+    if config.normed_projections:
+        attention += (config.heads + config.key_heads) * d
     if (latent := config.latent) is not None:
         attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank
     others = config.layers * layer + config.expert_layers * experts
@@ -108,7 +121,7 @@ def _expert_bytes(config: ModelConfig) -> int:
     shapes = _expert_shapes(config)
     quantization = config.quantization
     if quantization is None or config.mixture is None:
-        return sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
+        return sum(n * k for n, k in shapes) * float_bytes(config)
     if quantization.of_experts:
         rows = 2 * config.mixture.stored * padded(config.intermediate)
         shapes = ((rows, shapes[0][1]), *shapes[1:])
@@ -193,7 +206,7 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
 
     Omits the experts that it does not choose, and a second embedding, of which it reads one row.
     """
-    weights -= input_rows(config) * (_FLOAT if config.dtype == "float32" else _HALF)
+    weights -= input_rows(config) * float_bytes(config)
     if config.mixture is None:
         return weights
     share = config.expert_layers * _expert_bytes(config) / dummy_bytes(config)
@@ -202,26 +215,26 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
 
 def dummy_bytes(config: ModelConfig) -> int:
     """Return the bytes of random weights of this shape."""
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    number_bytes = float_bytes(config)
     if config.quantization is None:
-        return parameters(config) * float_bytes
+        return parameters(config) * number_bytes
     if config.quantization.of_experts:
-        return _float_and_expert_bytes(config, float_bytes)
+        return _float_and_expert_bytes(config, number_bytes)
     shapes = Counter(_all_linear_shapes(config))
     linear = sum(
         count * config.quantization.linear_bytes(*shape) for shape, count in shapes.items()
     )
     plain = parameters(config) - sum(count * prod(shape) for shape, count in shapes.items())
-    return linear + plain * float_bytes
+    return linear + plain * number_bytes
 
 
-def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
+def _float_and_expert_bytes(config: ModelConfig, number_bytes: int) -> int:
     """Return the bytes of a model whose experts alone are quantized."""
     assert config.mixture is not None
     experts = config.expert_layers * sum(map(prod, _expert_shapes(config)))
     padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
     plain = parameters(config) - experts + config.expert_layers * padding  # in biases
-    return config.expert_layers * _expert_bytes(config) + plain * float_bytes
+    return config.expert_layers * _expert_bytes(config) + plain * number_bytes
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
@@ -245,8 +258,8 @@ def head_int8_bytes(config: ModelConfig) -> int:
     Negative, unless the embedding is also the head and stays.
     """
     numbers = config.vocabulary * config.hidden
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
-    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * float_bytes)
+    number_bytes = float_bytes(config)
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * number_bytes)
 
 
 def head_bounds_bytes(config: ModelConfig) -> int:

@@ -150,12 +150,16 @@ class Budgets:
     @property
     def reserve_bytes(self) -> int:
         """RAM that is kept free for other programs."""
-        return 0 if self.options.anyway else ram_reserve_bytes(self.machine)
+        if self.options.anyway:
+            return 0
+        return ram_reserve_bytes(self.machine)
 
     @property
     def gpu_count(self) -> int:
         """GPUs that llama.cpp spreads layers over."""
-        return 0 if self.unified else len(self.machine.gpus)
+        if self.unified:
+            return 0
+        return len(self.machine.gpus)
 
     def steps(self, gpu_layers: int) -> Steps:
         """Return the parameters of a context with this many offloaded layers."""
@@ -185,7 +189,9 @@ class Budgets:
         kv_bytes = kv_layer_bytes(self.shape, cache_spec)
         first_on_gpu = max(self.layers - layers, 0)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
-        contexts = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
+        contexts = 0
+        if layers and not self.unified:
+            contexts = gpu_context_bytes(self.machine.gpus)
         weights, mapped = self._weights_in_memory(candidate)
         budget = Budget(
             weights,
@@ -289,7 +295,9 @@ class Budgets:
             self.layers,
             step=1,
         )
-        return layers if self.fits(context, candidate._replace(gpu_layers=layers)) else 0
+        if self.fits(context, candidate._replace(gpu_layers=layers)):
+            return layers
+        return 0
 
     def min_experts_on_cpu(self, context: int, candidate: Candidate) -> int:
         """Return the fewest layers whose experts must stay in RAM so that the others fit.
@@ -307,7 +315,9 @@ class Budgets:
             step=1,
         )
         experts = layers - on_gpu
-        return experts if self.fits(context, candidate._replace(experts_on_cpu=experts)) else 0
+        if self.fits(context, candidate._replace(experts_on_cpu=experts)):
+            return experts
+        return 0
 
     def free_bytes(self, budget: Budget) -> int:
         """Return the free memory of the kinds that the load uses."""
@@ -317,7 +327,9 @@ class Budgets:
         """Return the free graphics memory that the load uses. If it cannot be read, the required amount."""
         if not budget.gpu:
             return 0
-        return budget.gpu if self.trusted else self.gpu_bytes
+        if self.trusted:
+            return budget.gpu
+        return self.gpu_bytes
 
 
 def step_tokens(machine: Machine, *, gpu: bool) -> int:

@@ -66,7 +66,9 @@ def compute_bytes(
 ) -> int:
     """Return the scratch buffer of a device that runs the whole graph."""
     tokens = steps.reserved_tokens
-    attended = cells if any(layer.keys for layer in shape.layers) else 0
+    attended = 0
+    if any(layer.keys for layer in shape.layers):
+        attended = cells
     masked = attended + (sliding_cells if shape.window else 0)
     mask = tokens * masked * (2 if flash else 4)
     query = max(shape.heads * shape.head_width, shape.embedding)

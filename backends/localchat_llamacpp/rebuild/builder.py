@@ -275,4 +275,6 @@ def _cause(lines: "deque[str]") -> str:
         return first
     if errors:
         return errors[0][:300]
-    return lines[-1][:300] if lines else "it printed nothing"
+    if lines:
+        return lines[-1][:300]
+    return "it printed nothing"

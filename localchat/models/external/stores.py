@@ -267,7 +267,9 @@ def _read_small(path: Path) -> bytes:
     """Read a file that should be small. Empty above 1 MiB. Raises OSError."""
     with path.open("rb") as file:
         data = file.read(_SMALL_FILE_BYTES + 1)
-    return data if len(data) <= _SMALL_FILE_BYTES else b""
+    if len(data) <= _SMALL_FILE_BYTES:
+        return data
+    return b""
 
 
 def _first_line(path: Path) -> str:

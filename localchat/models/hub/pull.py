@@ -208,7 +208,9 @@ def _verified_sha256(
             return hashes.sha256
         return None
     actual = stored_hashes.get((file.path, file.size)) or hash_file(path).sha256
-    return actual if file.sha256 in (None, actual) else None
+    if file.sha256 in (None, actual):
+        return actual
+    return None
 
 
 @contextmanager

@@ -89,7 +89,9 @@ def _settings(path: Path) -> Mapping[str, Any]:
         settings = json.loads(_text(path))
     except (ValueError, RecursionError) as problem:
         raise ModelInvalid(f"{path} is not JSON: {problem}.", path=str(path)) from problem
-    return settings if isinstance(settings, dict) else {}
+    if isinstance(settings, dict):
+        return settings
+    return {}
 
 
 def _text(path: Path) -> str:

@@ -53,5 +53,7 @@ def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
 
 def _trouble(problem: LocalchatError, model: Model) -> str:
     """Return the reason alone, because the caller's message names the model."""
-    reason = problem.reason if isinstance(problem, ModelInvalid) else ""
+    reason = ""
+    if isinstance(problem, ModelInvalid):
+        reason = problem.reason
     return reason or problem.message.rstrip(".").replace(str(model.path), "it")
