@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localchat.backend_api.interface import BuildInfo, Device, RebuildOffer, Remedy
-from localchat.fit.hardware import Machine
+from localchat.fit.hardware import Machine, read_cpu_flags
 from localchat_llamacpp.library_source import BINDING, PREBUILT, VARIABLE, LibraryFile, find_library
 from localchat_llamacpp.shared_object import section
 
@@ -152,23 +152,13 @@ def build_minutes(kind: str) -> float:
 
 def unused_instructions(root: Path = Path("/")) -> tuple[str, ...]:
     """Return the instruction sets of this CPU that the prebuilt library does not use. root: see can_offload."""
-    flags = _cpu_flags(root)
+    flags = read_cpu_flags(root)
     return tuple(name for name, needed in _INSTRUCTIONS.items() if needed in flags)
 
 
 def has_amx(root: Path = Path("/")) -> bool:
     """Return True if the CPU has AMX for integers. root: the folder with /proc."""
-    return "amx_int8" in _cpu_flags(root)
-
-
-def _cpu_flags(root: Path) -> frozenset[str]:
-    """Return the features of an x86-64 CPU as Linux names them. Empty elsewhere."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
+    return "amx_int8" in read_cpu_flags(root)
 
 
 def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:

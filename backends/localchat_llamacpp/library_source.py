@@ -219,12 +219,9 @@ def _missing_features(root: Path) -> list[str]:
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
-    try:
-        text = (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return []
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    flags = set(line.partition(":")[2].split())
+    from localchat.fit.hardware import read_cpu_flags
+
+    flags = read_cpu_flags(root)
     return [name for name in _PREBUILT_CPU if flags and name not in flags]
 
 
