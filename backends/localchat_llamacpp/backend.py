@@ -35,7 +35,7 @@ _NOT_GENERATIVE = frozenset(
 
 
 class LlamaCppBackend:
-    """Runs GGUF models on the CPU, and on GPUs if the library was built for them."""
+    """Runs GGUF models on the CPU, and on GPUs that the library supports."""
 
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
@@ -82,7 +82,7 @@ class LlamaCppBackend:
             return False
 
     def objection(self, model: ModelSummary) -> str:
-        """Look for the architecture's name in the library, and for parts of other kinds of models."""
+        """Check that the library supports the architecture, and that the file is a plain model."""
         if isinstance(model, Checkpoint):
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = model.architecture

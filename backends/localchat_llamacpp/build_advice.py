@@ -61,7 +61,7 @@ def as_built(machine: Machine) -> Machine:
 
 
 def knows_architecture(name: str) -> bool:
-    """Return True if this build can load models of the architecture, or if there is no library."""
+    """Return True if this build supports the architecture, or if there is no library."""
     library = find_library().library
     return library is None or not name or _knows(library, name)
 
@@ -81,7 +81,7 @@ def _knows(library: LibraryFile, architecture: str) -> bool:
 
 
 def build_key(root: Path = Path("/")) -> str:
-    """Return a key of the library and this CPU with its features, under which safe mode is stored.
+    """Return a key of the library and this CPU, under which safe mode is stored.
 
     Empty without a library. root: the folder with /proc.
     """
@@ -184,7 +184,7 @@ def amx_remedies() -> tuple[Remedy, Remedy]:
 
 
 def amx_at_risk(build: BuildInfo) -> bool:
-    """Return True for a build with AMX by GCC, some versions of which compile AMX wrongly."""
+    """Return True for an AMX build by GCC, which may have compiled it wrongly."""
     return "AMX_INT8" in build.features and _built_by_gcc(Path(build.library))
 
 

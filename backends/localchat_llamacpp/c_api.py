@@ -327,15 +327,13 @@ class _Report:
         self._bytes, self._written = _returned(native, function)
 
     def problem(self, fields: Sequence[_Field]) -> str:
-        """Return the first mismatch with a layout. Empty if there is none."""
+        """Return the first mismatch with a layout, or an empty text."""
         kind = _struct("Checked", fields)
         values = kind.from_buffer_copy(self._bytes)
         for field in fields:
             value = getattr(values, field.name)
             if not _is_default(value, field.default):
-                shown = "a pointer"
-                if isinstance(value, int | float):
-                    shown = value
+                shown = str(value) if isinstance(value, int | float) else "a pointer"
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""
@@ -382,7 +380,7 @@ def _returned(
 
 
 def _batch_problem(native: ctypes.CDLL) -> str:
-    """Return a mismatch in a batch that the library creates. Empty if there is none."""
+    """Return a mismatch in a batch that the library creates, or an empty text."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
     batch = NativeBatch.from_buffer_copy(room)
     lists = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits

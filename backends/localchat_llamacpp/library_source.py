@@ -83,7 +83,7 @@ class Search(NamedTuple):
     passed_over: tuple[str, ...] = ()
     """Sentences on the libraries that were rejected before."""
     hint: str = ""
-    """What to do without a library."""
+    """Advice to the user, if no library is usable."""
 
 
 class _Unusable(Exception):

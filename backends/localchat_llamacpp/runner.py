@@ -225,7 +225,7 @@ class LlamaCppRunner:
         return self._slots.export_saved(key, start, end)
 
     def memory(self) -> MemoryReport:
-        """Return the allocations that the library reported at the load, and saved slots as other bytes."""
+        """Return the allocations of the load. Saved slots count as other bytes."""
         other = self._report.other_bytes + self._slots.saved_bytes
         return self._report._replace(other_bytes=other)
 
@@ -257,7 +257,7 @@ class LlamaCppRunner:
         return step
 
     def _draw(self, step: _Step) -> list[Sample]:
-        """Wait for the logits of a step, sample them part by part, and set the step's status."""
+        """Wait for the logits of a step, sample them, and set the step's status."""
         samples: list[Sample] = []
         stopped: set[tuple[int, int]] = set()
         for number, part in enumerate(step.parts):
@@ -318,7 +318,7 @@ class LlamaCppRunner:
         return parts
 
     def _write(self, plan: StepPlan, part: _DecodePart) -> None:
-        """Write a part into the batch, with a placeholder where a row's first token is not sampled yet."""
+        """Write a part into the batch, with placeholders for tokens not sampled yet."""
         self._batch.clear()
         for number, begin, end in part.stretches:
             row = plan.rows[number]
@@ -353,7 +353,7 @@ class LlamaCppRunner:
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
 
     def _view_logits(self, rows: int) -> None:
-        """Wait for the last decode, and let self._logits (rows or more, V) view the library's buffer."""
+        """Wait for the last decode, and view its logits (rows or more, V)."""
         if not rows:
             self._api.llama_synchronize(self._context)
             return
@@ -373,7 +373,9 @@ class LlamaCppRunner:
         if change is None:
             return ()
         self._api.llama_set_n_threads(self._context, change.threads, change.threads)
-        return (change.note,) if change.note else ()
+        if change.note:
+            return (change.note,)
+        return ()
 
     def _sample(
         self,

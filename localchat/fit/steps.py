@@ -288,7 +288,9 @@ def _gpu_layers_step(load: _Load, *, has_gpu: bool) -> MemoryStep:
     plan = load.plan(msgspec.structs.replace(load.options, gpu_layers="auto"))
     freed_gpu = base.gpu_bytes - automatic.gpu_bytes
     freed_ram = base.total_bytes - base.gpu_bytes - (automatic.total_bytes - automatic.gpu_bytes)
-    kind = "graphics memory" if freed_gpu > 0 else "RAM"
+    kind = "RAM"
+    if freed_gpu > 0:
+        kind = "graphics memory"
     return MemoryStep(
         "gpu_layers",
         f"{automatic.gpu_layers} of {base.layers} rather than {base.gpu_layers}, which frees {kind}",

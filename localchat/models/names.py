@@ -33,11 +33,11 @@ class Reference(NamedTuple):
     """Canonical spelling. A catalogue name includes the quantization."""
     repository: str
     quantization: str | None
-    """None if the repository's listing decides."""
+    """Requested quantization. None if the repository's listing decides."""
     exact: bool
     """Whether the user named the quantization."""
     format: Format | None
-    """None if the repository's listing decides."""
+    """Requested format. None if the repository's listing decides."""
     entry: CatalogEntry | None
 
     @property
@@ -168,7 +168,7 @@ def quantizations_hint(name: str, catalogue: Catalog) -> str:
 
 
 def similar_names(typed: str, names: Iterable[str]) -> str:
-    """Return a hint with names of the same family and similar names, or the forms of names."""
+    """Return a hint with related and similar names, or the forms of names."""
     spellings = {name.lower(): name for name in sorted(names)}
     near = closest(typed, spellings.values(), count=4, min_similarity=0.5)
     family = typed.lower().partition(":")[0]

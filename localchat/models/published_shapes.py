@@ -158,7 +158,7 @@ _KERNEL = 4
 
 
 class Matrix(NamedTuple):
-    """One matrix or vector of a layer."""
+    """A matrix or vector of a layer."""
 
     kind: Literal["attention", "values", "feed", "down", "plain"]
     """Selects the number format. `plain` is never quantized."""
@@ -348,7 +348,9 @@ def _pooling(entry: CatalogEntry) -> str:
     if "reranking" in entry.uses:
         return "rank"
     # The catalogue's embedding models are decoders, which return the vector of the last token.
-    return "last" if "embeddings" in entry.uses else ""
+    if "embeddings" in entry.uses:
+        return "last"
+    return ""
 
 
 def _weights(
@@ -382,7 +384,7 @@ def _weights(
 
 
 def _is_fine(layer: int, layers: int) -> bool:
-    """Return True for the first and last eighth of the layers, and every third between them."""
+    """Return True for the first and last eighth of the layers, and every third other."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
@@ -445,7 +447,7 @@ class _Storage(NamedTuple):
     torch_dtype: str
     """Type of everything that is not quantized, as config.json writes it."""
     dtype: str
-    """The same type, as a safetensors header writes it."""
+    """Type of everything that is not quantized, as a safetensors header writes it."""
     quantization_config: Mapping[str, Any] = {}
 
 

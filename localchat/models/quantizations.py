@@ -58,7 +58,9 @@ def is_quantization(name: str) -> bool:
 def quantization_of(path: str) -> str:
     """Return the quantization in a file's name, in upper case. Empty if the name has none."""
     matches = _GGUF.findall(PurePosixPath(path).stem)
-    return str(matches[-1]).upper() if matches else ""
+    if matches:
+        return str(matches[-1]).upper()
+    return ""
 
 
 def safetensors_quantization(repository: str) -> str:

@@ -46,7 +46,7 @@ _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
 _WORDS_PER_TOKEN: Final = 0.75
 """Ratio for English text."""
 _STRENGTH_STEP: Final = 0.6
-"""Limit on the strength of each role's model, as a share of the next better one."""
+"""Limit on a model's strength, as a share of the next better role's."""
 _CONTEXT_TOKENS: Final = 4096
 """Context that a recommended model must have room for."""
 _SLOTS: Final = 2
@@ -225,7 +225,7 @@ def _ladder(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
-    """Yield the chat models that fit in their default quantization, with a GPU only whole ones."""
+    """Yield the chat models that fit in their default quantization, on a GPU if there is one."""
     shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
     for name, entry in catalog.items():

@@ -142,7 +142,9 @@ def _freed(file: Path) -> int:
     if file.is_symlink() or not file.is_file():
         return 0
     about = file.stat()
-    return about.st_size if about.st_nlink == 1 else 0
+    if about.st_nlink == 1:
+        return about.st_size
+    return 0
 
 
 def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:

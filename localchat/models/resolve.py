@@ -87,7 +87,7 @@ def locate(
 def locate_named(
     name: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """Return the model of this name for clients of the server, which may not choose files.
+    """Return the model of this name for server clients, which may not choose files.
 
     Never a path, except through an alias of the owner. Raises ModelMissing, UsageError.
     """

@@ -1,4 +1,4 @@
-"""Completes the nine steps for a model that does not fit, by weights that take less memory."""
+"""Completes the nine steps for a model that does not fit, by smaller weights."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -132,7 +132,7 @@ class _Substitutes:
         )
 
     def model(self) -> MemoryStep:
-        """Return the largest other model here that fits, else one of the catalogue that would fit."""
+        """Return the largest other model here that fits, else a fitting one of the catalogue."""
         for name, total in self._here():
             return MemoryStep(
                 "model",

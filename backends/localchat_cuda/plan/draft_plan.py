@@ -35,7 +35,7 @@ class DraftShape(NamedTuple):
 
 
 def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape:
-    """Read the draft model in this folder or GGUF file, or the EAGLE-3 head in it.
+    """Read the draft model or EAGLE-3 head in a folder or GGUF file.
 
     Raises ModelMissing, ModelInvalid.
     """
@@ -76,7 +76,7 @@ def _eagle(
 
 
 def text_tokens(config: ModelConfig, context: int) -> int:
-    """Return the tokens of one text that a drafter stores for a model with this context."""
+    """Return the tokens of one text that a drafter stores. context: of the model."""
     return max(1, min(TEXT_TOKENS, context, config.context_train))
 
 

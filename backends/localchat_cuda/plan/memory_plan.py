@@ -54,7 +54,7 @@ LARGEST_DECODE = 256
 LARGEST_CAPTURED = 4096
 """Rows of the largest step that is captured as a graph."""
 HEAD_BOUNDS = True
-"""Whether a load may have an int8 copy of its head, which finds the tokens to compute exactly."""
+"""Whether a load may have an int8 copy of its head, which bounds the logits."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of this length."""
 _DEQUANT_PAGES = 512
@@ -374,7 +374,9 @@ class GpuBudget:
         return self.weights + self.workspace + self.overhead
 
     def _page_bytes(self, kv_type: str) -> int:
-        windowed = False if self.has_window_pool else None
+        windowed = None
+        if self.has_window_pool:
+            windowed = False
         return PAGE_TOKENS * kv_token_bytes(self.load.config, kv_type, windowed)
 
     def _window_page_bytes(self, kv_type: str) -> int:

@@ -32,7 +32,7 @@ _NO_GPU = Gpu(0, "no GPU", 0, 0)
 
 
 def objection(model: ModelSummary) -> str:
-    """Return why the engine cannot run a model, as the end of a sentence, or an empty text."""
+    """Return why the engine cannot run a model, or an empty text."""
     if not isinstance(model, Checkpoint) and model.header is None:
         return "only the file itself tells whether the CUDA backend runs this GGUF"
     try:
@@ -54,7 +54,9 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
     plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes, draft)
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
-        note = f" {machine.gpu_note}" if machine.gpu_note else ""
+        note = ""
+        if machine.gpu_note:
+            note = f" {machine.gpu_note}"
         return replace(
             plan,
             fits=False,

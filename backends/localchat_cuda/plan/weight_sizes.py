@@ -20,7 +20,9 @@ _NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_p
 
 def float_bytes(config: ModelConfig) -> int:
     """Return the bytes of one floating number of the model."""
-    return _FLOAT if config.dtype == "float32" else _HALF
+    if config.dtype == "float32":
+        return _FLOAT
+    return _HALF
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
@@ -263,5 +265,5 @@ def head_int8_bytes(config: ModelConfig) -> int:
 
 
 def head_bounds_bytes(config: ModelConfig) -> int:
-    """Return the bytes of an int8 copy of the head, with a scale and a bound per token."""
+    """Return the bytes of an int8 copy of the head with its scales and bounds."""
     return config.vocabulary * (config.hidden + 2 * _FLOAT)

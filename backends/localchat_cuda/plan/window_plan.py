@@ -47,7 +47,7 @@ def most_pages(config: ModelConfig, step: int, slots: int, fits: Callable[[int],
 
 
 def step_tokens(step: int, room_bytes: int, page_bytes: int) -> int:
-    """Return the tokens of a step whose pages in flight take a fair share of the room."""
+    """Return the tokens of a step whose pages take a fair share of the room."""
     while step > _MIN_STEP and step_pages(step) * page_bytes > room_bytes // _STEP_SHARE:
         step //= 2
     return step

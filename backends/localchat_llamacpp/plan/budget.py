@@ -1,4 +1,4 @@
-"""Computes the memory budget of each candidate way to load a model, and whether it fits."""
+"""Computes the memory budget of each candidate load, and whether it fits."""
 
 from functools import cache, partial
 from itertools import zip_longest
@@ -163,7 +163,9 @@ class Budgets:
 
     def steps(self, gpu_layers: int) -> Steps:
         """Return the parameters of a context with this many offloaded layers."""
-        spare = SPARE_STATES if self.shape.recurrent else 0
+        spare = 0
+        if self.shape.recurrent:
+            spare = SPARE_STATES
         step = step_tokens(self.machine, gpu=gpu_layers >= self.layers)
         return Steps(self.options.max_slots + spare, step)
 
@@ -206,7 +208,9 @@ class Budgets:
             budget = budget._replace(shares=shares)
         if self._draft is not None:
             budget = budget.plus(self._draft.draft_budget(context, gpu=layers > 0))
-        return budget.pooled() if self.unified else budget
+        if self.unified:
+            return budget.pooled()
+        return budget
 
     def _weights_in_memory(self, candidate: Candidate) -> tuple[Split, int]:
         """Return the weights, and the mapped pages that the system may drop."""
@@ -287,7 +291,7 @@ class Budgets:
         return largest(lambda context: self.fits(context, candidate, spare_bytes), limit)
 
     def max_gpu_layers(self, context: int, candidate: Candidate) -> int:
-        """Return the most layers that fit on the GPU, if the others fit in RAM, else 0."""
+        """Return the most layers that fit on the GPU with the others in RAM, or 0."""
         layers = largest(
             lambda count: self._gpus_have_room(
                 self.budget(context, candidate._replace(gpu_layers=count))

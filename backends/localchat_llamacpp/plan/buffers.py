@@ -57,7 +57,7 @@ def context_cells(context_tokens: int) -> int:
 
 
 def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:
-    """Return the cells of a sliding-window layer that stores only its window, for all sequences together."""
+    """Return the cells of a window-only layer for all sequences together."""
     return min(cells, rounded(shape.window * steps.sequences + steps.tokens))
 
 
@@ -208,7 +208,7 @@ def split_layers(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 
 
 def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of each GPU if each takes as many as it has room for."""
+    """Return the layers of each GPU if each is filled completely."""
     counts = []
     layer = 0
     for room in rooms:

@@ -472,7 +472,9 @@ class _Chooser:
                 ("Build it for your GPU: `localchat doctor --rebuild`.",),
             )
         if not machine.gpus and not self.budgets.unified:
-            note = f" {machine.gpu_note}" if machine.gpu_note else ""
+            note = ""
+            if machine.gpu_note:
+                note = f" {machine.gpu_note}"
             return (
                 f"a GPU is required, and none was found.{note}",
                 (

@@ -146,7 +146,9 @@ def progress_of(line: str) -> RebuildProgress | None:
     if match := _COMPILED.match(text):
         return RebuildProgress("compiling", int(match[1]), int(match[2] or 100))
     step = next((step for begin, step in _STEPS.items() if text.startswith(begin)), "")
-    return RebuildProgress(step) if step else None
+    if step:
+        return RebuildProgress(step)
+    return None
 
 
 def _bare(line: str) -> str:

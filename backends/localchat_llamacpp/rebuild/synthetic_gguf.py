@@ -23,9 +23,9 @@ _F32 = 6
 _F32_CODE: Final = 0
 _HEADS_CODE: Final = 8
 _SCALE: Final = np.array([0.001], np.float16).tobytes()
-"""Of a block of Q8_0: scores of attention then lie some twenty apart at a width of 1,024, as a model's do."""
+"""Scale of a Q8_0 block. At a width of 1,024, attention scores differ by about twenty, as in real models."""
 TOKENS: Final = 32
-"""Of the vocabulary: each is a number without a text."""
+"""Size of the vocabulary, whose tokens have no text."""
 
 
 class SyntheticModel(NamedTuple):
@@ -66,7 +66,9 @@ class _Matrix(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        rows = self.shape[1] if len(self.shape) > 1 else 1
+        rows = 1
+        if len(self.shape) > 1:
+            rows = self.shape[1]
         return rows * stored_bytes(NUMBER_FORMATS[self.code], self.shape[0])
 
 

@@ -141,9 +141,9 @@ class Download:
 
 
 def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, server: str) -> T:
-    """Call `read` until it succeeds or the retry policy gives up, with a notice if it takes long.
+    """Call `read` until it succeeds or the retry policy gives up.
 
-    server: name for the notice. Raises LocalchatError.
+    Emits a notice if it takes long. server: name for the notice. Raises LocalchatError.
     """
     failures = 0
     while True:

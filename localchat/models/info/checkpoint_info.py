@@ -114,7 +114,9 @@ def _fills_in(folder: Path) -> bool:
 def _licence(folder: Path) -> str:
     """Return the licence in the head of the model card. Empty without one."""
     card = folder / "README.md"
-    head = _text(card)[:4096] if card.is_file() else ""
+    head = ""
+    if card.is_file():
+        head = _text(card)[:4096]
     if not head.startswith("---"):
         return ""
     match = _LICENCE.search(head.partition("\n---")[0])

@@ -20,7 +20,7 @@ class Inspection(NamedTuple):
     header: Header | None
     """Header of a GGUF that could be read."""
     facts: ModelDescription | None
-    """None if the files could not be read."""
+    """Description of the model. None if its files could not be read."""
     trouble: str
     """End of a sentence on why the model cannot be used. Empty if it can."""
 
