@@ -29,7 +29,6 @@ from localchat_llamacpp.native_model import (
 )
 from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
-from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
     "This model has a recurrent state that cannot be cut back. An earlier prompt is reused only from points "
@@ -142,8 +141,8 @@ def _with_context(
             )
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
-        warm = WarmUp(context, batch, spec.slots, vocab_size)
-        can_truncate = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
+        step = min(spec.step_tokens, plan.context_tokens - 8)
+        can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
         files = [target.total_bytes]
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
@@ -167,6 +166,35 @@ def _with_context(
             drafter.close()
         api.llama_free(context)
         raise
+
+
+def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int) -> bool:
+    """Decode `tokens` tokens, then one more, and empty the slot. Return whether its tail can be removed.
+
+    This reads the weights and reveals faults of the build. The wide step comes first, because the fault of AMX
+    builds needs two rows. Raises RuntimeError if the library fails.
+    """
+    api = library().api
+    memory = api.llama_get_memory(context)
+
+    def decode(start: int, rows: int) -> None:
+        batch.clear()
+        # Scattered ids, because equal tokens would exercise the same weights.
+        ids = [(start + row) * 7919 % vocab_size for row in range(rows)]
+        batch.add(slot, start, ids, [rows - 1])
+        status = api.llama_decode(context, batch.native)
+        api.llama_synchronize(context)
+        if status != 0:
+            tail = "; ".join(library().log.tail(3))
+            raise RuntimeError(f"llama.cpp failed in warm-up (status {status}): {tail}")
+
+    try:
+        decode(0, tokens)
+        can_truncate = bool(api.llama_memory_seq_rm(memory, slot, tokens - 1, -1))
+        decode(tokens - 1 if can_truncate else tokens, 1)
+        return can_truncate
+    finally:
+        api.llama_memory_seq_rm(memory, slot, -1, -1)
 
 
 def _placement(plan: MemoryPlan, notify: Callable[[str], None]) -> Placement:
