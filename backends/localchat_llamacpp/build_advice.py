@@ -151,7 +151,7 @@ def build_minutes(kind: str) -> float:
 
 
 def unused_instructions(root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the instruction sets of this CPU that the prebuilt library does not use. root: see can_offload."""
+    """Return the instruction sets of this CPU that the prebuilt library does not use."""
     flags = read_cpu_flags(root)
     return tuple(name for name, needed in _INSTRUCTIONS.items() if needed in flags)
 

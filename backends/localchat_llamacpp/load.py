@@ -179,7 +179,6 @@ def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int
 
     def decode(start: int, rows: int) -> None:
         batch.clear()
-        # Scattered ids, because equal tokens would exercise the same weights.
         ids = [(start + row) * 7919 % vocab_size for row in range(rows)]
         batch.add(slot, start, ids, [rows - 1])
         status = api.llama_decode(context, batch.native)
