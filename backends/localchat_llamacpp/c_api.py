@@ -333,7 +333,9 @@ class _Report:
         for field in fields:
             value = getattr(values, field.name)
             if not _is_default(value, field.default):
-                shown = str(value) if isinstance(value, int | float) else "a pointer"
+                shown = "a pointer"
+                if isinstance(value, int | float):
+                    shown = str(value)
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""

@@ -96,7 +96,8 @@ def find_library(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     if requested and requested not in _SOURCES:
         return _named(Path(requested).expanduser())
     rejections: list[str] = []
-    for name in [requested] if requested else _SOURCES:
+    names = [requested] if requested else list(_SOURCES)
+    for name in names:
         try:
             library = _SOURCES[name](environ, root)
         except _Unusable as problem:

@@ -147,7 +147,9 @@ def _with_context(
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
-        used = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
+        used = [*weights.buffers, *buffers]
+        if drafter is not None:
+            used += drafter.buffers
         return LlamaCppRunner(
             weights,
             context,
@@ -256,8 +258,9 @@ def _capabilities(
 
 def _widths(spec: ContextSpec, request: LoadRequest) -> Widths:
     """Return the widths that fill tiles of attention."""
-    tiled = spec.flash_attention and spec.kv_type == "f16" and not request.plan.gpu_layers
-    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)) if tiled else ())
+    if not spec.flash_attention or spec.kv_type != "f16" or request.plan.gpu_layers:
+        return Widths(())
+    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)))
 
 
 def _is_stateful(model: int) -> bool:

@@ -162,7 +162,9 @@ def _inactive_file(folder: Path) -> int:
 
 def _number(path: Path) -> int:
     text = _text(path)
-    return int(text) if text.isdigit() else 0
+    if text.isdigit():
+        return int(text)
+    return 0
 
 
 def _text(path: Path) -> str:

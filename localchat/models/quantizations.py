@@ -66,7 +66,9 @@ def quantization_of(path: str) -> str:
 def safetensors_quantization(repository: str) -> str:
     """Return the quantization in a safetensors repository's name. Empty for the makers' own weights."""
     match = _SAFETENSORS.search(repository)
-    return match[0].upper() if match else ""
+    if match:
+        return match[0].upper()
+    return ""
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:

@@ -297,7 +297,9 @@ def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths)
         return usual
     measured = median(measured_rates)
     is_usual = usual / _FAR_OFF <= measured <= usual * _FAR_OFF
-    return usual if is_usual else measured
+    if is_usual:
+        return usual
+    return measured
 
 
 def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:

@@ -340,4 +340,6 @@ def step_tokens(machine: Machine, *, gpu: bool) -> int:
     """Return the tokens of a step: more only lengthen it on few cores."""
     if gpu or machine.cores > 15:
         return 512
-    return 128 if machine.cores <= 4 else 256
+    if machine.cores <= 4:
+        return 128
+    return 256

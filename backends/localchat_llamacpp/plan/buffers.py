@@ -146,7 +146,9 @@ def repacked_weights(shape: ModelShape, machine: Machine, gpu_layers: int) -> Re
     """Return the bytes that llama.cpp repacks on this CPU."""
     formats, amx = _repacked_formats(machine.cpu_flags)
     # The output is offloaded first. A tied embedding serves as the output, and gets a copy for that.
-    output = "embedding" if shape.tied else "output"
+    output = "output"
+    if shape.tied:
+        output = "embedding"
     first_on_gpu = shape.all_layers + 1 - gpu_layers
 
     def in_ram(weight: Weight) -> bool:

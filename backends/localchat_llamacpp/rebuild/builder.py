@@ -213,7 +213,9 @@ def _compilers(kind: str) -> dict[str, str]:
     if kind != "cuda" or os.environ.get("CUDACXX") or shutil.which("nvcc"):
         return {}
     nvcc = find_nvcc()
-    return {"CUDACXX": nvcc} if nvcc else {}
+    if nvcc:
+        return {"CUDACXX": nvcc}
+    return {}
 
 
 _SUPERVISED: Final = """

@@ -138,11 +138,15 @@ def _only(matches: Sequence[ExternalModel], name: str) -> ExternalModel | None:
     """Return the only match, or None without one. Raises UsageError for several."""
     if len(matches) > 1:
         names = ", ".join(model.name for model in matches[:_MAX_LISTED])
-        more = " …" if matches[_MAX_LISTED:] else ""
+        more = ""
+        if matches[_MAX_LISTED:]:
+            more = " …"
         raise UsageError(
             f"{name} matches {len(matches)} models", hint=f"name one of them: {names}{more}"
         )
-    return matches[0] if matches else None
+    if matches:
+        return matches[0]
+    return None
 
 
 def _ends_with(name: str, suffix: str) -> bool:

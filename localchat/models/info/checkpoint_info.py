@@ -73,13 +73,19 @@ def _templates(folder: Path) -> Iterator[tuple[str, str]]:
         stated = _settings(folder / name).get("chat_template")
         if isinstance(stated, str) and stated.strip():
             yield "default", stated
-        for entry in stated if isinstance(stated, list) else ():
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-                yield str(entry.get("name")), entry["template"]
+        if isinstance(stated, list):
+            yield from _listed_templates(stated)
     for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
         yield path.stem, _text(path)
     if (folder / _JINJA).is_file():
         yield "default", _text(folder / _JINJA)
+
+
+def _listed_templates(entries: list[object]) -> Iterator[tuple[str, str]]:
+    """Yield the named templates of a list in the settings."""
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+            yield str(entry.get("name")), entry["template"]
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
@@ -107,7 +113,9 @@ def _text(path: Path) -> str:
 
 def _fills_in(folder: Path) -> bool:
     path = folder / "tokenizer.json"
-    text = _text(path) if path.is_file() else ""
+    text = ""
+    if path.is_file():
+        text = _text(path)
     return any(json.dumps(token) in text for token in _MIDDLE_TOKENS)
 
 
@@ -120,7 +128,9 @@ def _licence(folder: Path) -> str:
     if not head.startswith("---"):
         return ""
     match = _LICENCE.search(head.partition("\n---")[0])
-    return match[1].strip() if match else ""
+    if match:
+        return match[1].strip()
+    return ""
 
 
 def _tensors(model: Checkpoint) -> Iterator[Tensor]:
