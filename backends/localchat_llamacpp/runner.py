@@ -96,7 +96,7 @@ class _DecodePart:
 
 
 @dataclass(slots=True)
-class _Step:
+class _LaunchedStep:
     """A launched step."""
 
     plan: StepPlan
@@ -150,9 +150,9 @@ class LlamaCppRunner:
         self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(threads)
         self._on_gpu = on_gpu
-        self._launched: deque[_Step] = deque()
+        self._launched: deque[_LaunchedStep] = deque()
         """Launched steps that have not begun."""
-        self._begun: _Step | None = None
+        self._begun: _LaunchedStep | None = None
         self._written: _DecodePart | None = None
         """Part in the batch, except for tokens that the previous step samples."""
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
@@ -175,7 +175,7 @@ class LlamaCppRunner:
         assert in_flight < self.capabilities.depth, f"{in_flight} steps are in flight"
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
-        step = _Step(plan, self._parts(plan))
+        step = _LaunchedStep(plan, self._parts(plan))
         if self._on_gpu and self._begun is None:
             self._begun = self._begin(step)
             return
@@ -239,7 +239,7 @@ class LlamaCppRunner:
             self._context = 0
             self._weights.close()
 
-    def _begin(self, step: _Step, *, void: bool = False) -> _Step:
+    def _begin(self, step: _LaunchedStep, *, void: bool = False) -> _LaunchedStep:
         """Apply a plan's memory operations, and begin to compute it."""
         plan = step.plan
         step.started_s = time.perf_counter()
@@ -256,7 +256,7 @@ class LlamaCppRunner:
             step.status = self._decode(step, step.parts[0])
         return step
 
-    def _draw(self, step: _Step) -> list[Sample]:
+    def _draw(self, step: _LaunchedStep) -> list[Sample]:
         """Wait for the logits of a step, sample them, and set the step's status."""
         samples: list[Sample] = []
         stopped: set[tuple[int, int]] = set()
@@ -269,7 +269,7 @@ class LlamaCppRunner:
             samples += self._sample(step.plan, part, step.tokens, stopped)
         return samples
 
-    def _computed(self, step: _Step) -> tuple[int, ...]:
+    def _computed(self, step: _LaunchedStep) -> tuple[int, ...]:
         """Return how many tokens of each row the cache stores."""
         if step.status == "ok":
             return tuple(map(len, step.tokens))
@@ -327,7 +327,7 @@ class LlamaCppRunner:
             self._batch.add(row.slot, row.start + begin, (tokens + row.drafts)[begin:end], offsets)
         self._written = part
 
-    def _decode(self, step: _Step, part: _DecodePart) -> StepStatus:
+    def _decode(self, step: _LaunchedStep, part: _DecodePart) -> StepStatus:
         if self._written is not part:
             self._write(step.plan, part)
         slots = self._slots

@@ -158,7 +158,7 @@ def guide_phrases(paths: Paths) -> dict[str, str]:
     }
 
 
-class _Candidate(NamedTuple):
+class _FittingModel(NamedTuple):
     """A chat model that fits."""
 
     entry: CatalogEntry
@@ -172,7 +172,7 @@ class _Candidate(NamedTuple):
 
 
 def _recommendation(
-    role: Role, candidate: _Candidate, bytes_per_s: float | None, download_bytes_per_s: float
+    role: Role, candidate: _FittingModel, bytes_per_s: float | None, download_bytes_per_s: float
 ) -> Recommendation:
     plan = candidate.report.plan
     file_bytes = candidate.shape.file_bytes
@@ -192,10 +192,10 @@ def _recommendation(
 
 
 def _chosen(
-    candidates: list[_Candidate], bytes_per_s: float | None
-) -> list[tuple[Role, _Candidate]]:
+    candidates: list[_FittingModel], bytes_per_s: float | None
+) -> list[tuple[Role, _FittingModel]]:
     """Choose a candidate for each role, from fast to best. candidates: from weak to strong."""
-    chosen: list[tuple[Role, _Candidate]] = []
+    chosen: list[tuple[Role, _FittingModel]] = []
     max_strength = float("inf")
     for role, min_rate in _MIN_TOKENS_PER_S:
         quick = [
@@ -215,16 +215,16 @@ def _chosen(
     return list(zip(_ROLES_BY_COUNT[len(models)], models, strict=True))
 
 
-def _ladder(candidates: list[_Candidate]) -> list[_Candidate]:
+def _ladder(candidates: list[_FittingModel]) -> list[_FittingModel]:
     """The smallest candidates, each clearly stronger than the one before."""
-    ladder: list[_Candidate] = []
+    ladder: list[_FittingModel] = []
     for candidate in candidates:
         if not ladder or candidate.strength * _STRENGTH_STEP >= ladder[-1].strength:
             ladder.append(candidate)
     return ladder
 
 
-def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
+def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_FittingModel]:
     """Yield the chat models that fit in their default quantization, on a GPU if there is one."""
     shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
@@ -243,7 +243,7 @@ def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
             continue
         seen.add(key)
         active = entry.active_parameters or entry.parameters
-        yield _Candidate(
+        yield _FittingModel(
             entry,
             report.name,
             shape,
@@ -277,7 +277,7 @@ def _is_split(plan: MemoryPlan, machine: Machine) -> bool:
     return bool(machine.gpus or machine.unified_memory) and split
 
 
-def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths) -> float | None:
+def _reading_speed(candidates: list[_FittingModel], machine: Machine, paths: Paths) -> float | None:
     """Return the bytes of weights read per second. None if a GPU does not report its bandwidth."""
     if not candidates:
         return None
