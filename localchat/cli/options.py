@@ -1,7 +1,7 @@
 """Flags that several commands share.
 
-A flag of a setting has the setting's key as its parameter name. Its value is checked with the settings, so that
-a flag, a variable and a line of the settings file fail with the same message.
+The parameter name of a flag is the key of its setting. Settings check its value, so that flags, environment
+variables and lines of the settings file fail with the same messages.
 """
 
 import math
@@ -27,19 +27,19 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., object])
 
 
 class FiniteRange(click.FloatRange):
-    """A number within a range. FloatRange takes `nan`, which every comparison lets through, and `inf`."""
+    """A finite number within a range. FloatRange accepts `inf`, and `nan`, which passes every comparison."""
 
     def convert(
         self, value: float, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
             self.fail(f"{value!r} is not a valid number.", param, ctx)
-        return found
+        return number
 
 
 class UserPath(click.Path):
-    """A path that a user wrote. Quotes keep the shell from replacing `~`, so it is replaced here."""
+    """A path from the command line. It expands `~`, which the shell leaves alone in quotes."""
 
     def convert(
         self,
@@ -53,14 +53,14 @@ class UserPath(click.Path):
 
 
 def utf8_argument(text: str) -> str:
-    """Decode an argument as UTF-8, also where Python took the locale's encoding to be another one."""
+    """Decode an argument as UTF-8, even if the encoding of the locale is another one."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def complete_file(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Leave it to the shell, which completes names of files."""
+    """Make the shell complete names of files."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
@@ -69,22 +69,21 @@ def complete_file(
 def complete_model(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """The models here whose name begins with `incomplete`; without one it is the path of a file."""
+    """Complete names of local models, or else paths of files."""
     from click.shell_completion import CompletionItem
 
-    from localchat.cli.context import AppContext
+    from localchat.cli.context import app_context
     from localchat.config.paths import find_paths
     from localchat.models.index import read_index
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     names = [model.name for model in read_index(find_paths(app.environ), app.environ).models]
-    found = [CompletionItem(name, help="model") for name in names if name.startswith(incomplete)]
-    return found or complete_file(ctx, param, incomplete)
+    items = [CompletionItem(name, help="model") for name in names if name.startswith(incomplete)]
+    return items or complete_file(ctx, param, incomplete)
 
 
 class SharedOption(click.Option):
-    """A flag that several verbs have. Their help lists these flags in one line."""
+    """A flag of several verbs. Their help lists all of these flags in one line."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         options = [param for param in ctx.command.params if isinstance(param, SharedOption)]
@@ -117,14 +116,14 @@ _THINK_VALUES: Final = {
     _THINK: ("true", "on", "yes", "1", "low", "medium", "high"),
 }
 _UNDECIDED = "localchat.cli.options.undecided"
-"""Key of the context's notes: `--think=auto` was given, which a switch cannot express."""
+"""Key in the notes of the context for `--think=auto`, which a switch cannot express."""
 
 _NO_CACHE_DISK: Final = "--no-cache-disk"
-"""Name of the flag, and key of the context's notes that it was given."""
+"""Name of the flag, and its key in the notes of the context."""
 AFTER_DASHES = "localchat.cli.options.after_dashes"
-"""Key of the context's notes: whether `--` stood before the prompt."""
+"""Key in the notes of the context. True if a `--` precedes the prompt."""
 ARGUMENTS = "localchat.cli.options.arguments"
-"""Key of the context's notes: the arguments of a prompt as they were given."""
+"""Key in the notes of the context for the unparsed arguments of a prompt."""
 STOP: Final = "stop"
 OPTION: Final = "option"
 
@@ -171,8 +170,8 @@ def engine_options(
 def _no_cache_disk(function: _Decorated, cls: type[click.Option] = click.Option) -> _Decorated:
     """Add the flag for `--cache-disk 0`."""
 
-    def note(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-        if given:
+    def note(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given:
             ctx.meta[_NO_CACHE_DISK] = True
 
     about = "Store no KV cache on disk, like --cache-disk 0."
@@ -196,18 +195,19 @@ def load_flags(function: _Decorated) -> _Decorated:
 
 
 class ThinkingCommand(click.Command):
-    """Accepts `--think=VALUE` as well as `--think` and `--no-think`, as Ollama does."""
+    """Accepts `--think=VALUE` besides `--think` and `--no-think`, like Ollama."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         flags = [_thinking(ctx, arg) for arg in args[:end]]
-        return super().parse_args(ctx, [f for f in flags if f is not None] + args[end:])
+        return super().parse_args(ctx, [flag for flag in flags if flag is not None] + args[end:])
 
 
 def _thinking(ctx: click.Context, arg: str) -> str | None:
-    """Turn `--think=VALUE` into a switch; None for `auto`, which the context keeps.
+    """Turn `--think=VALUE` into a switch. None for `auto`, which is noted in the context.
 
-    A level counts as on: models cannot be told how much to think. Raises UsageError for other values."""
+    A level counts as on, because models cannot reason more or less. Raises UsageError for other values.
+    """
     name, equals, value = arg.partition("=")
     if name not in _THINK_VALUES:
         return arg
@@ -219,26 +219,26 @@ def _thinking(ctx: click.Context, arg: str) -> str | None:
     for switch, values in _THINK_VALUES.items():
         if value.lower() in values:
             return switch
-    raise UsageError(f"--think is {value!r}; it must be true, false or auto")
+    raise UsageError(f"--think is {value!r}; expected true, false or auto")
 
 
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
     """The settings that the command line names. Raises UsageError for an unknown `-o`."""
     from localchat.config.settings import Given
 
-    found = dict(_options(ctx.params.get(OPTION, ())))
+    settings = dict(_options(ctx.params.get(OPTION, ())))
     for key, value in ctx.params.items():
         if (
             key not in PARAMETERS
             or ctx.get_parameter_source(key) is not ParameterSource.COMMANDLINE
         ):
             continue
-        found[key] = Given(_written(key, value), _name(ctx, key))
+        settings[key] = Given(_as_setting(key, value), _flag_name(ctx, key))
     if ctx.meta.get(_NO_CACHE_DISK):
-        found["cache_disk_gb"] = Given("0", _NO_CACHE_DISK)
+        settings["cache_disk_gb"] = Given("0", _NO_CACHE_DISK)
     if ctx.meta.get(_UNDECIDED):
-        found["think"] = Given("auto", _THINK)
-    return found
+        settings["think"] = Given("auto", _THINK)
+    return settings
 
 
 def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
@@ -253,7 +253,7 @@ def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
         yield name, Given(value, f"-o {key}")
 
 
-def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click parsed
+def _as_setting(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click parsed
     if key == "think":
         return "on" if value else "off"
     if key == "system":
@@ -263,6 +263,6 @@ def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click p
     return value
 
 
-def _name(ctx: click.Context, key: str) -> str:
+def _flag_name(ctx: click.Context, key: str) -> str:
     names = next(param.opts for param in ctx.command.params if param.name == key)
-    return names[-1]  # those before it are short forms and other programs' names
+    return names[-1]  # the names before it are short, or those of other programs

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TerminalBar:
-    """One progress bar. `close` removes it; sentences above it stay."""
+    """Progress bar. `close` removes it; sentences above it stay."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _STDIN = Path("-")
 _SLOTS = 16
 _GPU_SLOTS = 128
-"""Slots of a checkpoint on the CUDA backend, whose throughput still rises up to this number."""
+"""Slots of a checkpoint with CUDA, where throughput rises up to this number."""
 _UNKNOWN_SLOTS = 16
-"""Assumed slots of a server that does not report how many requests it computes at once."""
+"""Assumed slots of a server that does not report its own."""
 
 
 @click.command("batch")
@@ -122,14 +122,13 @@ def command(
     from localchat.batch.output_file import BatchOutput
     from localchat.batch.run import BatchRun
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     terminal = Terminal(app.environ, quiet=bool(quiet))
     if source != _STDIN:
         _check_input(source)
     if target is None:
         hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
-        raise UsageError("-o OUT.jsonl, the file for the answers, is missing", hint=hint)
+        raise UsageError("-o OUT.jsonl is missing, the file for the answers", hint=hint)
     _check_output(source, target)
     with _input_file(source) as path, BatchOutput(target) as output:
         batch = BatchRun(
@@ -228,11 +227,11 @@ def _server(
         )
 
 
-def _slots(ctx: click.Context, word: str) -> int:
+def _slots(ctx: click.Context, name: str) -> int:
     """Return how many requests a new server computes at once. Raises ModelMissing, UsageError."""
     from localchat.cli.resolve import resolve_setup
 
-    if resolve_setup(ctx, word).model.path.is_dir():
+    if resolve_setup(ctx, name).model.path.is_dir():
         return _GPU_SLOTS
     return _SLOTS
 
@@ -241,8 +240,8 @@ def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
     """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
     from localchat.cli.work_model import WorkModel, work_model
 
-    if word := ctx.params["word"]:
-        return WorkModel(word, "")
+    if name := ctx.params["word"]:
+        return WorkModel(name, "")
     return work_model(ctx, batch.source.named_models())
 
 

@@ -17,7 +17,7 @@ class BatchDisplay(ProgressDisplay):
 
 
 def progress_words(progress: BatchProgress) -> str:
-    """Return a text such as `120 of 5,000 lines, 340.0 tok/s, about 12m left, 2 failed`."""
+    """Return a text such as `120 of 5,000 lines, 340.0 tok/s, 2 failed`."""
     elapsed_s = progress.elapsed_s
     words = [f"{progress.done:,} of {progress.total:,} lines"]
     if elapsed_s > 0 and progress.done:

@@ -139,7 +139,9 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
-    section = f'[models."{model}"]' if model else "[defaults]"
+    section = "[defaults]"
+    if model:
+        section = f'[models."{model}"]'
     write_setting(file, find_key(key, section), value, model)
     tell(f"localchat: wrote {file}")
 
@@ -147,7 +149,7 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
 def _unset_sampling(
     app: AppContext, model: str | None, values: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the sampling values that model or engine choose because no setting does, and their sources."""
+    """Return the sampling values that no setting chooses, and their sources."""
     from localchat.config.settings import DEFAULT_SAMPLING
 
     unset = [key for key in DEFAULT_SAMPLING if values[key] is None]

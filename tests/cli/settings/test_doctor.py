@@ -117,7 +117,7 @@ def test_it_tells_machine_build_and_devices(call: Call, install: Install) -> Non
         "free of",
         "AMX_INT8",
         "a card",
-        "uses none",
+        "uses no GPU",
         "llamacpp: available",
         "A GGUF file runs on llama.cpp.",
         "A safetensors checkpoint cannot be run here",
@@ -152,7 +152,7 @@ def test_what_is_wrong_in_the_users_files_is_told(
     assert "nonsense" in settings and "models.toml is not TOML" in catalogue
     assert "bookmarks.json cannot be read" in bookmarks
     text = doctor(call)[1]
-    assert text.count("\nWrong: ") == 3
+    assert text.count("\nError: ") == 3
     paths.settings_file.unlink()
     monkeypatch.setenv("LOCALCHAT_THREADS", "many")
     assert "LOCALCHAT_THREADS: threads must be a whole number" in doctor(call)[1]
@@ -174,7 +174,7 @@ def test_memory_is_told_once_and_by_whom(
     assert "RTX 4090, 21.0 GB free of 24.0 GB" in out
     # The library calls all of the RAM free; of a card it is said that this is its count.
     assert "CPU (cpu): a CPU\n" in out
-    assert "a card; by its own count 10.0 GB free of 12.0 GB" in out
+    assert "a card; reports 10.0 GB free of 12.0 GB" in out
     assert "1 core," in rows["CPU"]
     found = json.loads(doctor(call, "--json")[1])
     assert found["memory_available_bytes"] == 9_000_000_000
