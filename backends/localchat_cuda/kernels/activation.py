@@ -36,8 +36,8 @@ def reference(
     gate_up: torch.Tensor, *, gelu: bool = False, cutoff: float | None = None
 ) -> torch.Tensor:
     """Compute the result in fp32 with plain torch."""
-    whole = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
-    gate, up = whole.chunk(2, 1)
+    values = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
+    gate, up = values.chunk(2, 1)
     if cutoff is not None:
         deviation, mean = torch.std_mean(gate, 1, correction=0, keepdim=True)
         gate = torch.relu(gate - mean - cutoff * deviation)

@@ -182,8 +182,8 @@ def _predict_kernel(
     last = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    at = (a[:, None] * T + t) * H + i[None, :]
-    x = tl.load(streams + at, mask=tile, other=0.0)
+    offsets = (a[:, None] * T + t) * H + i[None, :]
+    x = tl.load(streams + offsets, mask=tile, other=0.0)
     if S > 0:
         before = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
         before = _sum(y, before, t, i, inside, T, H, S, eps)
@@ -193,10 +193,10 @@ def _predict_kernel(
         cells = prediction + (k * A + a[:, None]) * A + a[None, :]
         shares = tl.load(cells, mask=square, other=0.0).to(tl.float32)
         shares = tl.sum(shares * routed[None, :], 1) + tl.where(a == k, 1.0, 0.0)
-        found = tl.sum(x * shares[:, None], 0)
-        tl.store(streams + (k * T + t) * H + i, found, mask=inside)
+        row_sum = tl.sum(x * shares[:, None], 0)
+        tl.store(streams + (k * T + t) * H + i, row_sum, mask=inside)
         if k == 0:
-            normed = _norm(found, last, H, eps)
+            normed = _norm(row_sum, last, H, eps)
             tl.store(out + t * H + i, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -363,12 +363,12 @@ def _correct_kernel(
     active += _sum(y, gain, t, i, inside, T, H, S, eps)
     routed = _route(active, first, routes, H, eps)
     shares = 1.0 + tl.sum(shares * routed[None, :], 1)
-    at = (a[:, None] * T + t) * H + i[None, :]
-    x = tl.load(streams + at, mask=tile, other=0.0)
+    offsets = (a[:, None] * T + t) * H + i[None, :]
+    x = tl.load(streams + offsets, mask=tile, other=0.0)
     x += shares[:, None] * (active - _row(x, a, 0))[None, :]
-    tl.store(streams + at, x, mask=tile)
-    found = _row(x, a, 0) * last
-    tl.store(out + t * H + i, found.to(out.dtype.element_ty), mask=inside)
+    tl.store(streams + offsets, x, mask=tile)
+    corrected_row = _row(x, a, 0) * last
+    tl.store(out + t * H + i, corrected_row.to(out.dtype.element_ty), mask=inside)
 
 
 def correct(

@@ -100,14 +100,14 @@ def traits(device: torch.device) -> Traits:
 
 def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> dict[str, int | bool]:
     """Build Triton's launch options; those left at 0 keep its default."""
-    found: dict[str, int | bool] = {"num_warps": warps}
+    result: dict[str, int | bool] = {"num_warps": warps}
     if stages:
-        found["num_stages"] = stages
+        result["num_stages"] = stages
     if registers and not interpreted():
-        found["maxnreg"] = registers
+        result["maxnreg"] = registers
     if pdl:
-        found["launch_pdl"] = True
-    return found
+        result["launch_pdl"] = True
+    return result
 
 
 CARVEOUT_PERCENT = 14
@@ -184,14 +184,16 @@ def require(
     """
     if _trusted:
         return
-    found = tuple(tensor.shape)
-    fits = len(found) == len(shape) and all(
+    actual = tuple(tensor.shape)
+    fits = len(actual) == len(shape) and all(
         expected is None or expected == extent
-        for expected, extent in zip(shape, found, strict=True)
+        for expected, extent in zip(shape, actual, strict=True)
     )
     if not fits:
         expected_text = "x".join("*" if extent is None else str(extent) for extent in shape)
-        raise ValueError(f"{name}: shape {expected_text} wanted, {'x'.join(map(str, found))} given")
+        raise ValueError(
+            f"{name}: shape {expected_text} wanted, {'x'.join(map(str, actual))} given"
+        )
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name}: {' or '.join(map(str, dtypes))} wanted, {tensor.dtype} given")
     if device is not None and tensor.device != device:

@@ -89,8 +89,8 @@ def _norm_kernel(
     x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
     tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
     if GROUP > 0:
-        at = packed + t * H_PACKED + packed_cell(i, GROUP, False)
-        tl.store(at, to_half(x), mask=i < H_PACKED)
+        pointers = packed + t * H_PACKED + packed_cell(i, GROUP, False)
+        tl.store(pointers, to_half(x), mask=i < H_PACKED)
 
 
 def add_norm(

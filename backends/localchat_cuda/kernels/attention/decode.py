@@ -148,12 +148,12 @@ def splits_for(
     longest: int,
     page: int,
     target: int,
-    most: int = MOST_SPLITS,
+    max_splits: int = MOST_SPLITS,
 ) -> int:
     """Compute the ranges per sequence, at most `most`, for `target` programs in all, each at least a page
     long."""
     programs = max(1, sequences * key_heads * row_blocks)
-    return max(1, min(target // programs, -(-longest // page), most))
+    return max(1, min(target // programs, -(-longest // page), max_splits))
 
 
 def programs_for(coded: bool, sequences: int, widest: int) -> int:
@@ -241,7 +241,7 @@ def _decode_kernel(
     token = r // R
     valid = token < count
     head = group * R + r % R
-    at = length - count + token
+    position = length - count + token
     d = tl.arange(0, ROW_POW2)
     n = tl.arange(0, TILE)
     q_at = ((start + token) * H + head)[:, None] * (D + E) + d[None, :]
@@ -292,9 +292,9 @@ def _decode_kernel(
         logits = capped(logits, SOFT_CAP)
         if CODED:
             logits += lift[None, :]
-        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        seen = (key[None, :] <= position[:, None]) & (key < length)[None, :]
         if WINDOW > 0:
-            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(peak, tl.max(logits, 1))
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
@@ -350,22 +350,22 @@ def _merge_kernel(
         gdc_wait()
     if D % 128 == 0:
         # a group lies within one head, so each range has one weight
-        at = (s * T + t) * H + group * 128 // D
-        peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
+        offsets = (s * T + t) * H + group * 128 // D
+        peak = tl.load(peaks + offsets, mask=s < SPLITS, other=float("-inf"))
         top = tl.max(peak, 0)
         weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
-        mass = tl.sum(weight * tl.load(masses + at, mask=s < SPLITS, other=0.0), 0)
+        mass = tl.sum(weight * tl.load(masses + offsets, mask=s < SPLITS, other=0.0), 0)
         if SUNK:
             mass += tl.exp2(tl.load(sinks + group * 128 // D).to(tl.float32) * LOG2E - top)
         full = (peak > float("-inf"))[:, None]
         share = weight[:, None]
     else:
         there = (s < SPLITS)[:, None] & columns[None, :]
-        at = ((s * T + t) * H)[:, None] + (i // D)[None, :]
-        peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+        offsets = ((s * T + t) * H)[:, None] + (i // D)[None, :]
+        peak = tl.load(peaks + offsets, mask=there, other=float("-inf"))
         top = tl.max(peak, 0)
         share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
-        mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
+        mass = tl.sum(share * tl.load(masses + offsets, mask=there, other=0.0), 0)
         if SUNK:
             sink = tl.load(sinks + i // D, mask=columns, other=0.0).to(tl.float32)
             mass += tl.exp2(sink * LOG2E - top)

@@ -41,7 +41,7 @@ _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32:
 @triton.jit
 def _head_halves(
     qkv,
-    at,
+    pointer,
     inside,
     low,
     high,
@@ -57,10 +57,10 @@ def _head_halves(
 ):
     """Sum the partial products of heads at `at` [N]: their columns `low` and `high` [N, D/2 and more], with
     bias and norm."""
-    a = tl.zeros((at.shape[0], low.shape[0]), tl.float32)
-    b = tl.zeros((at.shape[0], low.shape[0]), tl.float32)
+    a = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
+    b = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     for s in tl.static_range(S):
-        part = qkv + s * stride + at[:, None]
+        part = qkv + s * stride + pointer[:, None]
         a += tl.load(part + low[None, :], mask=inside, other=0.0).to(tl.float32)
         b += tl.load(part + high[None, :], mask=inside, other=0.0).to(tl.float32)
     if BIAS:
@@ -201,17 +201,17 @@ def _fused_kernel(
         acc = tl.dot(weights.to(QUERIES), values.to(QUERIES))
         mass = tl.sum(weights, 1)
     if split == tl.num_programs(1) - 1:
-        one = tl.arange(0, 1)
-        at = start * row_stride + (H + group) * D + one
+        first = tl.arange(0, 1)
+        offset = start * row_stride + (H + group) * D + first
         ka, kb = _head_halves(
             qkv,
-            at,
+            offset,
             half[None, :],
             low,
             high,
             part_stride,
             bias,
-            (H + group) * D + one,
+            (H + group) * D + first,
             k_norm,
             eps,
             S,

@@ -90,9 +90,9 @@ def tile_config_for(d: int) -> PrefillTileConfig:
 
 def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
     """List the tiles of a batch on the host, longest history first."""
-    found = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
-    found.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
-    return found
+    tiles = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
+    tiles.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
+    return tiles
 
 
 @triton.jit
@@ -109,7 +109,7 @@ def _step(
     v,
     marks,
     table,
-    at,
+    position,
     length,
     scale,
     page_stride,
@@ -160,9 +160,9 @@ def _step(
     if CODED:
         logits += lift[None, :]
     if MASKED:
-        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        seen = (key[None, :] <= position[:, None]) & (key < length)[None, :]
         if WINDOW > 0:
-            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
     higher = tl.maximum(peak, tl.max(logits, 1))
     anchor = higher
@@ -233,7 +233,7 @@ def _prefill_kernel(
     length = tl.load(lengths + sequence)
     table = tables + tl.load(slots + sequence).to(tl.int64) * width
     row = first + tl.arange(0, M)
-    at = length - count + row
+    position = length - count + row
     d = tl.arange(0, ROW_POW2)
     valid = (row < count)[:, None] & (d < ROW)[None, :]
     row_at = ((start + row).to(tl.int64) * H + head)[:, None]
@@ -277,7 +277,7 @@ def _prefill_kernel(
                 v,
                 marks,
                 table,
-                at,
+                position,
                 length,
                 scale,
                 page_stride,
@@ -307,7 +307,7 @@ def _prefill_kernel(
             v,
             marks,
             table,
-            at,
+            position,
             length,
             scale,
             page_stride,
@@ -337,7 +337,7 @@ def _prefill_kernel(
             v,
             marks,
             table,
-            at,
+            position,
             length,
             scale,
             page_stride,

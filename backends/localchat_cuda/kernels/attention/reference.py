@@ -146,11 +146,11 @@ def reference(
         logits = torch.einsum("tjrd,njd->tjrn", rows, keys) * rules.scale_for(d)
         if rules.soft_cap:
             logits = rules.soft_cap * torch.tanh(logits / rules.soft_cap)
-        at = torch.arange(length - count, length, device=q.device)[:, None]
+        positions = torch.arange(length - count, length, device=q.device)[:, None]
         key = torch.arange(begin * page, length, device=q.device)[None, :]
-        hidden = key > at
+        hidden = key > positions
         if rules.window:
-            hidden = hidden | (key <= at - rules.window)
+            hidden = hidden | (key <= positions - rules.window)
         logits = logits.masked_fill(hidden[:, None, None, :], -torch.inf)
         if rules.sinks is not None:
             sinks = rules.sinks.float().view(1, j, h // j, 1).expand(count, -1, -1, -1)

@@ -75,18 +75,18 @@ def _gate_kernel(
     row = z + (n // H)[:, None] * row_stride + (n % H * V)[:, None] + i[None, :]
     for p in tl.static_range(P):
         gate += tl.load(row + p * part_stride, mask=cell, other=0.0).to(tl.float32)
-    place = n[:, None] * V + i[None, :]
-    found = tl.load(x + place, mask=cell, other=0.0).to(tl.float32)
+    offsets = n[:, None] * V + i[None, :]
+    value = tl.load(x + offsets, mask=cell, other=0.0).to(tl.float32)
     factor = sigmoid(gate)
     if NORM:
-        inverse = tl.rsqrt(tl.sum(found * found, 1) / V + eps)
-        found *= inverse[:, None] * gain[None, :]
+        inverse = tl.rsqrt(tl.sum(value * value, 1) / V + eps)
+        value *= inverse[:, None] * gain[None, :]
         factor *= gate
-    found *= factor
+    value *= factor
     if out.dtype.element_ty == tl.float16:
-        tl.store(out + place, to_half(found), mask=cell)
+        tl.store(out + offsets, to_half(value), mask=cell)
     else:
-        tl.store(out + place, found.to(out.dtype.element_ty), mask=cell)
+        tl.store(out + offsets, value.to(out.dtype.element_ty), mask=cell)
 
 
 def gate(

@@ -105,11 +105,13 @@ def require_projection(
     projection: Projection, t: int, columns: int, h: int, device: torch.device
 ) -> None:
     """Raise ValueError unless the products have `columns` columns and the gates of H heads."""
-    for name, least in (("qkvz", columns), ("ba", 2 * h)):
-        found = getattr(projection, name)
-        require(name, found, (None, t, None), FLOATS, device, contiguous=False)
-        if found.shape[2] < least:
-            raise ValueError(f"{name}: at least {least} columns wanted, {found.shape[2]} given")
+    for name, min_columns in (("qkvz", columns), ("ba", 2 * h)):
+        weight = getattr(projection, name)
+        require(name, weight, (None, t, None), FLOATS, device, contiguous=False)
+        if weight.shape[2] < min_columns:
+            raise ValueError(
+                f"{name}: at least {min_columns} columns wanted, {weight.shape[2]} given"
+            )
 
 
 def require_batch(batch: AttentionBatch, device: torch.device) -> int:

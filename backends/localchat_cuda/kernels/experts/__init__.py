@@ -60,8 +60,8 @@ class Experts(NamedTuple):
     def weights(self) -> tuple[torch.Tensor | W4, ...]:
         """Of router and experts, biases included."""
         biases = self.router.bias, self.gate_up_bias, self.down_bias
-        held = (each for each in biases if each is not None)
-        return self.router.weight, self.gate_up, self.down, *held
+        present = (bias for bias in biases if bias is not None)
+        return self.router.weight, self.gate_up, self.down, *present
 
     @property
     def inner(self) -> int:
@@ -75,21 +75,22 @@ def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     choices = choice.reference(x, experts.router)
     out = torch.zeros(x.shape, device=x.device)
     for expert in choices.ids.unique().tolist():
-        rows, at = (choices.ids == expert).nonzero(as_tuple=True)
+        rows, column = (choices.ids == expert).nonzero(as_tuple=True)
         gate_up, down = (
-            _one(each, expert, experts.router.stored) for each in (experts.gate_up, experts.down)
+            _one(weight, expert, experts.router.stored)
+            for weight in (experts.gate_up, experts.down)
         )
         inner = x[rows].float() @ gate_up[:, : x.shape[1]].t()
         if experts.gate_up_bias is not None:
             inner += experts.gate_up_bias.float().view(-1, inner.shape[1])[expert]
         limit = experts.limit
-        found = (
+        output = (
             clamped_reference(inner, limit) if limit else gated_reference(inner, gelu=experts.gelu)
         )
-        found = found @ down.t()
+        output = output @ down.t()
         if experts.down_bias is not None:
-            found += experts.down_bias.float().view(-1, found.shape[1])[expert]
-        out[rows] += found * choices.weights[rows, at][:, None]
+            output += experts.down_bias.float().view(-1, output.shape[1])[expert]
+        out[rows] += output * choices.weights[rows, column][:, None]
     return out[None]
 
 
@@ -99,8 +100,8 @@ def _one(weight: torch.Tensor | W4, expert: int, count: int) -> torch.Tensor:
         return weight.view(count, -1, weight.shape[1])[expert].float()
     blocks = weight.features_out // ROWS // count
     own = slice(expert * blocks, (expert + 1) * blocks)
-    one = weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
-    return (e2m1.dense if one.e2m1 else dense)(one).float()
+    result = weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
+    return (e2m1.dense if result.e2m1 else dense)(result).float()
 
 
 def block_rows(pairs: int, experts: int) -> int:

@@ -55,26 +55,26 @@ def _sort_kernel(
     counts = tl.zeros((X_POW2,), tl.int32)
     if PDL:
         gdc_wait()
-    for at in tl.range(0, P, CHUNK):
-        inside = at + i < P
-        counts += tl.histogram(tl.load(ids + at + i, mask=inside, other=0), X_POW2, mask=inside)
+    for start in tl.range(0, P, CHUNK):
+        inside = start + i < P
+        counts += tl.histogram(tl.load(ids + start + i, mask=inside, other=0), X_POW2, mask=inside)
     first = tl.sum(tl.where(bins < expert, (counts + (M - 1)) // M, 0), 0)
     own = tl.sum(tl.where(bins == expert, counts, 0), 0)
     seen = 0
-    for at in tl.range(0, P, CHUNK):
-        inside = at + i < P
-        mine = tl.load(ids + at + i, mask=inside, other=-1) == expert
-        place = first * M + seen + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(slots + place, at + i, mask=mine)
+    for start in tl.range(0, P, CHUNK):
+        inside = start + i < P
+        mine = tl.load(ids + start + i, mask=inside, other=-1) == expert
+        position = first * M + seen + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(slots + position, start + i, mask=mine)
         seen += tl.sum(mine.to(tl.int32), 0)
     last = first + (own + (M - 1)) // M
     m = tl.arange(0, M)
     tl.store(slots + first * M + own + m, m * 0 - 1, mask=first * M + own + m < last * M)
-    for at in tl.range(first, last, CHUNK):
-        tl.store(owners + at + i, i * 0 + expert, mask=at + i < last)
+    for start in tl.range(first, last, CHUNK):
+        tl.store(owners + start + i, i * 0 + expert, mask=start + i < last)
     if expert == X - 1:
-        for at in tl.range(last, B, CHUNK):
-            tl.store(owners + at + i, i * 0 - 1, mask=at + i < B)
+        for start in tl.range(last, B, CHUNK):
+            tl.store(owners + start + i, i * 0 - 1, mask=start + i < B)
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:

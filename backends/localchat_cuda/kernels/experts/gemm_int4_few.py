@@ -114,16 +114,16 @@ def _load(
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
-        at = block * G + group + d * WARPS
+        offset = block * G + group + d * WARPS
         if GROUP == 32:
             ws = ws + (
-                load_half_pairs(codes, at * 512, WARPS),
-                load_half_pairs(codes, at * 512 + 256, WARPS),
+                load_half_pairs(codes, offset * 512, WARPS),
+                load_half_pairs(codes, offset * 512 + 256, WARPS),
             )
         else:
-            ws = ws + (load_pairs(codes, at * 512, WARPS),)
+            ws = ws + (load_pairs(codes, offset * 512, WARPS),)
         if GROUP == 128 or E2M1:
-            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+            ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
         else:
             ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, GROUP, WARPS)
     return ws, ss
@@ -148,18 +148,18 @@ def _load_x(
         ones = tl.full((16, 2 * RUN), 1.0, tl.float16)
     else:
         ones = tl.full((WARPS, 16, 2 * RUN), 1.0, tl.float16)
-    found = ()
+    result = ()
     for d in tl.static_range(DEPTH):
         for s in tl.static_range(S):
-            at = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
+            pointer = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
             for p in tl.static_range(PARTS):
-                xa = _columns(at, rows[p], WARPS, RUN)
-                xb = _columns(at + 32, rows[p], WARPS, RUN)
+                xa = _columns(pointer, rows[p], WARPS, RUN)
+                xb = _columns(pointer + 32, rows[p], WARPS, RUN)
                 if E2M1:
-                    found = found + (xa, xb, 0)
+                    result = result + (xa, xb, 0)
                 else:
-                    found = found + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
-    return found
+                    result = result + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
+    return result
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def _add_group(
     a,
     b,
     xs,
-    at: tl.constexpr,
+    index: tl.constexpr,
     scale,
     zero,
     PARTS: tl.constexpr,
@@ -178,9 +178,9 @@ def _add_group(
     """Add the products of one group of codes to the sums of all rows; `zero` includes the codes' offset."""
     added = ()
     for p in tl.static_range(PARTS):
-        acc = tl.dot(b, xs[at + 3 * p + 1], tl.dot(a, xs[at + 3 * p]))
+        acc = tl.dot(b, xs[index + 3 * p + 1], tl.dot(a, xs[index + 3 * p]))
         if not E2M1:
-            total = xs[at + 3 * p + 2]
+            total = xs[index + 3 * p + 2]
             acc -= (zero[:, None] if WARPS == 1 else zero[:, :, None]) * total
         added = added + (sums[p] + (scale[:, None] if WARPS == 1 else scale[:, :, None]) * acc,)
     return added
@@ -273,18 +273,21 @@ def _load_x_apart(x, rows, group, DEPTH: tl.constexpr, WARPS: tl.constexpr, R: t
     of groups 1 and 3 (R = 4), as a word of codes has them."""
     d = tl.arange(0, 8) // R
     rows += d // 2 * 64 + d % 2 * 4 if R == 2 else d * 64
-    found = ()
+    result = ()
     for c in tl.static_range(DEPTH):
         for h in tl.static_range(R // 2):
-            at = x + (group + c * WARPS) * 128 + h * 4
-            found = found + (_columns(at, rows, WARPS, 8), _columns(at + 32, rows, WARPS, 8))
-    return found
+            pointer = x + (group + c * WARPS) * 128 + h * 4
+            result = result + (
+                _columns(pointer, rows, WARPS, 8),
+                _columns(pointer + 32, rows, WARPS, 8),
+            )
+    return result
 
 
 @triton.jit
 def _add_word(
     acc,
-    word,
+    codes,
     xa,
     xb,
     low: tl.constexpr,
@@ -294,7 +297,7 @@ def _add_word(
     ASM: tl.constexpr,
 ):
     """Add the products of the two groups in a word of codes, which have columns number low and high."""
-    e, f, g, i = float_halves(word, ASM)
+    e, f, g, i = float_halves(codes, ASM)
     acc = tl.dot(e, _own(xa, low, R, WARPS, ASM), acc)
     acc = tl.dot(f, _own(xb, low, R, WARPS, ASM), acc)
     acc = tl.dot(g, _own(xa, high, R, WARPS, ASM), acc)
@@ -314,12 +317,12 @@ def _multiply_apart(
     R: tl.constexpr,
 ):
     """`_multiply` of e2m1 for R rows, 2 or 4, with columns of their own for 8 / R groups."""
-    found = sums[0]
+    result = sums[0]
     for c in tl.static_range(DEPTH):
-        word = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
+        sides = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
         s = tl.arange(0, 8) // R * (R // 2)
         s = s[None, :] if WARPS == 1 else s[None, None, :]
-        acc = tl.zeros_like(found)
+        acc = tl.zeros_like(result)
         for h in tl.static_range(2):
             # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
             acc = _add_word(
@@ -334,12 +337,12 @@ def _multiply_apart(
                 ASM,
             )
             if R == 4 or h == 1:
-                scale = group_scale(word, s + (h if R == 4 else 0), ASM)
+                scale = group_scale(sides, s + (h if R == 4 else 0), ASM)
                 if SKIP > 0:
                     scale = tl.where((tl.arange(0, WARPS) >= SKIP)[:, None, None], scale, 0.0)
-                found += scale * acc
-                acc = tl.zeros_like(found)
-    return (found,)
+                result += scale * acc
+                acc = tl.zeros_like(result)
+    return (result,)
 
 
 @triton.jit
@@ -621,12 +624,12 @@ def _few_kernel(
                     up += tl.load(bias + expert * N + F + column).to(tl.float32)[:, None]
                 v = apply_gate(v, up, LIMIT, False)
                 column = packed_cell(column, INTO, True)
-                at = own[p][None, :] * F + column[:, None]
-                tl.store(out + at, to_half(v), mask=there[p][None, :])
+                offsets = own[p][None, :] * F + column[:, None]
+                tl.store(out + offsets, to_half(v), mask=there[p][None, :])
             else:
                 v = v * tl.load(scales + own[p])[None, :]
-                at = (own[p] % C * T + own[p] // C)[None, :] * F + column[:, None]
-                tl.store(out + at, v, mask=there[p][None, :])
+                offsets = (own[p] % C * T + own[p] // C)[None, :] * F + column[:, None]
+                tl.store(out + offsets, v, mask=there[p][None, :])
 
 
 def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> FewTile:

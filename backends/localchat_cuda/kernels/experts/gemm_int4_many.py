@@ -124,17 +124,17 @@ def _many_kernel(
         if BIASED:
             gate += tl.load(bias + expert * N + feature).to(tl.float32)[:, None]
             up += tl.load(bias + expert * N + F + feature).to(tl.float32)[:, None]
-        at = pairs[None, :].to(tl.int64) * F + packed_cell(feature, INTO, False)[:, None]
-        tl.store(out + at, to_half(apply_gate(gate, up, LIMIT, False)), mask=inside[None, :])
+        offsets = pairs[None, :].to(tl.int64) * F + packed_cell(feature, INTO, False)[:, None]
+        tl.store(out + offsets, to_half(apply_gate(gate, up, LIMIT, False)), mask=inside[None, :])
     else:
         if BIASED:
             acc += tl.load(bias + expert * N + first_block * 16 + n).to(tl.float32)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
         if out.dtype.element_ty == tl.float16:
             acc = to_half(acc)
-        place = (pairs % C * T + pairs // C).to(tl.int64)
-        at = place[None, :] * F + (first_block * 16 + n)[:, None]
-        tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside[None, :])
+        position = (pairs % C * T + pairs // C).to(tl.int64)
+        offsets = position[None, :] * F + (first_block * 16 + n)[:, None]
+        tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=inside[None, :])
 
 
 def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:

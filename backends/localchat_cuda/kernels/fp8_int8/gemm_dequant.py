@@ -45,8 +45,8 @@ def _dequantize_kernel(
     else:
         gain = tl.load(scales + n, mask=r < N, other=0.0)[:, None]
     like = out.dtype.element_ty
-    found = decode(w, like, WHOLE, DECODER, True).to(tl.float32) * gain
-    tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], found.to(like), mask=inside)
+    value = decode(w, like, WHOLE, DECODER, True).to(tl.float32) * gain
+    tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], value.to(like), mask=inside)
 
 
 def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -> None:

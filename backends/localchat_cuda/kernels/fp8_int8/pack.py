@@ -85,12 +85,12 @@ def joined(parts: Sequence[W8]) -> W8 | None:
     None if the scales cannot be concatenated: row and block scales, or a block that would lie in two parts.
     """
     blocks = parts[0].blocks
-    if any(each.blocks != blocks or each.codes.dtype != parts[0].codes.dtype for each in parts):
+    if any(part.blocks != blocks or part.codes.dtype != parts[0].codes.dtype for part in parts):
         return None
-    if blocks and any(each.features_out % BLOCK for each in parts[:-1]):
+    if blocks and any(part.features_out % BLOCK for part in parts[:-1]):
         return None
-    codes = torch.cat([each.raw for each in parts]).view(parts[0].codes.dtype)
-    return W8(codes, torch.cat([each.scales for each in parts]), parts[0].padding)
+    codes = torch.cat([part.raw for part in parts]).view(parts[0].codes.dtype)
+    return W8(codes, torch.cat([part.scales for part in parts]), parts[0].padding)
 
 
 def padded(weight: W8) -> W8:

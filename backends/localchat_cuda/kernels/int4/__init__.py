@@ -56,11 +56,11 @@ def packed_rows(device: torch.device, *, unpacked: bool = False) -> int:
     return _HOPPER_ROWS if fast else _PACKED_ROWS
 
 
-def rows_for(weight: W4, most: int) -> int:
+def rows_for(weight: W4, max_rows: int) -> int:
     """Return the largest row count, up to `most`, for which a gemm reads this packed weight."""
     if weight.features_out % _TILED_FEATURES:
-        return min(most, _NARROW_ROWS)
-    return most
+        return min(max_rows, _NARROW_ROWS)
+    return max_rows
 
 
 def tile_config_for(
@@ -91,9 +91,9 @@ def empty_activations(
     group: columns that share a scale in the weight that reads them.
     """
     variant = w4_tile_config.variant_for(m)
-    most = packed_rows(device)
-    if m > most or variant == "dequant":
-        raise ValueError(f"rows: at most {most} wanted, {m} given")
+    max_rows = packed_rows(device)
+    if m > max_rows or variant == "dequant":
+        raise ValueError(f"rows: at most {max_rows} wanted, {m} given")
     if variant == "int8":
         return w4_activations.Int8Rows.empty(m, k, device, group)
     order: w4_activations.Order = "lanes" if variant == "fp16" else "slots"
@@ -185,9 +185,9 @@ def gemm_of(
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     if weight.padding:
         x = torch.nn.functional.pad(x, (0, weight.padding))
-    held = weight.unpacked
-    most = rows_for(weight, packed_rows(x.device, unpacked=held is not None))
-    if kernels and 1 <= m <= most:
+    unpacked = weight.unpacked
+    max_rows = rows_for(weight, packed_rows(x.device, unpacked=unpacked is not None))
+    if kernels and 1 <= m <= max_rows:
         rows = empty_activations(m, k, x.device, weight.group)
         w4_activations.prepare("plain", x[None], rows, order=order)
         return gemm(rows, weight)
@@ -197,8 +197,8 @@ def gemm_of(
         return (x.float() @ dense(weight).t())[None]
     dtype = torch.float32 if wide and x.dtype == torch.float16 else x.dtype
     out = torch.empty(m, n, dtype=dtype, device=x.device)
-    if held is None:
+    if unpacked is None:
         w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
     else:
-        w4_dequant.multiply(x, held, out)
+        w4_dequant.multiply(x, unpacked, out)
     return out[None]

@@ -162,10 +162,10 @@ def natural_order(values: torch.Tensor, order: Order, group: int = BLOCK_K) -> t
     m, k = values.shape
     axes = _ORDERS[order]
     tile = values.view(m, k // BLOCK_K, *(_EXTENTS[axis] for axis in axes))
-    found = tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
+    result = tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
     if group != 32:
-        return found
-    return found.view(m, k // 64, 4, 2, 8).transpose(2, 3).reshape(m, k)
+        return result
+    return result.view(m, k // 64, 4, 2, 8).transpose(2, 3).reshape(m, k)
 
 
 def quantize(values: torch.Tensor, rows: Rows) -> None:
@@ -206,25 +206,25 @@ def _quantize_int8(values: torch.Tensor, rows: Int8Rows) -> None:
     m, k = values.shape
     blocks = values.view(m, k // BLOCK_K, BLOCK_K)
     scale = (blocks.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
-    whole = torch.floor(blocks / scale[..., None] + 0.5)
+    rounded = torch.floor(blocks / scale[..., None] + 0.5)
     if rows.group == 16:
-        stored = _ggml_order(whole.view(m, k))
+        stored = _ggml_order(rounded.view(m, k))
         high = torch.floor((stored + 128) / 256)
         pair = torch.stack((high, stored - 256 * high), 1).reshape(2 * m, k)
         rows.x.copy_(pair.to(torch.int8))
-        sums = whole.to(torch.int32).view(m, k // BLOCK_K, 8, 16).sum(-1, dtype=torch.int32)
+        sums = rounded.to(torch.int32).view(m, k // BLOCK_K, 8, 16).sum(-1, dtype=torch.int32)
         both = sums.view(m, k // BLOCK_K, 4, 2).sum(-1, dtype=torch.int32)
         rows.factors[:, :m, 0] = scale.t()
         rows.factors[:, :m, 4:] = torch.cat((both, sums), -1).view(torch.float32).transpose(0, 1)
         return
-    stored = _packed_order(whole.view(m, k), rows.group)
+    stored = _packed_order(rounded.view(m, k), rows.group)
     high = torch.floor((stored + 128) / 256)
     pair = torch.stack((high, stored - 256 * high), 1).view(m, 2, k // 4, 4)
     rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
     if rows.group == BLOCK_K:
-        sums = torch.stack((scale * whole.sum(-1), 8 * scale * whole[..., 64:].sum(-1)), -1)
+        sums = torch.stack((scale * rounded.sum(-1), 8 * scale * rounded[..., 64:].sum(-1)), -1)
     else:
-        sums = scale[..., None] * whole.view(m, k // BLOCK_K, -1, rows.group).sum(-1)
+        sums = scale[..., None] * rounded.view(m, k // BLOCK_K, -1, rows.group).sum(-1)
     factors = torch.cat((scale[..., None] / 16, sums), -1)
     rows.factors[:, :m, : factors.shape[-1]] = factors.transpose(0, 1)
 
@@ -324,11 +324,11 @@ def write_rows(
         tl.store(x + m[:, None] * K + block * 128 + j[None, :], v, mask=inside)
     elif FORMAT == 0:
         # As integers sizes keep their order, with NaN above all, which a maximum of floats would drop.
-        most = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
-        scale = tl.maximum(most * (1.0 / 32512.0), 1e-30, propagate_nan=tl.PropagateNan.ALL)
-        whole = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
-        high = (whole + 128) >> 8
-        low = whole - high * 256
+        peak = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
+        scale = tl.maximum(peak * (1.0 / 32512.0), 1e-30, propagate_nan=tl.PropagateNan.ALL)
+        rounded = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
+        high = (rounded + 128) >> 8
+        low = rounded - high * 256
         p = _packed_column(j, GROUP)
         if GROUP != 16:
             p = (p & ~3) + ((p & 1) << 1) + ((p >> 1) & 1)
@@ -336,26 +336,26 @@ def write_rows(
         tl.store(x + cell, high.to(tl.int8), mask=inside)
         tl.store(x + cell + K, low.to(tl.int8), mask=inside)
         if GROUP == 128:
-            at = factors + (block * MQ + m) * 4
-            tl.store(at, scale * 0.0625, mask=there)
-            tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
-            upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
-            tl.store(at + 2, 8 * scale * upper, mask=there)
+            pointers = factors + (block * MQ + m) * 4
+            tl.store(pointers, scale * 0.0625, mask=there)
+            tl.store(pointers + 1, scale * tl.sum(rounded, 1), mask=there)
+            upper = tl.sum(tl.where((j >= 64)[None, :], rounded, 0), 1)
+            tl.store(pointers + 2, 8 * scale * upper, mask=there)
         elif GROUP == 16:  # sums as they are, of 32 columns and of 16
-            at = factors + (block * MQ + m) * 16
-            tl.store(at, scale, mask=there)
+            pointers = factors + (block * MQ + m) * 16
+            tl.store(pointers, scale, mask=there)
             for s in tl.static_range(4):
-                first = _group_sum(whole, j, 2 * s, 16)
-                second = _group_sum(whole, j, 2 * s + 1, 16)
+                first = _group_sum(rounded, j, 2 * s, 16)
+                second = _group_sum(rounded, j, 2 * s + 1, 16)
                 both = (first + second).to(tl.float32, bitcast=True)
-                tl.store(at + 4 + s, both, mask=there)
-                tl.store(at + 8 + 2 * s, first.to(tl.float32, bitcast=True), mask=there)
-                tl.store(at + 9 + 2 * s, second.to(tl.float32, bitcast=True), mask=there)
+                tl.store(pointers + 4 + s, both, mask=there)
+                tl.store(pointers + 8 + 2 * s, first.to(tl.float32, bitcast=True), mask=there)
+                tl.store(pointers + 9 + 2 * s, second.to(tl.float32, bitcast=True), mask=there)
         else:
-            at = factors + (block * MQ + m) * (8 if GROUP == 32 else 4)
-            tl.store(at, scale * 0.0625, mask=there)
+            pointers = factors + (block * MQ + m) * (8 if GROUP == 32 else 4)
+            tl.store(pointers, scale * 0.0625, mask=there)
             for s in tl.static_range(128 // GROUP):
-                tl.store(at + 1 + s, scale * _group_sum(whole, j, s, GROUP), mask=there)
+                tl.store(pointers + 1 + s, scale * _group_sum(rounded, j, s, GROUP), mask=there)
     else:
         half = to_half(v)
         cell = packed_cell(j, GROUP, FORMAT == 1)
@@ -369,16 +369,16 @@ def write_rows(
                 tl.store(factors + (K // 128 + block) * MQ + m, less, mask=there)
             else:
                 for s in tl.static_range(128 // GROUP):
-                    at = factors + (block * (128 // GROUP) + s) * MQ + m
-                    tl.store(at, _group_sum(f, j, s, GROUP), mask=there)
+                    pointers = factors + (block * (128 // GROUP) + s) * MQ + m
+                    tl.store(pointers, _group_sum(f, j, s, GROUP), mask=there)
 
 
 @triton.jit
-def sum_partials(source, at, inside, stride, S: tl.constexpr):
+def sum_partials(source, offsets, inside, stride, S: tl.constexpr):
     """Sum in fp32 the elements `at` of S matrices, `stride` apart."""
-    total = tl.load(source + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    total = tl.load(source + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     for s in tl.static_range(1, S):
-        part = tl.load(source + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg")
+        part = tl.load(source + s * stride + offsets, mask=inside, other=0.0, cache_modifier=".cg")
         total += part.to(tl.float32)
     return total
 
@@ -423,7 +423,7 @@ def _prepare_kernel(
         w = tl.load(weight + i).to(tl.float32)
     if PDL:
         gdc_wait()
-    at = m[:, None] * K + i[None, :]
+    offsets = m[:, None] * K + i[None, :]
     if MODE == 3:
         row = tl.load(ids + m, mask=there, other=0).to(tl.int64)
         v = tl.load(source + row[:, None] * N + i[None, :], mask=inside, other=0.0)
@@ -434,9 +434,9 @@ def _prepare_kernel(
     if MODE == 2:
         v = activation(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
     if MODE == 1:
-        v += tl.load(residual + at, mask=inside, other=0.0)
+        v += tl.load(residual + offsets, mask=inside, other=0.0)
     if MODE == 1 or MODE == 3:
-        tl.store(residual + at, v, mask=inside)
+        tl.store(residual + offsets, v, mask=inside)
         square = tl.sum(v * v, 1)
         v = v * w[None, :]
         if MODE == 1:

@@ -79,9 +79,9 @@ def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     n = weight.features_out
     k = weight.features_in
     sides = torch.zeros(side_shape(n, k, GROUP), dtype=torch.int32, device=codes.device)
-    found = unpack(W4(codes, sides, group=GROUP))[0].long()
+    fields = unpack(W4(codes, sides, group=GROUP))[0].long()
     values = torch.tensor(VALUES, device=codes.device)
-    values = torch.where(found > 7, -1.0, 1.0) * values[found & 7]
+    values = torch.where(fields > 7, -1.0, 1.0) * values[fields & 7]
     shifts = 8 * torch.arange(4, dtype=torch.int32, device=codes.device)
     exponents = (weight.scale_zeros.transpose(1, 2)[..., None] >> shifts) & 255
     scales = torch.exp2(exponents.reshape(n, k // GROUP).float() - 127)

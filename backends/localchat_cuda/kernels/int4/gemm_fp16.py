@@ -141,16 +141,16 @@ def _load(
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
-            at = (block + r) * G + (chunk + d) * WARPS
+            offset = (block + r) * G + (chunk + d) * WARPS
             if GROUP == 32:
                 ws = ws + (
-                    load_half_pairs(codes, at * 512, WARPS),
-                    load_half_pairs(codes, at * 512 + 256, WARPS),
+                    load_half_pairs(codes, offset * 512, WARPS),
+                    load_half_pairs(codes, offset * 512 + 256, WARPS),
                 )
             else:
-                ws = ws + (load_pairs(codes, at * 512, WARPS),)
+                ws = ws + (load_pairs(codes, offset * 512, WARPS),)
             if GROUP == 128:
-                ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+                ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
             else:
                 ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
     return ws, ss
@@ -266,13 +266,13 @@ def _multiply_groups(
         side = ()
         for p in tl.static_range(PARTS):
             for s in tl.static_range(S):
-                at = x + group * 128 + s // H * 64 + s % H * 4
+                pointer = x + group * 128 + s // H * 64 + s % H * 4
                 if GROUP == 32:
-                    xa = _half_columns(at, 8 * p, rows, K, WARPS)
-                    xb = _half_columns(at + 32, 8 * p, rows, K, WARPS)
+                    xa = _half_columns(pointer, 8 * p, rows, K, WARPS)
+                    xb = _half_columns(pointer + 32, 8 * p, rows, K, WARPS)
                 else:
-                    xa = _columns(at, 8 * p, rows, K, WARPS)
-                    xb = _columns(at + 32, 8 * p, rows, K, WARPS)
+                    xa = _columns(pointer, 8 * p, rows, K, WARPS)
+                    xb = _columns(pointer + 32, 8 * p, rows, K, WARPS)
                 side = side + (_factor(factors, group * S + s, p, MP, S, WARPS), xa, xb)
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -364,14 +364,14 @@ def _fp16_kernel(
         gdc_wait()
     outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP)
     first += DEPTH
-    whole = first + (last - first) // DEPTH * DEPTH
-    for chunk in tl.range(first, whole, DEPTH, num_stages=1):
+    full_end = first + (last - first) // DEPTH * DEPTH
+    for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
         wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
         outs = _multiply(
             outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP
         )
     if DEPTH > 1:
-        for chunk in tl.range(whole, last, 1, num_stages=1):
+        for chunk in tl.range(full_end, last, 1, num_stages=1):
             wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
             outs = _multiply(
                 outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM, GROUP
@@ -386,8 +386,8 @@ def _fp16_kernel(
             row = p * 8 + m
             if NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
-            at = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
-            tl.store(out + at, o, mask=(row < M)[None, :])
+            offsets = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            tl.store(out + offsets, o, mask=(row < M)[None, :])
 
 
 def gemm(

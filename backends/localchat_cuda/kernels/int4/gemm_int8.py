@@ -172,16 +172,16 @@ def _load(
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
-            at = (block + r) * G + (chunk + d) * WARPS
+            offset = (block + r) * G + (chunk + d) * WARPS
             if GROUP == 32:
                 ws = ws + (
-                    load_half_bytes(codes, at * 1024, WARPS),
-                    load_half_bytes(codes, at * 1024 + 512, WARPS),
+                    load_half_bytes(codes, offset * 1024, WARPS),
+                    load_half_bytes(codes, offset * 1024 + 512, WARPS),
                 )
             else:
-                ws = ws + (load_bytes(codes, at * 1024, WARPS),)
+                ws = ws + (load_bytes(codes, offset * 1024, WARPS),)
             if GROUP == 128:
-                ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+                ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
             else:
                 ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
     return ws, ss
@@ -243,11 +243,11 @@ def _multiply_groups(
         for p in tl.static_range(PARTS):
             side = side + (_factor(factors, group, p, MQ, F, WARPS),)
             for s in tl.static_range(S):
-                at = x + group * 128 + s // H * 64 + s % H * 8
+                pointer = x + group * 128 + s // H * 64 + s % H * 8
                 if GROUP == 32:
-                    column = _half_columns(at, 8 * p, rows2, K, WARPS)
+                    column = _half_columns(pointer, 8 * p, rows2, K, WARPS)
                 else:
-                    column = _columns(at, 8 * p, rows2, K, WARPS)
+                    column = _columns(pointer, 8 * p, rows2, K, WARPS)
                 side = side + (_factor(factors + 1 + s, group, p, MQ, F, WARPS), column)
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -393,14 +393,14 @@ def _int8_kernel(
         outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
     )
     first += DEPTH
-    whole = first + (last - first) // DEPTH * DEPTH
-    for chunk in tl.range(first, whole, DEPTH, num_stages=1):
+    full_end = first + (last - first) // DEPTH * DEPTH
+    for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
         wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
         outs = _multiply(
             outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
         )
     if DEPTH > 1:
-        for chunk in tl.range(whole, last, 1, num_stages=1):
+        for chunk in tl.range(full_end, last, 1, num_stages=1):
             wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
             outs = _multiply(
                 outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM, GROUP
@@ -415,8 +415,8 @@ def _int8_kernel(
             row = p * 4 + m
             if NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
-            at = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
-            tl.store(out + at, o, mask=(row < M)[None, :])
+            offsets = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            tl.store(out + offsets, o, mask=(row < M)[None, :])
 
 
 def gemm(

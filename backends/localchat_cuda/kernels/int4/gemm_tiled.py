@@ -79,8 +79,8 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
         waves = -(-programs * splits // (2 * sms))
         return waves / splits + splits * 0.08 * 3584 / k
 
-    most = min(2 if programs >= sms else 8, k // BLOCK_K)
-    splits = min((s for s in (1, 2, 4, 8) if s <= most), key=cost)
+    max_splits = min(2 if programs >= sms else 8, k // BLOCK_K)
+    splits = min((s for s in (1, 2, 4, 8) if s <= max_splits), key=cost)
     return TiledGemmConfig(TileConfig(1, warps, 3, splits), tile)
 
 
@@ -103,12 +103,12 @@ def fused_tile_config_for(rows: int, n: int, group: int = BLOCK_K) -> TiledGemmC
     if n % 128:
         raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
     depth = 4 if rows <= 32 else 3
-    most = 128 if rows > 256 and group == BLOCK_K else 64
-    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, most))
+    max_rows = 128 if rows > 256 and group == BLOCK_K else 64
+    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, max_rows))
 
 
-def _tile(rows: int, most: int) -> int:
-    return most if rows > 64 else max(16, power_of_two(rows))
+def _tile(rows: int, max_rows: int) -> int:
+    return max_rows if rows > 64 else max(16, power_of_two(rows))
 
 
 @triton.jit
@@ -154,9 +154,9 @@ def _scaled_planes(w, zero, scale, zero_high, scale_high, ASM: tl.constexpr):
 
 
 @triton.jit
-def _low_half(word):
+def _low_half(packed):
     """The fp16 in the low half of each word."""
-    return (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    return (packed & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -301,8 +301,8 @@ def _tiled_kernel(
         cell = first_block * 16 + tl.arange(0, BN // 2)
         tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
     else:
-        at = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
-        tl.store(out + at, acc, mask=(m < M)[None, :])
+        offsets = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
+        tl.store(out + offsets, acc, mask=(m < M)[None, :])
 
 
 def gemm(

@@ -56,8 +56,14 @@ class HopperTileConfig(NamedTuple):
         """Return whether it divides a weight of N x K."""
         sound = self.rows in (64, 128) and self.blocks in (1, 2) and n % self.features == 0
         halves = not fused or (self.blocks == 2 and self.splits == 1)
-        whole = self.splits == 1 or not self.even
-        return sound and halves and whole and k % BLOCK_K == 0 and 1 <= self.splits <= k // BLOCK_K
+        splits_fit = self.splits == 1 or not self.even
+        return (
+            sound
+            and halves
+            and splits_fit
+            and k % BLOCK_K == 0
+            and 1 <= self.splits <= k // BLOCK_K
+        )
 
     def check(self, n: int, k: int, *, fused: bool) -> None:
         if not self.fits(n, k, fused=fused):
@@ -97,10 +103,10 @@ def tile_config_for(rows: int, n: int, k: int, sms: int, fused: bool) -> HopperT
         for splits in (range(1, 12) if not fused else (1,))
     ]
     configs += [HopperTileConfig(tile, 2, even=True) for tile in tiles]
-    found = [
+    candidates = [
         (config.microseconds(rows, n, k, sms), config)
         for config in configs
         if config.fits(n, k, fused=fused)
         and config.items(rows, n) >= (sms if config.even else 0.45 * sms)
     ]
-    return min(found)[1] if found else None
+    return min(candidates)[1] if candidates else None

@@ -100,8 +100,8 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
     if n % ROWS or k % BLOCK_K:
         raise ValueError(f"codes: rows in {ROWS}s and columns in {BLOCK_K}s wanted, {n}x{k} given")
     group = k // scales.shape[1] if scales.dim() == 2 and scales.shape[1] else 0
-    wanted = n, k // group if group in GROUPS else 0
-    if tuple(scales.shape) != wanted or tuple(zeros.shape) != wanted:
+    shape = n, k // group if group in GROUPS else 0
+    if tuple(scales.shape) != shape or tuple(zeros.shape) != shape:
         raise ValueError(
             f"scales and zeros: one for each 32, 64 or 128 of {k} columns in {n} rows wanted,"
             f" {tuple(scales.shape)}, {tuple(zeros.shape)}"
@@ -163,8 +163,8 @@ def _unpack_sides(weight: W4) -> tuple[torch.Tensor, torch.Tensor]:
         scales = words & 0xFFFF
         zeros = words >> 16
         return tuple(  # type: ignore[return-value]
-            each.to(torch.int16).view(torch.float16).reshape(t * ROWS, groups)
-            for each in (scales, zeros)
+            side.to(torch.int16).view(torch.float16).reshape(t * ROWS, groups)
+            for side in (scales, zeros)
         )
     pairs = words[..., : groups // 2]
     nibbles = words[..., groups // 2 :]

@@ -133,9 +133,9 @@ def tile_config_for(
     measured = _MEASURED.get((variant, size), {})
     if group != BLOCK_K:
         measured = _MEASURED_GROUPS.get((group, size), {}) if variant == "int8" else {}
-    found = measured.get((n, k))
-    if found is not None and sms == _MEASURED_SMS:
-        return found
+    config = measured.get((n, k))
+    if config is not None and sms == _MEASURED_SMS:
+        return config
     return _narrow(variant, size, n, k, sms)
 
 
@@ -151,6 +151,6 @@ def _narrow(variant: GemmVariant, size: int, n: int, k: int, sms: int) -> TileCo
     resident = 10 if variant == "fp16" else 32 if size <= 4 else 16
     target = max(1, round(resident * sms / (programs * warps)))
     splits = min(target, groups // warps, 16)
-    found = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
-    found.check(n, k)
-    return found
+    config = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
+    config.check(n, k)
+    return config

@@ -143,23 +143,23 @@ def load_sides(
     line = scale_zeros + block * (G * 8 * S + (G * S + 7) // 8 * 16)
     n = tl.arange(0, 16)
     if WARPS == 1:
-        at = column
+        offsets = column
     else:
-        at = column + tl.arange(0, WARPS)[:, None]
+        offsets = column + tl.arange(0, WARPS)[:, None]
         n = n[None, :]
-    first = tl.load(line + at * (8 * S) + n)
+    first = tl.load(line + offsets * (8 * S) + n)
     second = first
     if S == 4:
-        second = tl.load(line + at * (8 * S) + 16 + n)
-    zeros = tl.load(line + G * 8 * S + at * S // 8 * 16 + n) >> (at * S % 8 * 4)
+        second = tl.load(line + offsets * (8 * S) + 16 + n)
+    zeros = tl.load(line + G * 8 * S + offsets * S // 8 * 16 + n) >> (offsets * S % 8 * 4)
     return first, second, zeros
 
 
 @triton.jit
 def side_scale(first, second, s: tl.constexpr):
     """Extract the scale of group `s` of a column block as fp32."""
-    word = first if s < 2 else second
-    return scale_of(word) if s % 2 == 0 else zero_of(word)
+    packed = first if s < 2 else second
+    return scale_of(packed) if s % 2 == 0 else zero_of(packed)
 
 
 @triton.jit

@@ -207,19 +207,19 @@ def _bound_kernel(
     tl.store(upper + p * V + i, high, mask=inside)
     GROUPS: tl.constexpr = BLOCK // GROUP
     stride = tl.num_programs(1) * GROUPS
-    place = peaks + p * 4 * stride + b * GROUPS + tl.arange(0, GROUPS)
+    pointers = peaks + p * 4 * stride + b * GROUPS + tl.arange(0, GROUPS)
     lows = tl.reshape(low, (GROUPS, GROUP))
-    tl.store(place, tl.max(lows, 1))
-    tl.store(place + stride, tl.max(tl.reshape(high, (GROUPS, GROUP)), 1))
+    tl.store(pointers, tl.max(lows, 1))
+    tl.store(pointers + stride, tl.max(tl.reshape(high, (GROUPS, GROUP)), 1))
     inverse = tl.load(floats + slot * 8)
     if (inverse > 0.0) & (tl.load(top_k + slot) == 0):
         seed = noise(tl.load(keys + slot), tl.load(positions + p))
         score = tl.where(low > float("-inf"), low * inverse + gumbel(seed, i), float("-inf"))
         score = tl.reshape(score, (GROUPS, GROUP))
         top = tl.max(score, 1)
-        tl.store(place + 2 * stride, top)
+        tl.store(pointers + 2 * stride, top)
         tl.store(
-            place + 3 * stride, tl.max(tl.where(score == top[:, None], lows, float("-inf")), 1)
+            pointers + 3 * stride, tl.max(tl.where(score == top[:, None], lows, float("-inf")), 1)
         )
 
 
@@ -228,11 +228,11 @@ def _kth(x, k):
     """Find a number close below the k-th largest of x, or that itself; -inf if there are fewer."""
     bits = x.to(tl.int32, bitcast=True)
     rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
-    found = tl.full((), 0, tl.int64)
+    result = tl.full((), 0, tl.int64)
     for step in range(24):
-        higher = found | (tl.full((), 1, tl.int64) << (31 - step))
-        found = tl.where(tl.sum((rising >= higher).to(tl.int32), 0) >= k, higher, found)
-    key = (found - 0x80000000).to(tl.int32)
+        higher = result | (tl.full((), 1, tl.int64) << (31 - step))
+        result = tl.where(tl.sum((rising >= higher).to(tl.int32), 0) >= k, higher, result)
+    key = (result - 0x80000000).to(tl.int32)
     value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return tl.where(value == value, value, float("-inf"))
 
@@ -247,8 +247,8 @@ def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, 
     inverse = tl.load(floats + slot * 8)
     k = tl.load(top_k + slot)
     s = tl.arange(0, S_POW2)
-    place = peaks + p * 4 * S + s
-    lows = tl.load(place, mask=s < S, other=float("-inf"))
+    pointers = peaks + p * 4 * S + s
+    lows = tl.load(pointers, mask=s < S, other=float("-inf"))
     best = tl.max(lows, 0)
     keep = tl.full((), float("inf"), tl.float32)
     score = tl.full((), float("-inf"), tl.float32)
@@ -260,11 +260,11 @@ def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, 
         else:
             drop = tl.load(floats + slot * 8 + 4)
             keep = best + drop
-            most = tl.max(tl.load(place + S, mask=s < S, other=float("-inf")), 0)
-            lowest = tl.load(place + 2 * S, mask=s < S, other=float("-inf"))
-            certain = tl.load(place + 3 * S, mask=s < S, other=float("-inf")) >= most + drop
+            upper = tl.max(tl.load(pointers + S, mask=s < S, other=float("-inf")), 0)
+            lowest = tl.load(pointers + 2 * S, mask=s < S, other=float("-inf"))
+            certain = tl.load(pointers + 3 * S, mask=s < S, other=float("-inf")) >= upper + drop
             score = tl.max(tl.where(certain, lowest, float("-inf")), 0)
-            largest = tl.maximum(tl.abs(best), tl.abs(most)) * inverse + _SCORE_SPAN
+            largest = tl.maximum(tl.abs(best), tl.abs(upper)) * inverse + _SCORE_SPAN
             score -= largest * _SCORE_SLACK
             score = tl.where(score == score, score, float("-inf"))
     tl.store(floors + p * 4, best)
@@ -302,28 +302,28 @@ def _rescore_kernel(
     i = tl.arange(0, TOKENS)
     token = i // 8 * (8 * tl.num_programs(0)) + tl.program_id(0) * 8 + i % 8
     inside = token < N
-    wanted = tl.zeros((TOKENS,), tl.int32)  # a bit for each row
+    row_bits = tl.zeros((TOKENS,), tl.int32)  # a bit for each row
     for p in range(P):
         high = tl.load(upper + p * N + token, mask=inside, other=float("-inf"))
         best = tl.load(floors + p * 4)
         keep = tl.load(floors + p * 4 + 1)
         kept = high >= keep
-        least = tl.load(floors + p * 4 + 2)
-        if least > float("-inf"):
+        threshold = tl.load(floors + p * 4 + 2)
+        if threshold > float("-inf"):
             slot = tl.load(slots + p).to(tl.int64)
             seed = noise(tl.load(keys + slot), tl.load(positions + p))
             score = high * tl.load(floats + slot * 8) + gumbel(seed, token)
-            kept = kept & (score >= least)
+            kept = kept & (score >= threshold)
         kept = (high > float("-inf")) & ((high >= best) | kept)
-        wanted |= kept.to(tl.int32) << tl.load(rows + p)
-    rank = tl.cumsum((wanted > 0).to(tl.int32), 0)
+        row_bits |= kept.to(tl.int32) << tl.load(rows + p)
+    rank = tl.cumsum((row_bits > 0).to(tl.int32), 0)
     count = tl.max(rank, 0)
     a = tl.arange(0, BN)
     k = tl.arange(0, BK)
     for begin in range(0, count, BN):
-        chosen = (rank[None, :] == begin + 1 + a[:, None]) & (wanted[None, :] > 0)
+        chosen = (rank[None, :] == begin + 1 + a[:, None]) & (row_bits[None, :] > 0)
         ids = tl.sum(tl.where(chosen, token[None, :], 0), 1)
-        wanting = tl.sum(tl.where(chosen, wanted[None, :], 0), 1)
+        wanting = tl.sum(tl.where(chosen, row_bits[None, :], 0), 1)
         row = weight + ids.to(tl.int64)[:, None] * K
         for part in tl.static_range(0, MP, ROWS):
             if tl.max((wanting >> part) & ((1 << ROWS) - 1), 0) > 0:
@@ -333,18 +333,18 @@ def _rescore_kernel(
                     x = tl.load(states + tl.minimum(part + m, M - 1) * K + k, mask=k < K, other=0.0)
                     sums = sums + (add_products(first, x, tl.zeros((BN, BK), tl.float32)),)
                 for c in tl.range(BK, K, BK, num_stages=1, loop_unroll_factor=UNROLL):
-                    at = c + k
+                    columns = c + k
                     if K % BK == 0:
-                        w = tl.load(row + at[None, :])
+                        w = tl.load(row + columns[None, :])
                     else:
-                        w = tl.load(row + at[None, :], mask=(at < K)[None, :], other=0.0)
+                        w = tl.load(row + columns[None, :], mask=(columns < K)[None, :], other=0.0)
                     more = ()
                     for m in tl.static_range(ROWS):
-                        place = states + tl.minimum(part + m, M - 1) * K + at
+                        pointers = states + tl.minimum(part + m, M - 1) * K + columns
                         if K % BK == 0:
-                            xs = tl.load(place)
+                            xs = tl.load(pointers)
                         else:
-                            xs = tl.load(place, mask=at < K, other=0.0)
+                            xs = tl.load(pointers, mask=columns < K, other=0.0)
                         more = more + (add_products(w, xs, sums[m]),)
                     sums = more
                 for m in tl.static_range(ROWS):
