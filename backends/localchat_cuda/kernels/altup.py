@@ -55,7 +55,7 @@ class AltUpWeights(NamedTuple):
 
 
 class Added(NamedTuple):
-    """Partial sums [S, T, H] that a norm with a gain [H] precedes the addition of."""
+    """Partial sums [S, T, H] that pass through a norm with a gain [H] before the addition."""
 
     y: torch.Tensor
     gain: torch.Tensor
@@ -144,7 +144,7 @@ def _route(x, gain, router, H: tl.constexpr, eps):
 
 @triton.jit
 def _row(tile, a, number):
-    """One row of a tile [A, H]."""
+    """Select a row of a tile [A, H]."""
     return tl.sum(tl.where((a == number)[:, None], tile, 0.0), 0)
 
 
@@ -210,7 +210,10 @@ def predict(
     *,
     pdl: bool = True,
 ) -> None:
-    """Predict the streams of a layer, after those beyond the first got what the layer `before` adds to them."""
+    """Predict the streams of a layer.
+
+    The streams beyond the first receive what the layer `before` adds to them first.
+    """
     a, t, h = _check(streams, out, before)
     _check_weights(weights, a, h, streams.device)
     require("gain", gain, (h,), _FLOATS, streams.device)
@@ -381,7 +384,7 @@ def correct(
     *,
     pdl: bool = True,
 ) -> None:
-    """Correct the streams by the residual and what the MLP adds to it; shapes in the module docstring."""
+    """Correct the streams by the residual and the output of the MLP. Shapes are in the module docstring."""
     a, t, h = _check(streams, out, part)
     _check_weights(weights, a, h, streams.device)
     require("residual", residual, (t, h), (torch.float32,), streams.device)

@@ -257,7 +257,7 @@ def store(
 def norm(
     y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float, *, pdl: bool = True
 ) -> None:
-    """Write the norm of the first Q columns of partial sums y [S, T, ..] to `out` [T, Q]; `gain` [Q]."""
+    """Write the norm of the first Q columns of partial sums y [S, T, ..] to `out` [T, Q]. `gain` is [Q]."""
     (s, t, columns), q, device = y.shape, len(gain), y.device
     require("y", y, (s, t, columns), _FLOATS, device)
     require("gain", gain, (q,), _FLOATS, device)

@@ -69,9 +69,9 @@ _safe: list[bool] = []
 
 
 def set_safe_mode(on: bool) -> None:
-    """Leave out PDL and kernels in Gluon on the GPUs of this process from now on, or no longer.
+    """Turn PDL and Gluon kernels off, or on again, for this process.
 
-    One process loads one model: it is set before the first launch.
+    Call it before the first launch. A process loads one model.
     """
     _safe[:] = [on]
 
@@ -111,7 +111,7 @@ def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> di
 
 
 CARVEOUT_PERCENT = 14
-"""Shared memory's part of each multiprocessor's 256 KB, for the kernels of a decode step with few rows."""
+"""Shared memory of each multiprocessor for decode kernels with few rows, of 256 KB."""
 
 _PREFERRED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 

@@ -1,4 +1,4 @@
-"""RMSNorm of a sublayer's output before the residual addition, and the next sublayer's norm after it.
+"""RMSNorm of a sublayer's output before the residual addition, and the next norm after it.
 
 Letters: T rows, H columns, S partial sums, G = H / 128.
 

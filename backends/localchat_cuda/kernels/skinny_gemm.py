@@ -199,7 +199,7 @@ def gemm(
 
 
 class _Tile(NamedTuple):
-    """What a program of `_rows_kernel` does."""
+    """Work of a program of `_rows_kernel`."""
 
     features: int
     run: int

@@ -58,7 +58,10 @@ from localchat_cuda.kernels.launch import (
 
 WIDEST = 16
 LATENT_ROWS = 32
-"""Most rows of a tile over latent keys, whose queries take twice the shared memory of the widest others."""
+"""Maximum rows of a tile over latent keys.
+
+Their queries take twice the shared memory of the widest other ones.
+"""
 _LATENT_FEW = 8
 """Sequences up to which two stages are as good as three, over latents."""
 MOST_SPLITS = 16
@@ -81,8 +84,10 @@ class DecodeTileConfig(NamedTuple):
     stages: int
     """Pipeline stages."""
     small: bool = True
-    """Whether a multiprocessor keeps the small shared memory of the other decode kernels
-    (`launch.set_carveout`), which has room for one program."""
+    """Whether a multiprocessor has the small shared memory of the other decode kernels (`launch.set_carveout`).
+
+    It has room for one program.
+    """
 
 
 def tile_config_for(
@@ -115,7 +120,7 @@ def tile_config_for(
 
 
 def latent_tile_config_for(d: int, rows: int, sequences: int, gpu: Traits) -> DecodeTileConfig:
-    """As `tile_config_for`, over latents, whose keys are their values.
+    """Choose the tile config for latents, whose keys are also their values.
 
     Where shared memory has room, tiles of 64 keys take 0.4 to 0.7 of the time of those of 16 (H200).
     """
@@ -150,8 +155,10 @@ def splits_for(
     target: int,
     max_splits: int = MOST_SPLITS,
 ) -> int:
-    """Compute the ranges per sequence, at most `most`, for `target` programs in all, each at least a page
-    long."""
+    """Compute the number of ranges per sequence.
+
+    There are at most `max_splits` ranges, for `target` programs in total, and each has at least a page.
+    """
     programs = max(1, sequences * key_heads * row_blocks)
     return max(1, min(target // programs, -(-longest // page), max_splits))
 

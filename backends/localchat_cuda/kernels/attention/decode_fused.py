@@ -1,4 +1,4 @@
-"""Rotary embedding, storing of keys and values, and decode attention in one launch, for few short sequences.
+"""Rotary embedding, KV storage and decode attention in one launch, for few short sequences.
 
 Letters as in reference.py, decode.py and rope.py. Each of the T sequences has one new token, and no more pages
 than `splits`. One kernel does what `rope.rope_store` and `decode.attend` do one after the other, and saves more
@@ -55,8 +55,9 @@ def _head_halves(
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Sum the partial products of heads at `at` [N]: their columns `low` and `high` [N, D/2 and more], with
-    bias and norm."""
+    """Sum the partial products of heads at `pointer` [N]: their columns `low` and `high` [N, D/2 and more],
+    with bias and norm.
+    """
     a = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     b = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     for s in tl.static_range(S):
@@ -79,7 +80,10 @@ def _head_halves(
 def _page(
     k, v, cell, key, old, low, high, d, D: tl.constexpr, HALF: tl.constexpr, D_POW2: tl.constexpr
 ):
-    """Load keys [D/2, P] of both halves and values [P, D] of a page; values past the old tokens are 0."""
+    """Load the keys [D/2, P] in halves, and the values [P, D], of a page.
+
+    Values past the old tokens are 0.
+    """
     n = tl.arange(0, key.shape[0])
     there = (key < old)[:, None]
     if HALF == D // 2:

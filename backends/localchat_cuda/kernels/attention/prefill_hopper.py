@@ -47,7 +47,9 @@ ROWS = 128
 KEYS = 128
 WARPS = 12
 STAGES = 3
-"""Queries per tile, keys per step, warps in all (the loading warpgroup has three idle ones), steps in flight.
+"""Queries per tile, keys per step, warps, and steps in flight.
+
+The warps include three idle ones of the loading warpgroup.
 """
 PAGE = KEYS // 2
 _DIMENSIONS = (64, 128)
@@ -519,13 +521,13 @@ def _hopper_kernel(
 
 
 def serves(device: torch.device, dtype: torch.dtype, d: int, page: int, soft_cap: float) -> bool:
-    """Return whether this kernel supports the device, dtype, head dimension `d`, page size and soft cap."""
+    """Return whether this kernel supports the device, dtype, head dimension, page size and soft cap."""
     fits = d in _DIMENSIONS and dtype in _HALVES and page == PAGE and not soft_cap
     return fits and traits(device).hopper
 
 
 def _boxes(pages: torch.Tensor) -> TensorDescriptor:
-    """Describe pages [pages, J, P, D], contiguous or in a larger pool, as rows [.., D] for boxes of a page.
+    """Describe pages [pages, J, P, D] as rows [.., D] for boxes of a page.
 
     The launch copies the descriptor, which is only an address and sizes, into its arguments.
     """
@@ -544,7 +546,10 @@ def launch(
     out: torch.Tensor,
     rules: Rules,
 ) -> None:
-    """As prefill.attend, which has checked the arguments; tiles of ROWS queries, and `serves` returned True."""
+    """Compute attention in tiles of ROWS queries.
+
+    prefill.attend has checked the arguments, and `serves` is True.
+    """
     _, h, d = q.shape
     items = tiles.shape[0] * h
     _hopper_kernel[(min(items, traits(q.device).sms),)](

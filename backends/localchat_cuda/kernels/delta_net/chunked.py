@@ -41,7 +41,7 @@ LEAST_COLUMNS = 32
 Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and so are 32, 64
 and 128 with both. Values of 16 make products as narrow, and were not tried on a GPU."""
 _COLUMNS = 32
-"""Of a state in one program."""
+"""Columns of a state in one program."""
 _SMALL_SHARED = (86, 89, 120)
 """Compute capabilities with 100 KB of shared memory."""
 
@@ -58,7 +58,10 @@ def _product(a, b):
 
 @triton.jit
 def _inverse(n, same, diagonal):
-    """Invert 1 + n, with n [64, 64] below the diagonal and `same` where row and column share a block of 8."""
+    """Invert 1 + n, with n [64, 64] below the diagonal.
+
+    `same` is true where row and column share a block of 8.
+    """
     # (1 + n)^-1 = (1 - n)(1 + n^2)(1 + n^4).. up to the power that is 0: in blocks of 8 first.
     own = tl.where(same, n, 0.0)
     square = _product(own, own)
@@ -235,7 +238,7 @@ def apply(
     part: ChunkedPart,
     out: torch.Tensor,
 ) -> None:
-    """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
+    """Update the states and fill the rows of `out` [T, H, V], like recurrent.reference."""
     s, h, k, v = _check(prepared, projection, states, part, out)
     device = out.device
     x = prepared.x

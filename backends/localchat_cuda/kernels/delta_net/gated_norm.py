@@ -1,4 +1,4 @@
-"""RMSNorm of each head of a delta net's output, times SiLU of its gate; and the output gate of attention.
+"""Output gates: RMSNorm of a delta net's heads times SiLU of the gate, and the gate of attention.
 
 Letters as in shapes.py; of attention, H heads of V columns.
 
@@ -28,7 +28,10 @@ from localchat_cuda.kernels.launch import (
 
 _ALONE = 1024
 _TOGETHER = 16
-"""Heads of all tokens up to which each has a program of its own, and heads of a program where they are more."""
+"""Number of heads up to which each has its own program.
+
+The second number is the heads per program above it.
+"""
 
 
 def reference(

@@ -38,7 +38,7 @@ from localchat_cuda.kernels.launch import (
 
 _NORM_EPS = 1e-6
 _ALONE = 32
-"""Up to so many tokens each has programs of its own."""
+"""Number of tokens up to which each has its own programs."""
 _TOGETHER = 16
 
 

@@ -29,7 +29,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
 from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
 
 _COLUMNS = 32
-"""Of a state in one program."""
+"""Columns of a state in one program."""
 
 
 def reference(
@@ -85,7 +85,7 @@ def _input(
     TAPS: tl.constexpr,
     P: tl.constexpr,
 ):
-    """Load input `at` (0 the oldest) of the TAPS - 1 that follow the step: of the step, or of the state."""
+    """Load input `position` (0 is the oldest) of the TAPS - 1 after the step, from the step or the state."""
     back = TAPS - 1 - position  # tokens from the end, at row `end`
     i = tl.arange(0, width)
     new = qkvz + (end - back) * row_stride + first + i
@@ -115,7 +115,10 @@ def store_inputs(
     TAPS: tl.constexpr,
     P: tl.constexpr,
 ):
-    """Store the last inputs of `width` channels from `first` on, after `count` tokens before row `end`."""
+    """Store the last inputs of `width` channels from `first` on.
+
+    They follow `count` tokens before row `end`.
+    """
     a = _input(
         qkvz,
         inputs,
@@ -191,7 +194,10 @@ def store_own_inputs(
     TAPS: tl.constexpr,
     P: tl.constexpr,
 ):
-    """Store the last inputs of a program's values; the first of a key head stores its queries and keys."""
+    """Store the last inputs of a program's values.
+
+    The first program of a key head also stores its queries and keys.
+    """
     C: tl.constexpr = 2 * G * K + H * V
     g = h // (H // G)
     store_inputs(

@@ -66,7 +66,7 @@ class Tokens(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the delta rule reads of each token."""
+    """Inputs of the delta rule per token."""
 
     x: torch.Tensor
     """[T, C] in the model's dtype: q and k of length 1, q by K^-1/2, and v."""
@@ -91,7 +91,7 @@ class ChunkedPart(NamedTuple):
 
 
 def require_states(states: LayerStates, x: torch.Tensor) -> tuple[int, int, int]:
-    """Raise ValueError unless the states are of layers with channels x [T, C]; returns H, K and V."""
+    """Return H, K and V of the states. Raises ValueError unless their layers have channels x [T, C]."""
     matrices, inputs = states
     require("matrices", matrices, (None, None, None, None), (torch.float32,), x.device)
     e, h, k, v = matrices.shape

@@ -38,9 +38,11 @@ __all__ = [
 
 
 class Experts(NamedTuple):
-    """Weights of a layer's experts, one after the other along the rows of each weight; shared parts come
-    last. Int4 weights of H or F columns that are no multiple of 128 have zeros there, and rows as well: F is
-    that multiple then."""
+    """Weights of a layer's experts, in order along the rows of each weight.
+
+    Shared parts come last. Int4 weights of H or F columns that are no multiple of 128 have zeros there, and
+    rows as well: F is that multiple then.
+    """
 
     router: Router
     gate_up: torch.Tensor | W4
@@ -52,13 +54,13 @@ class Experts(NamedTuple):
     down_bias: torch.Tensor | None = None
     """[X * H]."""
     limit: float = 0.0
-    """Of gate and up, whose activation is activation.gated's then; 0: SiLU."""
+    """Bias of gate and up, whose activation is then activation.gated's. 0: SiLU."""
     gelu: bool = False
     """GELU in place of SiLU, of floating weights."""
 
     @property
     def weights(self) -> tuple[torch.Tensor | W4, ...]:
-        """Of router and experts, biases included."""
+        """Bytes of the router and the experts, including biases."""
         biases = self.router.bias, self.gate_up_bias, self.down_bias
         present = (bias for bias in biases if bias is not None)
         return self.router.weight, self.gate_up, self.down, *present
@@ -163,7 +165,7 @@ def apply_few(
 
 
 def packed_rows(rows: int, experts: Experts, device: torch.device) -> HalfRows | None:
-    """Allocate what `apply_many` reads in place of x where weights are int4; None where they are not."""
+    """Allocate the int4 activations that `apply_many` reads instead of x. None for other weights."""
     weight = experts.gate_up
     if not isinstance(weight, W4):
         return None
@@ -171,7 +173,7 @@ def packed_rows(rows: int, experts: Experts, device: torch.device) -> HalfRows |
 
 
 def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> torch.Tensor:
-    """Compute parts [C, T, H] as `apply_few`, of normed rows x [T, H] fp16 or bf16.
+    """Compute parts [C, T, H] like `apply_few`, of normed rows x [T, H] in fp16 or bf16.
 
     `packed`: the same for int4 weights. Parts of a bf16 model are bf16, as a quarter of a prompt's time would
     go into writing and reading fp32.

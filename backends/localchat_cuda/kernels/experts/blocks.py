@@ -78,12 +78,12 @@ def _sort_kernel(
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Return the blocks of `rows` that so many pairs can need."""
+    """Return the maximum number of blocks of `rows` for this number of pairs."""
     return min(experts, pairs) + pairs // rows
 
 
 def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blocks:
-    """Sort the pairs of ids [T, C] by expert into blocks of `rows`, a power of two."""
+    """Sort the pairs of ids [T, C] by expert into blocks of `rows`."""
     pairs = ids.numel()
     device = ids.device
     require("ids", ids, (None, None), (torch.int32,), device)
@@ -109,7 +109,7 @@ def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blo
 
 @triton.jit
 def expert_rows(ids, slots, owners, block, P, m, M: tl.constexpr, P_POW2: tl.constexpr):
-    """Find the expert of a block and its pairs, as (expert or -1, pairs like `m`, whether there are such).
+    """Return the expert of a block or -1, its pairs like `m`, and a mask of the pairs.
 
     P_POW2 0: blocks of M sorted pairs. Else blocks are pairs themselves (1: of one row), and the first of an
     expert takes all of that expert's, at most M: nothing has to be sorted before.
@@ -145,7 +145,7 @@ def check_choices(choices: Choices, blocks: Blocks | None, device: torch.device)
 
 
 def check_bias(bias: torch.Tensor | None, rows: int, device: torch.device) -> None:
-    """Raise ValueError unless the kernels can read the bias of a weight of so many rows."""
+    """Raise ValueError unless the kernels can read the bias for `rows` rows."""
     if bias is not None:
         require("bias", bias, (rows,), _FLOATS, device)
 

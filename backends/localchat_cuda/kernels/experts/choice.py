@@ -13,7 +13,7 @@ parts).
                                            the choice is by the sigmoid and the bias. Times `scale`
 
 Up to FEW_ROWS rows, one launch adds to the residual and computes the logits of the sum before its norm, as
-programs of other columns have the rest of a row. Whoever reads them divides by the rms, from `squares` [T, S]:
+programs of other columns have the rest of a row. Their readers divide by the rms, from `squares` [T, S]:
 
     y [S', T, K] partial sums, residual fp32 [T, K], gain [K]
     added    fp32 [T, K]                   residual + sum of y (+ y_bias [K]), beside the residual, which
@@ -46,7 +46,7 @@ MAX_ROWS = 1024
 FEW_ROWS = 8
 """More rows are faster sorted: 16 took 244 us, 17 sorted 79 us (a layer of Qwen3-30B-A3B in W4 on an H200)."""
 MOST_FUSED = 128
-"""Rows of a router up to which a single row's choice needs no launch of its own."""
+"""Router rows up to which a single row's choice needs no separate launch."""
 _SPLITS = 4
 _RUN = 128
 _FEW_SPLITS = 32
@@ -64,7 +64,7 @@ class Router(NamedTuple):
     normalized: bool
     """The weights of the chosen ones add up to 1."""
     shared: int = 0
-    """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
+    """Parts of a shared expert, which every row takes with the sigmoid of the last logit. 0 without one."""
     bias: torch.Tensor | None = None
     """[R], added to the logits, of a `sigmoid` router to the sigmoids by which experts are chosen."""
     arrivals: torch.Tensor | None = None
@@ -318,7 +318,7 @@ def _row_logits(
     SPLITS: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """Load the logits [R_POW2] of row t without their bias, of rows before their norm where FEW."""
+    """Load the logits [R_POW2] of row t without bias, before the norm if FEW."""
     i = tl.arange(0, R_POW2)
     v = tl.zeros((R_POW2,), tl.float32)
     for s in tl.static_range(SPLITS):
@@ -516,7 +516,7 @@ def add_few(
     *,
     pdl: bool = True,
 ) -> FewRows:
-    """Add `y` to the residual, and choose the experts of the sum; shapes in the module docstring.
+    """Add `y` to the residual, and choose the experts of the sum. Shapes are in the module docstring.
 
     `reader`: the int4 weight that reads x; None: a floating one does.
     """

@@ -11,7 +11,7 @@ counts once, and are summed at the end. The first pair of an expert takes the ro
 programs end at once, so each weight is read once.
 
 Codes become fp16(offset + code) by one masked operation; the sums of x that remove offset and zero come from
-the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
+the tensor cores, too, as products with ones, where the accumulators need them: so the writer of x stores no
 sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in int4/gemm_fp16.py;
 e2m1 codes have neither offset nor zero.
 
@@ -77,7 +77,10 @@ class FewTile(NamedTuple):
 
 @triton.jit
 def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
-    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8]: RUN 16, or 8 of groups of 32."""
+    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8].
+
+    RUN is 16, or 8 for groups of 32.
+    """
     k = tl.arange(0, 2 * RUN)
     if RUN == 8:
         k = k // 4 * 8 + k % 4
@@ -110,7 +113,10 @@ def _load(
     GROUP: tl.constexpr,
     E2M1: tl.constexpr,
 ):
-    """Load codes and words of scales and zeros of DEPTH chunks of one row block, from column block `group`."""
+    """Load codes, and words of scales and zeros, of DEPTH chunks of a row block.
+
+    The first column block is `group`.
+    """
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
@@ -175,7 +181,7 @@ def _add_group(
     WARPS: tl.constexpr,
     E2M1: tl.constexpr,
 ):
-    """Add the products of one group of codes to the sums of all rows; `zero` includes the codes' offset."""
+    """Add the products of a group of codes to the sums of all rows. `zero` includes the codes' offset."""
     added = ()
     for p in tl.static_range(PARTS):
         acc = tl.dot(b, xs[index + 3 * p + 1], tl.dot(a, xs[index + 3 * p]))
@@ -250,7 +256,7 @@ def _multiply(
 
 @triton.jit
 def _own(x, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr):
-    """The operand x with zeros but in columns d * R to (d + 1) * R."""
+    """Zero the operand x outside columns d * R to (d + 1) * R."""
     there = tl.where(tl.arange(0, 8) // R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
     there = there[None, :] if WARPS == 1 else there[None, None, :]
     if ASM:
@@ -296,7 +302,10 @@ def _add_word(
     WARPS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of the two groups in a word of codes, which have columns number low and high."""
+    """Add the products of the two groups in a word of codes.
+
+    Their columns have the numbers `low` and `high`.
+    """
     e, f, g, i = float_halves(codes, ASM)
     acc = tl.dot(e, _own(xa, low, R, WARPS, ASM), acc)
     acc = tl.dot(f, _own(xb, low, R, WARPS, ASM), acc)
@@ -316,7 +325,7 @@ def _multiply_apart(
     ASM: tl.constexpr,
     R: tl.constexpr,
 ):
-    """`_multiply` of e2m1 for R rows, 2 or 4, with columns of their own for 8 / R groups."""
+    """Multiply e2m1 codes for R rows, 2 or 4, with separate columns for 8 / R groups."""
     result = sums[0]
     for c in tl.static_range(DEPTH):
         sides = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
@@ -499,7 +508,8 @@ def _few_kernel(
     LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
         if GATED:
-            # In this order whoever chose the experts has ended when `down` begins: it may read them at once.
+            # In this order, the choice of experts has ended when `down` starts, which may read them
+            # immediately.
             gdc_wait()
         gdc_launch_dependents()
     m = tl.arange(0, 8) % R
@@ -667,7 +677,7 @@ def gate_up(
     limit: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
+    """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
     _launch(
         rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, pdl, rows, limit=limit

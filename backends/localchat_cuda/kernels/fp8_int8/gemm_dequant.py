@@ -50,7 +50,10 @@ def _dequantize_kernel(
 
 
 def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -> None:
-    """Write output features `first` and on into `out` fp16, bf16 or, in the interpreter, fp32 [n, K]."""
+    """Write output features from `first` on to `out` [n, K].
+
+    `out` is fp16, bf16 or, in the interpreter, fp32.
+    """
     n = out.shape[0]
     k = weight.features_in
     floats = (torch.float16, torch.bfloat16, torch.float32)

@@ -1,4 +1,4 @@
-"""GEMM with an FP8 weight on FP8 tensor cores, for large row counts; rounds x to e4m3 too.
+"""GEMM with an FP8 weight on FP8 tensor cores, for large row counts. It also rounds x to e4m3.
 
 The makers of such checkpoints intend that for prefill; twice the rate of fp16. Compute capability 8.9 and
 later.
@@ -34,7 +34,7 @@ def rounded(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tenso
 
 
 def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """Compute the gemm [M, N] in fp32 with plain torch, x rounded as in the kernel."""
+    """Compute the gemm [M, N] in fp32 with plain torch. x is rounded as in the kernel."""
     codes, scales = rounded(x, blocks=weight.blocks)
     wide = scales.repeat_interleave(x.shape[1] // scales.shape[1], 1)
     return codes.float().mul_(wide) @ dense(weight).t()

@@ -68,7 +68,10 @@ def _left(w, WARPS: tl.constexpr):
 
 @triton.jit
 def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8], in the same order of k."""
+    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8].
+
+    The order of k is the same.
+    """
     j = tl.arange(0, 32)
     k = j // 8 * 16 + j % 8
     m = (first + tl.arange(0, 8)) % M
@@ -205,7 +208,10 @@ def _small_kernel(
 
 
 def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, max_rows: int) -> None:
-    """Raise ValueError unless the tensors fit each other and the variant, which takes `most` rows."""
+    """Raise ValueError unless the tensors fit each other and the variant.
+
+    The variant takes up to `max_rows` rows.
+    """
     m, (n, k), device = x.shape[0], weight.codes.shape, weight.codes.device
     if not 1 <= m <= max_rows:
         raise ValueError(f"x: 1 to {max_rows} rows wanted, {m} given")

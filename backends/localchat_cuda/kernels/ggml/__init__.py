@@ -17,7 +17,10 @@ FEW_ROWS = gemm_int8.MAX_ROWS
 """Rows up to which `gemm_rows` is the faster way."""
 _TILED_ROWS = 256
 _PACKED_ROWS = 64
-"""Rows up to which weights are dequantized in the gemm, without and with an unpacked copy in memory."""
+"""Rows up to which the gemm dequantizes weights.
+
+The second number applies if an unpacked copy is in memory.
+"""
 
 
 def gemm_rows(

@@ -29,7 +29,7 @@ class SplitRows(NamedTuple):
 
 
 def _half(blocks: torch.Tensor, index: int) -> torch.Tensor:
-    """The fp16 number at byte `at` of each block: [N, blocks]."""
+    """Return the fp16 number at byte `index` of each block: [N, blocks]."""
     return blocks[:, :, index : index + 2].contiguous().view(torch.float16)[:, :, 0]
 
 

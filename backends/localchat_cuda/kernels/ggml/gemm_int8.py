@@ -90,7 +90,10 @@ def _load_codes(
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
 ):
-    """Return LOW and HIGH tiles [WARPS, 16, 32] of a column block for each warp, for each row tile."""
+    """Return LOW and HIGH tiles [WARPS, 16, 32] per row tile.
+
+    Each warp has a column block.
+    """
     result = ()
     for r in tl.static_range(BLOCKS):
         index = tl.minimum(tile + r, tiles - 1)
@@ -112,8 +115,10 @@ def _load_sides(
     WORDS: tl.constexpr,
     FACTORS: tl.constexpr,
 ):
-    """Return for each row tile words [WARPS, 16] of sides, those of the first half first, and a word of scales
-    with factors."""
+    """Return words [WARPS, 16] of sides per row tile.
+
+    The words of the first half come first. The last word has the scales with factors.
+    """
     result = ()
     n = tl.arange(0, 16)[None, :]
     for r in tl.static_range(BLOCKS):
@@ -128,9 +133,12 @@ def _load_sides(
 
 @triton.jit
 def _columns(x, pointer, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load the right operand [WARPS, 32, 8]: (high, low) of four rows, `at` [WARPS] where the group begins.
+    """Load the right operand [WARPS, 32, 8]: (high, low) of four rows.
 
-    Columns past the last row repeat earlier ones; their results are not stored."""
+    `pointer` [WARPS] is the start of the group.
+
+    Columns past the last row repeat earlier ones; their results are not stored.
+    """
     k = tl.arange(0, 32)
     k = k // 8 * 16 + k % 8
     n = ((first + tl.arange(0, 8)) % rows2)[:, None, None] * K
@@ -223,7 +231,7 @@ def _codes(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Codes of the 32 columns `at` of a column block."""
+    """Select the codes of 32 columns, by `index`, of a column block."""
     top = loaded[LOW + index * HIGH // 8] if HIGH else loaded[0]
     return field(loaded[index * LOW // 8], top, index, None, LOW, HIGH, SHIFT, TABLE, ASM)
 
@@ -248,7 +256,7 @@ def _add_half(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of half a column block to outs [WARPS, 16, 4] of all parts."""
+    """Add the products of half a column block to `outs` [WARPS, 16, 4] of all parts."""
     SIDE: tl.constexpr = 5 + (128 // GROUP if MINIMUM else 0)
     sums = ()
     for _ in tl.static_range(PARTS):
@@ -314,7 +322,10 @@ def _multiply(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of a column block for each warp, of what `_load_codes` and `_load_sides` return."""
+    """Add the products of a column block for each warp.
+
+    The operands are the results of `_load_codes` and `_load_sides`.
+    """
     PARTS: tl.constexpr = MQ // 4
     EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
     TILES: tl.constexpr = LOW + HIGH
@@ -367,9 +378,11 @@ def _columns_apart(
     WARPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Load x of 4 / R groups from g on, a pair of columns for each group and row, of blocks `at` [WARPS].
+    """Load x of 4 / R groups from g on. Each group and row has a pair of columns.
 
-    Returns [8, WARPS, 4, GROUP / 16, 4]: of groups of 16 one half of an operand, which serves as both."""
+    `group` [WARPS] are the blocks. Returns [8, WARPS, 4, GROUP / 16, 4]. Groups of 16 have half an operand,
+    which serves as both halves.
+    """
     n = tl.arange(0, 8)
     group = g + n // (2 * R)
     if GROUP == 32:
@@ -392,7 +405,10 @@ def _own_columns(
     GROUP: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """The right operand [WARPS, 32, 8] of the 32 inputs whose first group is number d of `tile`: others 0."""
+    """Build the right operand [WARPS, 32, 8] of 32 inputs.
+
+    Their first group is number d of `tile`, and all others are 0.
+    """
     sixteen = tl.arange(0, 2)[None, None, None, :, None]
     own = d + sixteen // (GROUP // 16)
     there = tl.arange(0, 8)[:, None, None, None, None] // (2 * R) == own
@@ -429,7 +445,7 @@ def _add_apart(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of half a column block to out [WARPS, 16, 4], to each pair those of its groups."""
+    """Add the products of half a column block to `out` [WARPS, 16, 4]. Each pair gets those of its groups."""
     D: tl.constexpr = 4 // R
     PER: tl.constexpr = 32 // GROUP
     FIRST: tl.constexpr = h * WORDS
@@ -492,7 +508,7 @@ def _multiply_apart(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """`_multiply` for R rows, 1 or 2, whose 4 / R groups have columns of their own."""
+    """Multiply for R rows, 1 or 2, with separate columns for 4 / R groups."""
     EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
     TILES: tl.constexpr = LOW + HIGH
     D: tl.constexpr = 4 // R

@@ -43,8 +43,10 @@ def reference(x: torch.Tensor, weight: GgmlTensor | GgmlWeight) -> torch.Tensor:
 def _tile(
     plane, first, h, j: tl.constexpr, T, B: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr
 ):
-    """Load bytes of 32 columns j of half block h as a left operand [16 * TILES, 32], and where in each byte the
-    half begins."""
+    """Load bytes of 32 columns j of half block h as a left operand [16 * TILES, 32].
+
+    Also returns where the half starts in each byte.
+    """
     i = tl.arange(0, TILES * 512)
     tile = tl.minimum(first + i // 512, T - 1)
     offset = h // 2 if BITS == 1 else h * (BITS // 2) + j * BITS // 8
@@ -69,7 +71,7 @@ def _sides(
     TILES: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Load scales and minimums of group g of half block h, fp32 [16 * TILES]; minimums 0 without."""
+    """Load scales and minimums of group g of half block h, fp32 [16 * TILES]. Missing minimums are 0."""
     row = tl.arange(0, 16 * TILES)
     tile = tl.minimum(first + row // 16, T - 1)
     words = sides + (tile * (2 * B) + h) * (WORDS * 16) + row % 16
@@ -139,7 +141,7 @@ def _half_sides(
 
 @triton.jit
 def _spread(first, second, GROUP: tl.constexpr, TILES: tl.constexpr):
-    """Sides [16 * TILES] of both groups of 32 columns for the codes of a tile."""
+    """Return the sides [16 * TILES] of a tile's two groups of 32 columns."""
     low = tl.broadcast_to(first[:, None], (16 * TILES, 32))
     if GROUP == 32:
         return low
@@ -408,11 +410,11 @@ def gemm(
     column: int = 0,
     *,
     pdl: bool = True,
-    unpacked: bool | None = None,
+    whole_halves: bool | None = None,
 ) -> None:
     """Write partial sums into columns of `out` [S, M, C] from `column` on.
 
-    `whole` as in `_tiles_kernel`; None: as is faster on the device.
+    `whole_halves`: WHOLE of `_tiles_kernel`. None selects the faster value for the device.
     """
     m = x.shape[0]
     n = weight.features_out
@@ -440,7 +442,7 @@ def gemm(
         STAGES=shape.depth,
         ASM=gpu.asm,
         PDL=pdl,
-        WHOLE=gpu.hopper if unpacked is None else unpacked,
+        WHOLE=gpu.hopper if whole_halves is None else whole_halves,
         **constants(weight),
         **options(pdl, shape.warps),
     )

@@ -65,7 +65,7 @@ class GgmlTensor(NamedTuple):
 
 
 class GgmlWeight(NamedTuple):
-    """A weight of one gemm, its parts along N each in a format of their own."""
+    """A weight of a gemm. Its parts along N may have different formats."""
 
     parts: tuple[GgmlTensor, ...]
     order: torch.Tensor | None = None
@@ -75,7 +75,7 @@ class GgmlWeight(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Of Int8Rows that are multiplied with any of these formats."""
+        """Number of Int8Rows that are multiplied with any of these formats."""
         return 16
 
     @property
@@ -115,7 +115,7 @@ def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
 
 
 def pack(type_: str, raw: torch.Tensor, k: int) -> GgmlTensor:
-    """Repack the stored bytes uint8 [N, bytes of a row] of a tensor with K columns.
+    """Repack the stored bytes uint8 [N, row bytes] of a tensor with K columns.
 
     ValueError for a format that is not in ggml_forms.GGUF_FORMS, or rows of another length.
     """
@@ -228,7 +228,7 @@ def _padded(tensor: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _words(fields: torch.Tensor, per_block: int, units: int, dtype: torch.dtype) -> torch.Tensor:
-    """[N, values] as words of what a row has in a `units`-th of a column block: [T, units * B, words, 16]."""
+    """Convert [N, values] to words of a `units`-th of a column block per row: [T, units * B, words, 16]."""
     padded = _padded(fields, per_block)
     t = len(padded) // ROWS
     b = padded.shape[1] // per_block
@@ -294,8 +294,10 @@ def _times(numbers: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the weight [N, K] in floating point, its columns as packed, bit-equal to ggml's in fp32: the
-    reference of the gemms."""
+    """Return the weight [N, K] in floating point, with columns as packed.
+
+    Bit-equal to ggml's result in fp32. It is the reference of the gemms.
+    """
     if isinstance(weight, GgmlWeight):
         return torch.cat([dense(part, dtype) for part in weight.parts])
     form = weight.form

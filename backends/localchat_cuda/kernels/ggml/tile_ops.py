@@ -110,7 +110,7 @@ def _table_asm(low, f: tl.constexpr):
 
 @triton.jit
 def byte(packed, index: tl.constexpr, ASM: tl.constexpr):
-    """Byte `at` of words int32 as a signed number."""
+    """Extract byte `index` of int32 words as a signed number."""
     if ASM:  # a selector of 8 and more repeats the sign
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0, $2;",
@@ -126,7 +126,7 @@ def byte(packed, index: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def byte_of(packed, index, ASM: tl.constexpr):
-    """`byte` with an `at` of each element, 0 to 3; shapes are broadcast."""
+    """Extract a byte like `byte`, with an `index` from 0 to 3 per element. Shapes are broadcast."""
     if ASM:
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0, $2;",
@@ -142,19 +142,19 @@ def byte_of(packed, index, ASM: tl.constexpr):
 
 @triton.jit
 def half(packed, index: tl.constexpr):
-    """Half `at` of words int32 as fp32."""
+    """Extract half `index` of int32 words as fp32."""
     return half_bits(packed, index).to(tl.float32)
 
 
 @triton.jit
 def half_bits(packed, index: tl.constexpr):
-    """Half `at` of words int32 as fp16."""
+    """Extract half `index` of int32 words as fp16."""
     return (packed >> (16 * index)).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def half_of(packed, first: tl.constexpr, index, ASM: tl.constexpr):
-    """Half `first + at` of words int64 [W, R] as fp32, of `at` [1, 1, P]: [W, R, P]."""
+    """Return the half `first + index` of int64 words [W, R] as fp32 [W, R, P]. `index` is [1, 1, P]."""
     low = four_numbers(packed, 0)[:, :, None]
     high = four_numbers(packed, 1)[:, :, None]
     if ASM:
@@ -182,7 +182,7 @@ def four_numbers(packed, upper: tl.constexpr):
 
 @triton.jit
 def scaled(codes, scale, minimum, SHIFT: tl.constexpr, ASM: tl.constexpr):
-    """Turn codes int8 times 2 ** SHIFT into code * scale - least, fp16; all [R, 32]."""
+    """Compute code * scale - minimum in fp16 from int8 codes times 2 ** SHIFT. All are [R, 32]."""
     if ASM:
         # 0x6480 is 1152: 1024, whose last bits count ones, and 128 that makes a signed byte positive
         shrink = tl.full(codes.shape, 1.0 / (1 << SHIFT), tl.float16)

@@ -53,10 +53,16 @@ Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "act_and_mul", "plain"]
 _MODES: dict[str, int] = {"plain": 0, "norm": 1, "act_and_mul": 2, "embed": 3}
 ALONE = 32
-"""Up to this row count each row has a program of its own, so all counts of a class give equal bits."""
+"""Row count up to which each row has its own program.
+
+All counts of a class give equal bits.
+"""
 TWICE = 4
-"""From this row count on a norm in another order is two kernels: out-of-order columns are read in pieces of 32
-bytes where 4 are needed, so one matrix is read that way instead of each partial sum, residual and weight."""
+"""Row count from which a norm in another order takes two kernels.
+
+Out-of-order columns are read in pieces of 32 bytes where 4 are needed, so one matrix is read that way instead
+of each partial sum, residual and weight.
+"""
 HALF_RESIDUAL = 1.0 / 16
 """Factor of a residual, before it is divided by its rms, in HalfRows: single channels of large models go beyond
 the range of fp16, and then reach a million. A power of two changes no bit of a number above 0.001."""
@@ -88,13 +94,16 @@ class HalfRows:
 
     x: torch.Tensor
     factors: torch.Tensor
-    """Per group and row, the sum of x, and minus the sum of x times the constant that unpacking leaves in each
-    weight (1024 in the lower half of a block, 64 in the upper); of groups below 128, within one half each, the
-    sum alone. No rows, [2, G, 0], for a variant that subtracts that constant itself."""
+    """Sum of x per group and row, and minus the sum of x times the offset of unpacked weights.
+
+    The offset is 1024 in the lower half of a block and 64 in the upper half. Groups below 128, which lie in one
+    half, have only the sum. A variant that subtracts the offset itself has no rows, [2, G, 0]."""
     order: Order = "lanes"
-    """Order of k within a block, each 32 columns being one operand (plane and h, which of two pairs): `lanes` -
-    the eight values of a lane contiguous (gemm_fp16.py); `slots` - as the instruction counts k, for operands in
-    shared memory (gemm_tiled.py, gemm_hopper.py)."""
+    """Order of k within a block, in which each 32 columns are an operand (plane and h).
+
+    `lanes`: the eight values of a lane are contiguous (gemm_fp16.py). `slots`: the instruction's order of k,
+    for operands in shared memory (gemm_tiled.py, gemm_hopper.py).
+    """
     group: int = BLOCK_K
 
     @staticmethod
@@ -169,7 +178,7 @@ def natural_order(values: torch.Tensor, order: Order, group: int = BLOCK_K) -> t
 
 
 def quantize(values: torch.Tensor, rows: Rows) -> None:
-    """Write fp32 values [M, K] into `rows` with plain torch, as the last part of every mode."""
+    """Write fp32 values [M, K] to `rows` with plain torch. This is the last part of every mode."""
     m, k = values.shape
     if isinstance(rows, Int8Rows):
         _quantize_int8(values.float(), rows)
@@ -268,7 +277,7 @@ def reference(
 
 
 def _shift(scale: float, eps: float) -> float:
-    """Correction of a block's part of mean + eps to that of the unscaled row, times the square of the scale."""
+    """Convert a block's part of mean + eps to that of the unscaled row, times the square of the scale."""
     return (scale**2 - 1.0) * eps * BLOCK_K
 
 
@@ -290,7 +299,7 @@ def _packed_column(j, GROUP: tl.constexpr):
 
 @triton.jit
 def packed_cell(j, GROUP: tl.constexpr, LANES: tl.constexpr):
-    """Where HalfRows hold column j, in lane or in slot order."""
+    """Return where HalfRows store column j, in lane or in slot order."""
     # p = plane(64) quad(16) half(8) pair(4) h(2) i
     p = _packed_column(j, GROUP)
     cell = (p & ~63) + ((p & 2) << 4) + (p & 1)
@@ -375,7 +384,7 @@ def write_rows(
 
 @triton.jit
 def sum_partials(source, offsets, inside, stride, S: tl.constexpr):
-    """Sum in fp32 the elements `at` of S matrices, `stride` apart."""
+    """Sum the elements at `offsets` of S matrices in fp32. The matrices are `stride` apart."""
     total = tl.load(source + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     for s in tl.static_range(1, S):
         part = tl.load(source + s * stride + offsets, mask=inside, other=0.0, cache_modifier=".cg")

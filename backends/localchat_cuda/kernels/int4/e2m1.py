@@ -32,7 +32,7 @@ _MAGNITUDES = (9, 6, 3, 0)
 
 
 def pack_floats(codes: torch.Tensor, exponents: torch.Tensor) -> W4:
-    """Pack codes [N, K] (0..15) and exponents uint8 [N, K / 32], of columns padded with zeros to 128.
+    """Pack codes [N, K] (0..15) and exponents uint8 [N, K / 32]. Columns are padded to 128.
 
     ValueError if N is no multiple of 16, or a scale is beyond 2.
     """
@@ -59,7 +59,10 @@ def pack_floats(codes: torch.Tensor, exponents: torch.Tensor) -> W4:
 
 
 def _four(codes: torch.Tensor) -> list[torch.Tensor]:
-    """Codes of byte 0 and byte 1 of each 16 bits, then those of k + 64, of integer codes in pack's order."""
+    """Return the codes of bytes 0 and 1 of each 16 bits, then those of k + 64.
+
+    Codes are integers in pack's order.
+    """
     both = codes.view(torch.uint8).view(*codes.shape[:-1], -1, 2).to(torch.int32)
     low = both & 15
     high = (both >> 4) ^ 8
@@ -128,7 +131,10 @@ def float_halves(w, ASM: tl.constexpr):
 
 @triton.jit
 def group_scale(words, s, ASM: tl.constexpr):
-    """Scale of group `s` of each word of exponents as fp32, 0 for 2^-127; shapes are broadcast."""
+    """Return the scale of group `s` of each word of exponents as fp32.
+
+    2^-127 becomes 0. Shapes are broadcast.
+    """
     if ASM:
         # Two operations: rotated so that the exponent of group s stands where fp32 has its own.
         return tl.inline_asm_elementwise(

@@ -29,7 +29,7 @@ from localchat_cuda.kernels.launch import require, traits
 
 @triton.jit
 def _plane(out, even, odd, scale, zero, offset: tl.constexpr, pointers):
-    """Store 16 x 64 weights; each operand holds offset + code in (half, pair, quad, i)."""
+    """Store 16 x 64 weights. Each operand has offset + code in (half, pair, quad, i)."""
     w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
     w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
     w = (w - offset - zero[:, None]) * scale[:, None]
@@ -155,7 +155,7 @@ def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) 
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out[M, N] = x[M, K] w^T by the library, of one dtype; `out` has it, too, or is fp32."""
+    """Compute out[M, N] = x[M, K] w^T with the library in one dtype. `out` has this dtype or is fp32."""
     if out.dtype == x.dtype:
         torch.matmul(x, weight.t(), out=out)
     elif x.device.type == "cpu":

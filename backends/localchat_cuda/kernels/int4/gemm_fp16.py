@@ -73,7 +73,7 @@ def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _half_columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
-    """As `_columns`, but half of that, [16, 8] or [WARPS, 16, 8]: 8 bytes a lane."""
+    """Load half of `_columns`, [16, 8] or [WARPS, 16, 8], 8 bytes per lane."""
     k = tl.arange(0, 16)
     k = k // 4 * 8 + k % 4
     m = (first + tl.arange(0, 8)) % rows
@@ -136,7 +136,10 @@ def _load(
     WARPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Return tiles of codes, two of a block for groups of 32, and words of scales and zeros, one or three."""
+    """Return tiles of codes, and one or three words of scales and zeros.
+
+    Groups of 32 have two tiles per block.
+    """
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
@@ -228,7 +231,7 @@ def _add_group(
     S: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Add the products of group s to the sums of all parts; a and b hold OFFSET + code."""
+    """Add the products of group s to the sums of all parts. a and b are OFFSET + code."""
     scale = side_scale(first, second, s)
     zero = (side_zero(zeros, s) + OFFSET).to(tl.float32)
     added = ()
@@ -257,7 +260,7 @@ def _multiply_groups(
     ASM: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`_multiply_blocks` for S groups of a column block, half of them low nibbles, half high ones."""
+    """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
     PARTS: tl.constexpr = MP // 8
     S: tl.constexpr = 128 // GROUP
     H: tl.constexpr = S // 2

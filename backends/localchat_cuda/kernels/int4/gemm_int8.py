@@ -111,7 +111,7 @@ def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _half_columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
-    """As `_columns`, but half of a plane, [32, 8] or [WARPS, 32, 8]: 8 bytes a lane."""
+    """Load half of a plane of `_columns`, [32, 8] or [WARPS, 32, 8], 8 bytes per lane."""
     k = tl.arange(0, 32)
     k = k // 8 * 16 + k % 8
     n = tl.arange(0, 8)
@@ -167,7 +167,10 @@ def _load(
     WARPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Return tiles of codes, two of a block for groups of 32, and words of scales and zeros, one or three."""
+    """Return tiles of codes, and one or three words of scales and zeros.
+
+    Groups of 32 have two tiles per block.
+    """
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
@@ -201,7 +204,7 @@ def _add_group(
     S: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Add the products of group s to the sums of all parts; `w` holds codes, or 16 * (code - LESS)."""
+    """Add the products of group s to the sums of all parts. `w` has codes, or 16 * (code - LESS)."""
     scale = side_scale(first, second, s)
     zero = (side_zero(zeros, s) - LESS).to(tl.float32)
     added = ()
@@ -232,7 +235,7 @@ def _multiply_groups(
     ASM: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`_multiply_blocks` for S groups of a column block, half of them low nibbles, half high ones."""
+    """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
     PARTS: tl.constexpr = MQ // 4
     S: tl.constexpr = 128 // GROUP
     H: tl.constexpr = S // 2

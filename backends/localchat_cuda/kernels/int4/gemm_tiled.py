@@ -37,7 +37,7 @@ class TiledGemmConfig(NamedTuple):
     """Tile config of a weight, and the rows of a tile."""
 
     shape: TileConfig
-    """As in tile_config.py; its `depth` is the number of pipeline stages."""
+    """Shape as in tile_config.py. Its `depth` is the number of pipeline stages."""
     rows: int
 
 
@@ -55,7 +55,10 @@ _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
         (128, TiledGemmConfig(TileConfig(2, 4, 3, 7), 64)),
     ),
 }
-"""Narrow weights of a 7B model by (N, K) and largest row count, on an H200, where the rule leaves most idle."""
+"""Configs for narrow weights of a 7B model by (N, K) and row count.
+
+The rule leaves most of an H200 idle for them.
+"""
 
 
 def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:

@@ -13,11 +13,14 @@ MOST = 1024
 """Row counts of the kernel. Smaller counts are bound by the weights' bytes, and have variants of their own."""
 
 _GROUP_US = {(64, 1): 0.484, (64, 2): 0.864, (128, 1): 0.654, (128, 2): 1.305}
-"""Time per group of a tile by (rows, blocks), two warpgroups on one multiprocessor of an H200."""
+"""Time per group of a tile by (rows, blocks).
+
+Two warpgroups run on a multiprocessor of an H200.
+"""
 _EVEN = 1.29
 _END_US = 0.5
 _START_US = 2.5
-"""Slowdown of each group with `even`; cost of a tile's end for each 64 x 64 sums; cost of a launch."""
+"""Slowdown per group with `even`; cost of a tile's end per 64 x 64 sums; cost of a launch."""
 _READ_BYTES_US = 2.2e6
 """Rate at which the next kernel reads the sums of all splits."""
 
@@ -28,12 +31,14 @@ class HopperTileConfig(NamedTuple):
     rows: int
     """Rows of a tile, 64 or 128."""
     blocks: int
-    """Blocks of 64 output features for each of two warpgroups, 1 or 2; a fused gemm has two, gate and up."""
+    """Blocks of 64 output features per warpgroup, 1 or 2. A fused gemm has two, gate and up."""
     splits: int = 1
     """Programs along K, each with sums of its own."""
     even: bool = False
-    """Distribute all groups of all tiles in equal runs, so that no multiprocessor idles in a last round; one of
-    two programs that share a tile adds up both parts."""
+    """Whether the groups of all tiles are distributed evenly, so that no multiprocessor idles.
+
+    If two programs share a tile, one of them adds up both parts.
+    """
 
     @property
     def features(self) -> int:

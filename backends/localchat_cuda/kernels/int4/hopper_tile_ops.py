@@ -180,7 +180,10 @@ def dequantized(words_held, scale_zeros_held, index, g, P_L: gl.constexpr, GROUP
 
 @gluon.jit
 def _own_order(TILE: gl.constexpr, M_L: gl.constexpr):
-    """Offsets of a warpgroup's sums [64, TILE] in its workspace, such that a thread's are contiguous."""
+    """Return the offsets of a warpgroup's sums [64, TILE] in its workspace.
+
+    Those of a thread are contiguous.
+    """
     f = gl.arange(0, 64, gl.SliceLayout(1, M_L))
     m = gl.arange(0, TILE, gl.SliceLayout(0, M_L))
     row = f // 16 * (16 * TILE) + f // 8 % 2 * 64 + f % 8 * 8
@@ -220,7 +223,7 @@ def take_over(
     BLOCKS: gl.constexpr,
     M_L: gl.constexpr,
 ):
-    """Add the sums of the previous program, which computes them first while this one needs them last.
+    """Add the sums of the previous program, which computes them first.
 
     Resets the flag to zero for the next launch.
     """

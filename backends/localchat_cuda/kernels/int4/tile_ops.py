@@ -26,7 +26,7 @@ SCALED_ASM = tl.constexpr("""{
     mul.rn.f16x2 $2, $2, $6;
     mul.rn.f16x2 $3, $3, $6;
 }""")
-"""Two words of packed weights, fp16(1024 + zero) and scales -> four pairs of scaled fp16 weights."""
+"""Assembly: two words of packed weights, fp16(1024 + zero) and scales to four pairs of scaled fp16 weights."""
 
 PLANES_ASM = tl.constexpr("""{
     .reg .b32 odd, z, q;
@@ -46,7 +46,7 @@ PLANES_ASM = tl.constexpr("""{
     mul.rn.f16x2 $2, $2, $8;
     mul.rn.f16x2 $3, $3, $8;
 }""")
-"""As SCALED_ASM, with a zero and a scale for low nibbles, then a zero and a scale for high nibbles."""
+"""Assembly like SCALED_ASM, with a zero and a scale each for low and high nibbles."""
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def load_bytes(codes, block, WARPS: tl.constexpr):
 
 @triton.jit
 def load_pairs(codes, block, WARPS: tl.constexpr):
-    """As `load_bytes`, but int16 of two bytes each: [16, 32] or [WARPS, 16, 32].
+    """Load int16 of two bytes each, like `load_bytes`: [16, 32] or [WARPS, 16, 32].
 
     `codes` is an int16 pointer, `block` counts int16.
     """
@@ -98,7 +98,7 @@ def load_half_bytes(codes, block, WARPS: tl.constexpr):
 
 @triton.jit
 def load_half_pairs(codes, block, WARPS: tl.constexpr):
-    """As `load_half_bytes`, but int16 of two bytes each: [16, 16] or [WARPS, 16, 16]."""
+    """Load int16 of two bytes each, like `load_half_bytes`: [16, 16] or [WARPS, 16, 16]."""
     i = tl.arange(0, WARPS * 256)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
@@ -134,7 +134,7 @@ def zero_of(scale_zero):
 def load_sides(
     scale_zeros, block, column, G: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr
 ):
-    """Load words of scales and zeros of 16 rows and one or `WARPS` column blocks, for groups below 128.
+    """Load words of scales and zeros of 16 rows, for groups below 128.
 
     Returns int32 [16] or [WARPS, 16]: scales of groups 0 and 1, of groups 2 and 3 (those of 0 and 1 again for
     groups of 64), and zeros, those of group 0 in the lowest bits.
@@ -218,7 +218,7 @@ def halves(w, ASM: tl.constexpr):
 
 @triton.jit
 def inverse_rms(squares, m, valid, eps, G: tl.constexpr, G_POW2: tl.constexpr):
-    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]: fp32 like `m`."""
+    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]. Result is fp32 like `m`."""
     j = tl.arange(0, G_POW2)
     inside = valid[:, None] & (j < G)[None, :]
     parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)

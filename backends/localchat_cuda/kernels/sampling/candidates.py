@@ -145,7 +145,7 @@ def process_kernel(
 
 @triton.jit
 def row_best(blocks, p, which, B, B_POW2: tl.constexpr):
-    """Return the row's maximum, ln of its mass of exp(z - maximum), and the maxima of the blocks."""
+    """Return the row's maximum, ln of its mass of exp(z - maximum), and block maxima."""
     b = tl.arange(0, B_POW2)
     tops = tl.load(blocks + (p * BLOCK_ROWS + which) * B + b, mask=b < B, other=float("-inf"))
     masses = tl.load(blocks + (p * BLOCK_ROWS + which + 1) * B + b, mask=b < B, other=0.0)

@@ -1,4 +1,4 @@
-"""Exact logits for the tokens that can be drawn, where the others' come from an int8 copy of the head.
+"""Exact logits for the tokens that can be drawn. The other logits come from an int8 copy of the head.
 
 The copy is half the bytes of the head, and its logits have bounds (fp8_int8/bounded_head.py). Only tokens that
 can win within the bounds are computed again, from the head itself. The sampler then draws what it would have
@@ -49,29 +49,32 @@ from localchat_cuda.kernels.sampling.state import BLOCK, LARGEST, PenaltyTokens,
 from localchat_cuda.kernels.skinny_gemm import add_products
 
 MAX_ROWS = 8
-"""More rows have more tokens that can win, and the gemm of the head costs little more than for one."""
+"""Maximum rows. More rows have more tokens that can win, and their gemm costs little more than for one."""
 MAX_TOP_K = 256
 DISCARDED = -1
-"""`SamplingTensors.top_k` of a slot whose tokens nobody reads: nothing is computed again for them."""
+"""`SamplingTensors.top_k` of a slot whose tokens are unused. Nothing is computed again for it."""
 GROUP = 64
 _TOKENS = 128
 _ROWS = 2
 _UNROLL = 4
-"""Of a program: tokens, rows at a time and runs of 512 features in flight. More take more registers."""
+"""Tokens, rows at a time, and runs of 512 features in flight of a program. More take more registers."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _FIELDS = 4
 _LENGTH_SLACK = tl.constexpr(1.001)
-"""For |x|, a sum of squares in fp32."""
+"""Relative error of |x|, a sum of squares in fp32."""
 _LEAST_LENGTH = tl.constexpr(1e-17)
-"""For squares that are too small for fp32."""
+"""Absolute error of squares that are too small for fp32."""
 _SCORE_SLACK = tl.constexpr(4.76837158203125e-07)
 """2^-21: four roundings of a score, two of each token, relative to the largest number in it."""
 _SCORE_SPAN = tl.constexpr(64.0)
-"""Noise lies between -3 and 23, and a score that can win at most as far below the best logit."""
+"""Range of the noise, from -3 to 23.
+
+A winning score is at most this far below the best logit.
+"""
 
 
 class Rescoring(NamedTuple):
-    """What logits are computed again from."""
+    """Source of exact logits."""
 
     states: torch.Tensor
     """Last states [M, K]."""
@@ -106,7 +109,7 @@ class RescoreScratch:
 
 
 def decides(sampling: SamplingParams) -> bool:
-    """Return whether a draw with these settings depends on no other logits than those of likely tokens."""
+    """Return whether a draw with these settings depends only on the logits of likely tokens."""
     if sampling.top_logprobs >= 0:
         return False
     if sampling.temperature < GREEDY_BELOW or 0 < sampling.top_k <= MAX_TOP_K:
@@ -225,7 +228,7 @@ def _bound_kernel(
 
 @triton.jit
 def _kth(x, k):
-    """Find a number close below the k-th largest of x, or that itself; -inf if there are fewer."""
+    """Return the k-th largest of x, or a number slightly below it. -inf if there are fewer."""
     bits = x.to(tl.int32, bitcast=True)
     rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
     result = tl.full((), 0, tl.int64)

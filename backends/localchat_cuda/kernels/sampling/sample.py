@@ -65,7 +65,7 @@ def _key(x, token):
 
 @triton.jit
 def _chunk(values, ids, all_tokens, n, c, CHUNK: tl.constexpr):
-    """Load values and ids of one chunk of the list or, if `whole` is 1, of the row; -inf past its end."""
+    """Load values and ids of a chunk of the list, or of the row if `all_tokens` is 1. -inf past its end."""
     index = c * CHUNK + tl.arange(0, CHUNK)
     inside = index < n
     x = tl.load(values + index, mask=inside, other=float("-inf"))
@@ -124,7 +124,7 @@ def _search(
     MASS: tl.constexpr,
     TYPICAL: tl.constexpr,
 ):
-    """Find the key of the last element of the shortest prefix whose weights sum to `needed` or more.
+    """Return the key at which the weights of a prefix reach `needed`.
 
     Weights are tokens or masses of the kept tokens; the order is that of falling x, or of rising distance. All
     tokens if the sum is never reached.

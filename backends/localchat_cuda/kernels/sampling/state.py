@@ -106,7 +106,10 @@ _WORDS = (len(FIELDS), 2, 1, 1, 1)
 
 
 def _padded(slots: int) -> int:
-    """Slots with those that let each part of `words` begin at 16 bytes, for which Triton compiles kernels."""
+    """Round slots up so that each part of `words` starts at 16 bytes.
+
+    Triton compiles kernels for this alignment.
+    """
     return slots + -slots % 4
 
 
