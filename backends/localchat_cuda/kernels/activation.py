@@ -24,6 +24,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -152,7 +153,7 @@ def act_and_mul(
     block = 1024 if cutoff is None else power_of_two(f)
     kernel = _act_and_mul_kernel[(t, triton.cdiv(f, block))](
         parts,
-        parts if up is None else up,
+        tensor_or(up, parts),
         out,
         cutoff or 0.0,
         t,

@@ -110,6 +110,11 @@ def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> di
     return result
 
 
+def tensor_or(tensor: torch.Tensor | None, placeholder: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a placeholder for a kernel argument that this variant does not read."""
+    return placeholder if tensor is None else tensor
+
+
 CARVEOUT_PERCENT = 14
 """Shared memory of each multiprocessor for decode kernels with few rows, of 256 KB."""
 

@@ -23,6 +23,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -129,12 +130,12 @@ def add_norm(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     kernel = _norm_kernel[(t,)](
-        residual if y is None else y,
+        tensor_or(y, residual),
         residual,
         weight,
         out,
         out if packed is None else packed.x,
-        weight if bias is None else bias,
+        tensor_or(bias, weight),
         eps,
         t,
         H=h,

@@ -43,6 +43,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -164,7 +165,7 @@ def post_norm(
         y,
         residual,
         post,
-        post if weight is None else weight,
+        tensor_or(weight, post),
         out,
         eps,
         scale,
@@ -344,7 +345,7 @@ def prepare(
         squares,
         rows.x,
         rows.factors,
-        total if order is None else order,
+        tensor_or(order, total),
         eps,
         scale,
         t,

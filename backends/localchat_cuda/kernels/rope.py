@@ -34,6 +34,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -289,7 +290,9 @@ def heads_of(tokens: int, heads: int) -> int:
     Starting a program takes longer than one head's 256 bytes (of a 7B model 6.5 and 3.0 us for 128 tokens with
     one and with four heads, 90 and 15 us for 2,048 with one and with nine).
     """
-    max_heads = 1 if tokens <= _ALONE else 4 if tokens <= 256 else 9
+    if tokens <= _ALONE:
+        return 1
+    max_heads = 4 if tokens <= 256 else 9
     return next(n for n in range(max_heads, 0, -1) if heads % n == 0)
 
 
@@ -350,7 +353,7 @@ def rope_store(
     together = heads_of(t, written)
     kernel = _rope_kernel[(t, written // together)](
         qkv,
-        qkv if bias is None else bias,
+        tensor_or(bias, qkv),
         table,
         positions,
         slots,
@@ -358,9 +361,9 @@ def rope_store(
         q,
         k,
         v,
-        k if exponents is None else exponents,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
+        tensor_or(exponents, k),
+        tensor_or(q_norm, qkv),
+        tensor_or(k_norm, qkv),
         eps,
         t,
         tables.shape[1],

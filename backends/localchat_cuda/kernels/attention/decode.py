@@ -53,6 +53,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -111,7 +112,10 @@ def tile_config_for(
     if coded:
         if d > 128:
             return DecodeTileConfig(32, 4, 3, not crowded)
-        return DecodeTileConfig(64, 4, (3 if crowded else 4) if rows == 16 else 2, not crowded)
+        stages = 2
+        if rows == 16:
+            stages = 3 if crowded else 4
+        return DecodeTileConfig(64, 4, stages, not crowded)
     if d <= 128:
         return DecodeTileConfig(64, 8 if many else 4, 3 if rows == 16 else 2)
     if not roomy:
@@ -518,7 +522,7 @@ def merge(
         partials.masses,
         target,
         factors,
-        partials.peaks if sinks is None else sinks,
+        tensor_or(sinks, partials.peaks),
         t,
         H=h,
         D=columns // h,

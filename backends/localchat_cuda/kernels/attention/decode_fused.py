@@ -27,6 +27,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 from localchat_cuda.kernels.rope import FLOATS, require_pages
@@ -306,10 +307,10 @@ def store_and_attend(
     pdl = pdl and gpu.pdl
     kernel = _fused_kernel[(t * j, splits)](
         qkv,
-        qkv if bias is None else bias,
+        tensor_or(bias, qkv),
         angles,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
+        tensor_or(q_norm, qkv),
+        tensor_or(k_norm, qkv),
         eps,
         k,
         v,

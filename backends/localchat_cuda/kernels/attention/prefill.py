@@ -32,7 +32,7 @@ from localchat_cuda.kernels.attention.reference import (
     check_sinks,
     tail_of,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 hopper: ModuleType | None
 """Kernel for Hopper GPUs; None if this Triton has no Gluon, or an incompatible one."""
@@ -415,7 +415,7 @@ def attend(
         batch.lengths,
         batch.slots,
         batch.tables,
-        q if rules.sinks is None else rules.sinks,
+        tensor_or(rules.sinks, q),
         rules.scale_for(width) * LOG2E.value,
         batch.tables.shape[1],
         k.stride(0),

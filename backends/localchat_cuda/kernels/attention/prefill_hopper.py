@@ -41,7 +41,7 @@ from localchat_cuda.kernels.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.launch import traits
+from localchat_cuda.kernels.launch import tensor_or, traits
 
 ROWS = 128
 KEYS = 128
@@ -557,7 +557,7 @@ def launch(
         _boxes(k),
         _boxes(v),
         out,
-        out if rules.sinks is None else rules.sinks,
+        tensor_or(rules.sinks, out),
         tiles,
         batch.starts,
         batch.counts,

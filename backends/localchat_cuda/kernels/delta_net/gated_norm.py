@@ -23,6 +23,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -116,7 +117,7 @@ def gate(
     kernel = _gate_kernel[(triton.cdiv(t * h, together),)](
         x,
         z,
-        x if weight is None else weight,
+        tensor_or(weight, x),
         out,
         eps,
         t * h,

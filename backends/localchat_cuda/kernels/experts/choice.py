@@ -39,7 +39,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.pack import W4
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 1024
 """Of a router."""
@@ -545,7 +552,7 @@ def add_few(
     arrivals = router.arrivals if chooses else None
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
         y,
-        gain if y_bias is None else y_bias,
+        tensor_or(y_bias, gain),
         residual,
         gain,
         weight,
@@ -553,10 +560,10 @@ def add_few(
         added,
         logits,
         squares,
-        logits if router.bias is None else router.bias,
+        tensor_or(router.bias, logits),
         ids,
         weights,
-        ids if arrivals is None else arrivals,
+        tensor_or(arrivals, ids),
         eps,
         t,
         K=k,
@@ -632,8 +639,8 @@ def _choose(
     splits, t, _ = logits.shape
     kernel = _choose_kernel[(t,)](
         logits,
-        logits if squares is None else squares,
-        logits if router.bias is None else router.bias,
+        tensor_or(squares, logits),
+        tensor_or(router.bias, logits),
         choices.ids,
         choices.weights,
         eps,

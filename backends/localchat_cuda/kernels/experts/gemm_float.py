@@ -35,7 +35,7 @@ from localchat_cuda.kernels.experts.choice import (
     few_arguments,
     inverse_rms,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -223,7 +223,7 @@ def _launch(
     _float_kernel[grid](
         x,
         weight,
-        choices.weights if bias is None else bias,
+        tensor_or(bias, choices.weights),
         ids,
         ids if blocks is None else blocks.slots,
         ids if blocks is None else blocks.owners,

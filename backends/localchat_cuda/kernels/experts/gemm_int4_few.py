@@ -59,7 +59,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, require, set_carveout, traits
+from localchat_cuda.kernels.launch import options, require, set_carveout, tensor_or, traits
 
 
 class FewTile(NamedTuple):
@@ -649,19 +649,27 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
     (Qwen3-30B-A3B) for 1 and 8.
     """
     groups = k // BLOCK_K
+    blocks = 1
     registers = 0
     if gated:
-        warps, depth = (4, 2) if e2m1 and rows == 1 else (2, 2)
+        warps = 4 if e2m1 and rows == 1 else 2
+        depth = 2
         if e2m1 and rows > 2:
             depth = 1
             registers = 80 if rows <= 4 else 64
     elif e2m1:
-        warps, depth = (2, 2) if rows > 2 else (4, 5 if rows == 1 else 3)
+        warps = 2 if rows > 2 else 4
+        depth = {1: 5, 2: 3}.get(rows, 2)
+    elif rows == 1:
+        warps = 2
+        depth = 3
     else:
-        warps, depth = (2, 3) if rows == 1 else (1, 2)
+        warps = 1
+        depth = 2
+        if features % 32 == 0:
+            blocks = 2
     while groups % warps and groups <= 4 * warps:
         warps //= 2
-    blocks = 2 if rows > 1 and not gated and not e2m1 and features % 32 == 0 else 1
     return FewTile(warps, min(depth, groups // warps), blocks, registers)
 
 
@@ -730,12 +738,14 @@ def _launch(
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
     pdl = pdl and gpu.pdl
     few = few_arguments(rows, out)
-    own = 8 if not weight.e2m1 or t > 4 else 4 if t > 2 else 2
+    own = 8
+    if weight.e2m1 and t <= 4:
+        own = 4 if t > 2 else 2
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
         x,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
-        choices.weights if bias is None else bias,
+        tensor_or(bias, choices.weights),
         choices.ids,
         choices.weights,
         out,

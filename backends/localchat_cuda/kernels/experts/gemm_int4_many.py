@@ -25,7 +25,7 @@ from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
 from localchat_cuda.kernels.int4.gemm_tiled import landed, scaled, scaled_groups
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import options, require, traits
+from localchat_cuda.kernels.launch import options, require, tensor_or, traits
 
 
 class ManyTile(NamedTuple):
@@ -142,8 +142,11 @@ def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
 
     It is the fastest of seven on an H200, for blocks of 16 and of 64.
     """
-    if rows > 32 and features % (128 if gated else 256) == 0:
-        return ManyTile(4, 4, 3) if gated else ManyTile(2, 8, 3)
+    if rows > 32:
+        if gated and features % 128 == 0:
+            return ManyTile(4, 4, 3)
+        if not gated and features % 256 == 0:
+            return ManyTile(2, 8, 3)
     blocks = 2 if gated or features % 128 == 0 else 1
     return ManyTile(blocks, 4, 4 if gated and rows <= 32 else 3)
 
@@ -216,7 +219,7 @@ def _launch(
         x,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
-        choices.weights if bias is None else bias,
+        tensor_or(bias, choices.weights),
         blocks.slots,
         blocks.owners,
         choices.weights,

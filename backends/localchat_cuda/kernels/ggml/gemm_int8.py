@@ -41,7 +41,14 @@ from localchat_cuda.kernels.ggml.tile_ops import byte, byte_of, field, four_numb
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import inverse_rms
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 8
 
@@ -806,7 +813,7 @@ def gemm(
         rows.factors,
         *arguments(weight),
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         n,

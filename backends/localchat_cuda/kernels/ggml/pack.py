@@ -94,14 +94,19 @@ class GgmlWeight(NamedTuple):
 
 
 def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
-    """A repacked weight of N x K whose numbers are not set."""
+    """Allocate a repacked weight of N x K without setting its numbers."""
     form = FORMS[type_]
     t = -(-n // ROWS)
     b = -(-k // BLOCK)
     groups = BLOCK // form.group
     both = 2 if form.minimum else 1
-    size = groups * (both if form.group == 32 else 1) if form.factors else 2 * groups * both
-    words = torch.int64 if size >= 16 else torch.int32  # in half a block of a row
+    # Bytes of sides in half a block of a row.
+    size = groups
+    if not form.factors:
+        size *= 2 * both
+    elif form.group == 32:
+        size *= both
+    words = torch.int64 if size >= 16 else torch.int32
 
     def room(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(t, *shape, dtype=dtype, device=device)

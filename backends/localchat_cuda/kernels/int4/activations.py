@@ -46,6 +46,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -559,15 +560,15 @@ def prepare(
     several = rows_per_program(m)
     kernel = _prepare_kernel[(k // BLOCK_K, triton.cdiv(m, several))](
         source,
-        source if ids is None else ids,
-        source if residual is None else residual,
-        source if weight is None else weight,
-        source if squares is None else squares,
+        tensor_or(ids, source),
+        tensor_or(residual, source),
+        tensor_or(weight, source),
+        tensor_or(squares, source),
         rows.x,
         rows.factors,
         factor,
         _shift(factor, eps),
-        source if order is None else order,
+        tensor_or(order, source),
         m,
         N=n,
         K=k,

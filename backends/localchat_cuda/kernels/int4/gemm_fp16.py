@@ -38,7 +38,14 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 16
 
@@ -425,7 +432,7 @@ def gemm(
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         N=n,

@@ -63,7 +63,7 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     take_over,
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import power_of_two, require, traits
+from localchat_cuda.kernels.launch import power_of_two, require, tensor_or, traits
 
 
 @gluon.jit
@@ -590,7 +590,7 @@ def _launch(
         out,
         workspace.sums if workspace else out,
         workspace.flags if workspace else out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         items,

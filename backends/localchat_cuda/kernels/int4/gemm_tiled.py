@@ -30,7 +30,7 @@ from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM, inverse_rms
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 
 class TiledGemmConfig(NamedTuple):
@@ -399,7 +399,7 @@ def _launch(
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         N=n,

@@ -100,12 +100,17 @@ def tile_config_for(rows: int, n: int, k: int, sms: int, fused: bool) -> HopperT
     """
     if not FEWEST <= rows <= MOST:
         return None
-    tiles = (64,) if rows <= 64 else (64, 128) if rows <= 256 else (128,)
+    tiles: tuple[int, ...] = (64, 128)
+    if rows <= 64:
+        tiles = (64,)
+    elif rows > 256:
+        tiles = (128,)
+    max_splits = 1 if fused else 11
     configs = [
         HopperTileConfig(tile, blocks, splits)
         for tile in tiles
         for blocks in (2, 1)
-        for splits in (range(1, 12) if not fused else (1,))
+        for splits in range(1, max_splits + 1)
     ]
     configs += [HopperTileConfig(tile, 2, even=True) for tile in tiles]
     candidates = [

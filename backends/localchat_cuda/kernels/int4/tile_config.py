@@ -136,9 +136,11 @@ def tile_config_for(
     if no config divides the weight.
     """
     size = row_class(variant, rows)
-    measured = _MEASURED.get((variant, size), {})
-    if group != BLOCK_K:
-        measured = _MEASURED_GROUPS.get((group, size), {}) if variant == "int8" else {}
+    measured = {}
+    if group == BLOCK_K:
+        measured = _MEASURED.get((variant, size), {})
+    elif variant == "int8":
+        measured = _MEASURED_GROUPS.get((group, size), {})
     config = measured.get((n, k))
     if config is not None and sms == _MEASURED_SMS:
         return config
@@ -146,17 +148,22 @@ def tile_config_for(
 
 
 def _narrow(variant: GemmVariant, size: int, n: int, k: int, sms: int) -> TileConfig:
-    """Return the number of splits that fill the multiprocessors once.
+    """Choose a config whose splits fill the multiprocessors once.
 
-    int8: as many as registers allow, 32 warps for up to 4 rows and 16 for 8. fp16: 10.
+    A multiprocessor takes 10 warps of fp16. Of int8 it takes as many as its registers allow, 32 for up to 4
+    rows and 16 for 8.
     """
     groups = k // BLOCK_K
     blocks = 2 if size > 4 and n % 32 == 0 else 1
-    warps = next(w for w in ((2, 1) if size > 4 else (4, 2, 1)) if groups % w == 0)
+    max_warps = 2 if size > 4 else 4
+    warps = next(w for w in (4, 2, 1) if w <= max_warps and groups % w == 0)
     programs = n // (16 * blocks)
     if programs * warps >= 16 * sms:
         warps = 2 if groups % 2 == 0 else 1
-    resident = 10 if variant == "fp16" else 32 if size <= 4 else 16
+    if variant == "fp16":
+        resident = 10
+    else:
+        resident = 32 if size <= 4 else 16
     target = max(1, round(resident * sms / (programs * warps)))
     splits = min(target, groups // warps, 16)
     config = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)

@@ -43,7 +43,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.backend_api.step import SamplingParams
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 from localchat_cuda.kernels.sampling.candidates import changed, clean, gumbel, noise
 from localchat_cuda.kernels.sampling.state import BLOCK, LARGEST, PenaltyTokens, SamplingTensors
 from localchat_cuda.kernels.skinny_gemm import add_products
@@ -401,8 +408,8 @@ def rescore(
         settings.bias_counts,
         settings.bias_ids,
         settings.bias_values,
-        rows if masks is None else masks,
-        rows if mask_rows is None else mask_rows,
+        tensor_or(masks, rows),
+        tensor_or(mask_rows, rows),
         rows if known is None else known.counts,
         upper,
         scratch.peaks,

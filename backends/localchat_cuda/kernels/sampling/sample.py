@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 from localchat_cuda.kernels.sampling.candidates import (
     clean,
     collect_kernel,
@@ -395,8 +395,8 @@ def draw(
         settings.bias_counts,
         settings.bias_ids,
         settings.bias_values,
-        rows if masks is None else masks,
-        rows if mask_rows is None else mask_rows,
+        tensor_or(masks, rows),
+        tensor_or(mask_rows, rows),
         rows if known is None else known.counts,
         scratch.z,
         scratch.blocks,
