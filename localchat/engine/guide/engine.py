@@ -18,8 +18,8 @@ from localchat.engine.guide.rules import (
     MAX_QUESTION_CHARACTERS,
     OFFER,
     Certainty,
-    Draft,
     GuideQuestion,
+    PartialAnswer,
     Replace,
     Wait,
     judge,
@@ -212,7 +212,7 @@ class _CheckedChoice:
         complete = isinstance(event, Finished) or len(text) >= KEY_CHARACTERS
         certainty = self._certainty(complete=complete)
         verdict = judge(
-            Draft(self._topics, probabilities, self._question, text, complete, certainty)
+            PartialAnswer(self._topics, probabilities, self._question, text, complete, certainty)
         )
         if isinstance(verdict, Wait):
             return
