@@ -14,7 +14,7 @@ HEADINGS: Final = {
 
 
 class Verb(NamedTuple):
-    """One verb, `localchat NAME`."""
+    """Verb of the command line, `localchat NAME`."""
 
     name: str
     folder: str
@@ -67,7 +67,7 @@ ALIASES: Final = {
 
 
 class OtherWord(NamedTuple):
-    """What localchat offers for words of other programs."""
+    """Advice for words of other programs."""
 
     words: tuple[str, ...]
     shell: str = ""
@@ -111,11 +111,11 @@ OTHER_WORDS: Final = (
 )
 
 
-def shell_advice(word: str) -> str:
+def shell_advice(name: str) -> str:
     """Return what to run for a verb of another program, or an empty string."""
-    return next((entry.shell for entry in OTHER_WORDS if word in entry.words), "")
+    return next((entry.shell for entry in OTHER_WORDS if name in entry.words), "")
 
 
-def slash_advice(word: str) -> str:
+def slash_advice(name: str) -> str:
     """Return what to type for a slash command of another program, or an empty string."""
-    return next((entry.slash for entry in OTHER_WORDS if word in entry.words), "")
+    return next((entry.slash for entry in OTHER_WORDS if name in entry.words), "")

@@ -25,7 +25,7 @@ def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> 
 
 
 def _end_at_ctrl_c() -> None:
-    """Let Ctrl+C end the program without a traceback during start and end, when there is nothing to save.
+    """Let Ctrl+C end the program without a traceback while there is nothing to save.
 
     `run` handles Ctrl+C itself.
     """

@@ -1,4 +1,4 @@
-"""Attach a command to a running server, so that its prompt does not wait for a load."""
+"""Attach a command to a running server, which saves the load of its model."""
 
 import os
 from collections.abc import Callable, Sequence

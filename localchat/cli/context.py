@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    import click
+
     from localchat.config.paths import Paths
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.interface import Engine
@@ -34,6 +36,7 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         )
     from localchat.engine.local.engine import LocalEngine
 
+    # The guide checks its answers by their topics. Without that file, it is an ordinary model.
     if options.model.name == "guide.gguf":
         from localchat.engine.guide.engine import GuideEngine
         from localchat.engine.guide.topics import topics_file
@@ -68,3 +71,10 @@ class AppContext(NamedTuple):
     def debugging(self) -> bool:
         """True if errors are raised with their traceback."""
         return bool(self.environ.get("LOCALCHAT_DEBUG"))
+
+
+def app_context(ctx: "click.Context") -> AppContext:
+    """Return the application context of a command."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    return app

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.config.paths import find_paths
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ def open_library(app: AppContext, embed: "Embed | None" = None) -> "DocumentLibr
     return DocumentLibrary(find_paths(app.environ).data_dir / "documents", embed)
 
 
-def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
+def complete_documents(
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, sign: str = ""
+) -> "list[CompletionItem]":
     """Complete names of collections after `sign`."""
     from click.shell_completion import CompletionItem
 
-    app = ctx.find_object(AppContext)
-    if app is None:
-        return []
+    app = app_context(ctx)
     return [
         CompletionItem(f"{sign}{name}", help="documents")
         for name in open_library(app).names()

@@ -59,6 +59,7 @@ class RootGroup(click.Group):
                 if translation.is_prompt:
                     args = [_PROMPT, *args]
         args = without_alias(args)
+        # Without arguments, a shell completes the first word. Only the group itself offers verbs for it.
         completing_first_word = ctx.resilient_parsing and not args
         if not completing_first_word and (
             not args or args[0] not in (_PROMPT, *VERBS, *_OWN_FLAGS)
@@ -105,7 +106,7 @@ class RootGroup(click.Group):
                 formatter.write_dl([(verb.name.ljust(column), verb.about) for verb in verbs])
         with formatter.section("By question"):
             formatter.write_dl(
-                [(question.asked, ", ".join(question.commands)) for question in QUESTIONS],
+                [(question.question, ", ".join(question.commands)) for question in QUESTIONS],
                 col_max=_QUESTION_WIDTH,
             )
         write_short(ctx, formatter, flags)
@@ -172,9 +173,9 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
 
 
 def question_instead(args: list[str], *, is_missing: bool) -> str:
-    """Return the command that sends `args` as a prompt if they are a sentence that begins with a verb.
+    """Return the command that sends a sentence as a prompt, or an empty string.
 
-    Otherwise return an empty string. `is_missing`: the verb failed because a model or a file does not exist.
+    `is_missing`: the verb failed because a model or a file does not exist.
     """
     from localchat.cli.chat.prompt_words import prompt_line
 
@@ -191,7 +192,7 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     if is_missing:
         # One name, or two for some verbs, is more likely a typo than a sentence.
         min_words = 3 if args[0] in _SEVERAL_NAMES else 2
-    if len(words) < min_words or any(sign in word for word in words[:2] for sign in ":/.\\"):
+    if len(words) < min_words or any(sign in arg for arg in words[:2] for sign in ":/.\\"):
         return ""
     return prompt_line(args, _prompt_command().params)
 
@@ -200,6 +201,7 @@ def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, 
     """Return the intended command line, and the flags that its verb does not take."""
     import shlex
 
+    # Flags that the verb shares with prompts keep their values behind it.
     verb_params = {param.name for param in _verb_command(words[0]).params}
     line = ["localchat", *words]
     unknown_flags = []
@@ -229,7 +231,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def other_spelling(problem: click.NoSuchOption) -> str:
-    """Return a replacement for a flag that a verb does not take, or an empty string."""
+    """Return what to write instead of a flag that a verb does not take."""
     names = {"--remote": "remote", "-m": "model", "--model": "model"}
     name = names.get(problem.option_name, "")
     if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(name, ()):

@@ -75,6 +75,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
         status = _invoke(args, app)
         return status if isinstance(status, int) else ExitCode.OK
     except (OutputClosed, BrokenPipeError):
+        # Exit like other tools, which SIGPIPE kills.
         return _SIGPIPE_STATUS
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -82,6 +83,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
         tell("")
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as end:
+        # Raised by --help and --version.
         return end.exit_code
     except click.ClickException as problem:
         _print_error(_usage_message(problem), _usage_hint(problem, args))
@@ -120,7 +122,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
 
 
 def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
-    """Return message and hint if this process has reached a limit of the system, else None."""
+    """Return message and hint if the process has reached a system limit."""
 
     def limit(kind: int, unit: int = 1) -> str:
         soft = resource.getrlimit(kind)[0]
@@ -162,7 +164,7 @@ def _print_completions(app: AppContext) -> int:
 def _usage_message(problem: click.ClickException) -> str:
     """Return click's message on one line. Click lists choices on several."""
     message = " ".join(problem.format_message().split())
-    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    context = _context(problem)
     if context is None or not message.startswith("Got unexpected extra argument"):
         return message
     if any(isinstance(param, click.Argument) for param in context.command.params):
@@ -170,9 +172,16 @@ def _usage_message(problem: click.ClickException) -> str:
     return f"{context.command_path} takes no arguments"
 
 
+def _context(problem: click.ClickException) -> click.Context | None:
+    if isinstance(problem, click.UsageError):
+        return problem.ctx
+    return None
+
+
 def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
-    context = problem.ctx if isinstance(problem, click.UsageError) else None
-    command = (context.command_path.strip() if context else "") or "localchat"
+    command = "localchat"
+    if context := _context(problem):
+        command = context.command_path.strip() or command
     if isinstance(problem, click.NoSuchOption):
         if spelling := other_spelling(problem):
             return spelling

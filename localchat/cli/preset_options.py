@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.options import AFTER_DASHES, given_flags
 from localchat.config.paths import expand_home, find_paths
 from localchat.errors import UsageError
@@ -32,8 +32,7 @@ def without_preset(ctx: click.Context, words: str) -> str:
 
     if not words.startswith("@") or ctx.meta.get(AFTER_DASHES):
         return words
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     from localchat.cli.document_options import open_library
 
     _refuse_file(words)
@@ -83,13 +82,13 @@ def read_presets(app: AppContext) -> "dict[str, Preset]":
     return dict(read_settings(find_paths(app.environ).settings_file).presets)
 
 
-def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
+def complete_preset(
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, sign: str = ""
+) -> "list[CompletionItem]":
     """Complete names of presets after `sign`. Return nothing if the settings are unreadable."""
     from click.shell_completion import CompletionItem
 
-    app = ctx.find_object(AppContext)
-    if app is None:
-        return []
+    app = app_context(ctx)
     try:
         presets = read_presets(app)
     except UsageError:

@@ -9,7 +9,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from localchat.cli.context import AppContext, Notify
+from localchat.cli.context import AppContext, Notify, app_context
 from localchat.cli.options import given_flags
 from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
+    from localchat.models.assess import Subject
 
-CHAT_SLOTS = 2
+_CHAT_SLOTS = 2
 """Minimum of parallel requests in a chat: an answer, and whatever the user starts meanwhile."""
 
 
@@ -73,17 +74,19 @@ class Inputs:
     def __init__(
         self,
         app: AppContext,
-        given: Mapping[str, Given],
+        flags: Mapping[str, Given],
         model_word: str | None = None,
         preset: "Preset | None" = None,
     ) -> None:
-        """`given`: settings of flags, which override those of `preset`. `model_word`: model argument of the
+        """`flags`: settings of flags, which override those of `preset`. `model_word`: model argument of the
         command. Raises UsageError.
         """
         self.app = app
         self.paths = find_paths(app.environ)
-        self.flags = dict(preset.layer()) if preset is not None else {}
-        self.flags |= given
+        self.flags: dict[str, Given] = {}
+        if preset is not None:
+            self.flags.update(preset.layer())
+        self.flags.update(flags)
         if model_word is not None:
             self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
@@ -108,8 +111,7 @@ class Inputs:
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
         """Return the inputs of a command with its flags."""
-        app = ctx.find_object(AppContext)
-        assert app is not None
+        app = app_context(ctx)
         return cls(app, given_flags(ctx), model_word, preset_of(ctx))
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
@@ -136,7 +138,7 @@ class Inputs:
 
 
 def follow_library_setting(app: AppContext) -> None:
-    """Make backends load the library that the settings name, for a command that resolves no settings.
+    """Apply the library setting for a command that resolves no other settings.
 
     Errors in the settings are ignored. Commands that need the settings report them.
     """
@@ -157,22 +159,21 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     paths = inputs.paths
     environ = inputs.app.environ
     chosen = inputs.settings()
-    word = chosen.settings.model
+    name = chosen.settings.model
     if (remote := _remote(inputs, chosen)) is not None:
-        model = remote_model(
-            _allowed(remote, chosen.settings),
-            chosen.origins["remote" if chosen.settings.remote else "model"],
-        )
-    elif word is not None and word.startswith(ROUTE):
-        route = find_route(word, inputs.routes)
+        source_key = "remote" if chosen.settings.remote else "model"
+        model = remote_model(_allowed(remote, chosen.settings), chosen.origins[source_key])
+    elif name is not None and name.startswith(ROUTE):
+        route = find_route(name, inputs.routes)
         model = route_model(route, paths, chosen.origins["model"], environ)
-    elif "model" in inputs.flags and word is not None:
-        model = locate(word, paths, chosen.origins["model"], environ)
+    elif "model" in inputs.flags and name is not None:
+        model = locate(name, paths, chosen.origins["model"], environ)
     else:
-        model = locate_default(word, chosen.origins["model"], paths, environ)
+        model = locate_default(name, chosen.origins["model"], paths, environ)
+    # The settings file has settings for models, so resolve again now that the names of the model are known.
     names = dict.fromkeys((model.name, model.word))
-    if word:
-        names[word] = None
+    if name:
+        names[name] = None
     settings, origins = inputs.settings(names)
     output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
@@ -196,14 +197,14 @@ def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:
     A model that is named together with a remote is the server's. A model that is named by its flag alone is on
     this machine, even if the settings file names a remote.
     """
-    word = chosen.settings.model
+    name = chosen.settings.model
     remote = chosen.settings.remote
-    if word is not None and word.startswith(PREFIX):
-        return find_remote(word, inputs.remotes)
+    if name is not None and name.startswith(PREFIX):
+        return find_remote(name, inputs.remotes)
     if remote is None or ("model" in inputs.flags and "remote" not in inputs.flags):
         return None
-    if word and "model" in inputs.flags and "#" not in remote:
-        remote += f"#{word}"
+    if name and "model" in inputs.flags and "#" not in remote:
+        remote += f"#{name}"
     return find_remote(remote, inputs.remotes)
 
 
@@ -277,7 +278,7 @@ def _attach_spec(setup: Setup) -> "AttachSpec":
 
 
 def _other_model_hint(name: str) -> str:
-    """Return the hint for a default model that failed to load, because it would fail at every start."""
+    """Return the hint for a default model that would fail at every start."""
     return (
         f"{name} is the default because it answered last; -m MODEL asks another, which then becomes the "
         f"default: localchat -m {GUIDE} …, or a model of localchat list"
@@ -292,9 +293,23 @@ def engine_options(setup: Setup) -> EngineOptions:
         setup.model,
         setup.settings,
         setup.paths,
-        max_slots=max(CHAT_SLOTS, setup.settings.n),
+        max_slots=chat_slots(setup.settings),
         settings_for=setup.settings_for,
     )
+
+
+def chat_slots(settings: Settings) -> int:
+    """Return how many requests the engine of a chat computes at once."""
+    return max(_CHAT_SLOTS, settings.n)
+
+
+def subject_of(model: ResolvedModel, settings: Settings) -> "Subject":
+    """Read the headers of a local model, so that its load can be planned. Raises LocalchatError."""
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject
+
+    summary = read_summary(model.path, dummy_weights=settings.dummy_weights)
+    return Subject(model.name, summary, model.path, settings.backend)
 
 
 def request_for(

@@ -1,4 +1,4 @@
-"""Context managers for Ctrl+C, so that no interrupt is lost and none strikes at a wrong place.
+"""Context managers for Ctrl+C. No interrupt is lost, and none strikes at a wrong place.
 
 Python runs signal handlers between two instructions of the main thread. Two kinds of interrupts would be lost:
 

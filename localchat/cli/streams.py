@@ -132,7 +132,7 @@ class Terminal:
                 self.progress(sentence)
 
     def warn(self, sentence: str) -> None:
-        """Print a warning about the answer, even in a pipe, unless a note with its cause was printed."""
+        """Print a warning, even in a pipe, unless a note had the same cause."""
         cause = notice_cause(sentence)
         with self._lock:
             was_noted = cause in self._causes
@@ -214,7 +214,7 @@ def tell(text: str) -> None:
 
 
 def columns(stream: TextIO | None) -> int:
-    """Return the width of a terminal, or 0 if the stream is not a terminal or does not report it."""
+    """Return the width of a terminal, or 0 if it is unknown."""
     if stream is None:
         return 0
     try:

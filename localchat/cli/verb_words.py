@@ -27,7 +27,7 @@ def without_alias(args: list[str]) -> list[str]:
 
 
 class Translation(NamedTuple):
-    """What words of other programs stand for."""
+    """Meaning of words of other programs."""
 
     args: list[str]
     """Arguments of a verb, or of a prompt."""
@@ -68,17 +68,16 @@ def _is_word(arg: str) -> bool:
 
 
 def refuse_meant_verb(words: Sequence[str], as_prompt: str) -> None:
-    """Raise UsageError if a prompt of one or two words was certainly meant as a verb.
+    """Raise UsageError if one or two words were certainly meant as a verb.
 
     `as_prompt` is the command line that sends the words as a prompt.
     """
     hint = f"To ask the model: {as_prompt}"
     first = words[0]
-    if len(words) > 2 or any(word.split()[1:] for word in words):
+    if len(words) > 2 or any(arg.split()[1:] for arg in words):
         return
     if first in _HELP:
-        verb = similar_verb(words[-1], alone=False) if len(words) == 2 else None
-        if verb is not None:
+        if len(words) == 2 and (verb := similar_verb(words[1], alone=False)):
             raise UsageError(
                 f"there is no verb {words[1]!r}; did you mean localchat help {verb}?", hint=hint
             )
@@ -91,7 +90,7 @@ def refuse_meant_verb(words: Sequence[str], as_prompt: str) -> None:
         raise UsageError(f"there is no verb {first!r}; did you mean {verb}?", hint=hint)
 
 
-def similar_verb(word: str, *, alone: bool = True) -> str | None:
+def similar_verb(typed: str, *, alone: bool = True) -> str | None:
     """Return the verb that a word probably stands for, or None.
 
     `alone`: nothing follows the word, so that less similarity is enough.
@@ -105,30 +104,30 @@ def similar_verb(word: str, *, alone: bool = True) -> str | None:
     candidates = [
         name
         for name in names
-        if abs(len(name) - len(word)) <= 2 and (len(name) > 3 or word[:1].lower() == name[0])
+        if abs(len(name) - len(typed)) <= 2 and (len(name) > 3 or typed[:1].lower() == name[0])
     ]
-    typos = [name for name in candidates if _is_typo(word.lower(), name)]
+    typos = [name for name in candidates if _is_typo(typed.lower(), name)]
     if typos:
         return typos[0]
     if not alone:
         return None
     # `hello` resembles `help` as much as a typo resembles a longer verb.
     candidates = [name for name in candidates if name not in _HELP]
-    return next(iter(closest(word, candidates, min_similarity=0.66)), None)
+    return next(iter(closest(typed, candidates, min_similarity=0.66)), None)
 
 
-def _is_typo(word: str, verb: str) -> bool:
+def _is_typo(typed: str, verb: str) -> bool:
     """Return True if one letter is missing, added, changed or swapped with its neighbor."""
-    if word == verb:
+    if typed == verb:
         return True
     index = 0
-    while index < min(len(word), len(verb)) and word[index] == verb[index]:
+    while index < min(len(typed), len(verb)) and typed[index] == verb[index]:
         index += 1
-    word_tail = word[index:]
+    typed_tail = typed[index:]
     verb_tail = verb[index:]
     return (
-        word_tail[1:] == verb_tail
-        or word_tail == verb_tail[1:]
-        or word_tail[1:] == verb_tail[1:]
-        or (word_tail[:2] == verb_tail[1::-1] and word_tail[2:] == verb_tail[2:])
+        typed_tail[1:] == verb_tail
+        or typed_tail == verb_tail[1:]
+        or typed_tail[1:] == verb_tail[1:]
+        or (typed_tail[:2] == verb_tail[1::-1] and typed_tail[2:] == verb_tail[2:])
     )

@@ -55,7 +55,9 @@ class WordWrap:
             text = self._flush_word()
             self._blanks += character
             return text
-        text = self._flush_word() if self._can_break_before(character) else ""
+        text = ""
+        if self._can_break_before(character):
+            text = self._flush_word()
         self._word += character
         return text
 
@@ -70,24 +72,24 @@ class WordWrap:
         return _is_wide(character) or _is_wide(self._word[-1])
 
     def _flush_word(self) -> str:
-        """Return the buffered word, after a newline if the current line has no room for it."""
+        """Return the buffered word, on a new line if necessary."""
         if not self._word and not self._blanks:
             return ""
         blanks = self._blanks
-        word = self._word
+        text = self._word
         width = self._width
         self._blanks = ""
         self._word = ""
-        word_cells = cells(word)
+        word_cells = cells(text)
         blank_cells = len(blanks) + blanks.count("\t") * (_TAB_CELLS - 1)
         room = width - self._column - blank_cells
-        if word and width and self._column and room < word_cells <= width:
+        if text and width and self._column and room < word_cells <= width:
             self._column = word_cells
-            return f"\n{word}"
+            return f"\n{text}"
         self._column += blank_cells + word_cells
         if width and self._column > width:  # the terminal breaks the word
             self._column = (self._column - 1) % width + 1
-        return blanks + word
+        return blanks + text
 
     def _end_line(self) -> None:
         line = self._line.strip()
@@ -126,10 +128,10 @@ def _is_wide(character: str) -> bool:
     return not character.isascii() and unicodedata.east_asian_width(character) in "WF"
 
 
-def cells(word: str) -> int:
+def cells(text: str) -> int:
     """Return the width of a text on a terminal."""
-    if word.isascii():
-        return len(word)
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len  # slow to import, and most texts are ASCII
 
-    return cell_len(word)
+    return cell_len(text)

@@ -91,11 +91,11 @@ def _named_model(inputs: "Inputs", named: Collection[str]) -> WorkModel | None:
 
 def _last_model(inputs: "Inputs") -> WorkModel | None:
     """Return the model that answered last, unless that was the guide."""
-    word = last_model(inputs.paths)
-    if word is None or word == GUIDE:
+    name = last_model(inputs.paths)
+    if name is None or name == GUIDE:
         return None
     try:
-        return WorkModel(locate(word, inputs.paths, LAST_USED, inputs.app.environ).word, LAST_USED)
+        return WorkModel(locate(name, inputs.paths, LAST_USED, inputs.app.environ).word, LAST_USED)
     except (ModelMissing, ModelInvalid, UsageError):
         return None
 

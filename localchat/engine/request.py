@@ -4,7 +4,6 @@ Messages are rendered where the model is, so an engine process and a remote serv
 All types here cross a pipe, so they are msgspec structs with tags for alternatives.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -105,22 +104,6 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bias of all tokens of a text."""
     seed: int | None = None
     """64-bit seed. None draws one, which Accepted reports."""
-
-
-SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 1 << 31),
-    "typical_p": (0.0, 1.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-    "presence_penalty": (-100.0, 100.0),
-}
-"""Minimum and maximum of each sampling field in an engine.
-
-The server and the settings narrow some of them to useful values.
-"""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):

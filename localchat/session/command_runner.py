@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from localchat.atomic import write_text
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import expand_home
-from localchat.config.settings import KEYS, find_key
+from localchat.config.settings import find_key
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.commands import FrontEnd, parse
@@ -27,7 +28,7 @@ _THINKING: Final = ("auto", "on", "off")
 Part: TypeAlias = Literal[
     "models", "parameters", "history", "help", "search", "metrics", "copy", "pull", "edit"
 ]
-"""What a front end opens: a dialog, or a part of the chat."""
+"""A dialog or a part of the chat that a front end opens."""
 
 
 class Output(NamedTuple):
@@ -51,7 +52,7 @@ class AskQuestion(NamedTuple):
 
 
 class QuestionUndone(NamedTuple):
-    """The last question left the path. A screen puts it back into its input."""
+    """The last question was removed from the path. A screen puts it back into its input."""
 
     question: "Node"
     hint: str
@@ -119,8 +120,6 @@ class CommandRunner:
         if self._session.busy:
             raise AnswerUnderWay
 
-    # Models and parameters
-
     def do_model(self, name: str) -> Reply:
         if not name:
             return OpenPart("models")
@@ -133,7 +132,7 @@ class CommandRunner:
         key = find_key(key, "/set")
         value = value.strip()
         if not value:
-            raise UsageError(f"/set {key} needs a value", hint=f"it takes {KEYS[key].valid}")
+            raise UsageError(f"/set {key} needs a value", hint=f"it takes {PARAMETERS[key].valid}")
         if key == "model":
             return self.do_model(value)
         if key == "remote":
@@ -201,8 +200,6 @@ class CommandRunner:
 
     def do_pull(self, name: str) -> Reply:
         return OpenPart("pull", name)
-
-    # The conversation
 
     def do_new(self, _: str) -> Reply:
         return LongCommand(self._start_conversation(None))
@@ -283,8 +280,6 @@ class CommandRunner:
         if answer is None or answer.metrics is None or answer.metrics.done is None:
             return OpenPart("metrics", "There are no metrics of an answer yet.")
         return OpenPart("metrics", stats_line(answer.metrics.done))
-
-    # The program
 
     def do_history(self, _: str) -> Reply:
         return OpenPart("history")

@@ -8,7 +8,7 @@ from localchat.suggestions import did_you_mean
 from localchat.verbs import ALIASES, VERBS, slash_advice
 
 FrontEnd: TypeAlias = Literal["screen", "line"]
-"""What runs the commands: the screen, or the line mode of `localchat run -i`."""
+"""The screen, or the line mode of `localchat run -i`."""
 
 
 class Command(NamedTuple):
@@ -16,10 +16,10 @@ class Command(NamedTuple):
 
     name: str
     arguments: str
-    """As the help shows them."""
+    """Arguments as the help shows them."""
     about: str
     required: bool = False
-    """Whether it needs an argument."""
+    """Whether the command needs an argument."""
     aliases: tuple[str, ...] = ()
     screen_only: bool = False
 
@@ -80,9 +80,9 @@ LINE_COMMANDS: Final = (
 class ShellQuestion(NamedTuple):
     """A question that a command of the shell answers."""
 
-    asked: str
+    question: str
     commands: tuple[str, ...]
-    """Without the name of the program, in the order to run them."""
+    """Command lines without the name of the program, in the order to run them."""
 
 
 QUESTIONS: Final = (
@@ -124,7 +124,8 @@ def is_known(name: str) -> bool:
 def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     """Return a hint for a name without its slash that is not a command."""
     # Imported late: the first frame needs the commands, but no settings.
-    from localchat.config.settings import KEYS, find_key
+    from localchat.config.parameters import PARAMETERS
+    from localchat.config.settings import find_key
 
     name = name.lower()
     if advice := slash_advice(name):
@@ -132,7 +133,7 @@ def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     if name in VERBS or name in ALIASES:
         verb = " ".join(ALIASES.get(name, (name,)))
         return f"in the shell there is `localchat {verb}`"
-    keys = [key for key in KEYS if key.startswith(name)] if len(name) > 1 else []
+    keys = [key for key in PARAMETERS if key.startswith(name)] if len(name) > 1 else []
     if len(keys) == 1 and not matching(name):
         return f"use /set {keys[0]} VALUE"
     try:

@@ -11,6 +11,7 @@ from localchat.session.blocks import TriesBlock
 # Imported by the functions that need it, so that the first frame of the screen does not wait for it.
 if TYPE_CHECKING:
     from localchat.tries.best_answer import BestAnswer
+    from localchat.tries.judge import Review
     from localchat.tries.spec import TriesSpec
 
 _USAGE: Final = "vote N [KIND], best N [judge], or critique"
@@ -31,7 +32,8 @@ def parse_tries(text: str) -> "TriesSpec":
     if not 2 <= count <= MAX_TRIES:
         raise UsageError(f"/tries {method} {count}: use 2 to {MAX_TRIES} tries")
     if method == "vote":
-        return TriesSpec(count, "vote", vote_extractor(options[0], None) if options else None)
+        kind = options[0] if options else None
+        return TriesSpec(count, "vote", vote_extractor(kind, None))
     if options not in ([], ["judge"]):
         raise UsageError(f"/tries {text}: use {_USAGE}")
     return TriesSpec(count, "best_of", judge=bool(options))
@@ -65,9 +67,7 @@ class NextTries:
         from localchat.tries.spec import refuse_guide
 
         if spec.needs_judge:
-            refuse_guide(
-                engine.info().model, "/tries critique" if spec.critique else "/tries judge"
-            )
+            refuse_guide(engine.info().model, "/tries")
         self.next = None
         return best_answer(engine, request, spec)
 
@@ -77,7 +77,7 @@ def tries_card(best: "BestAnswer", node: Node) -> TriesBlock | None:
     report = best.report
     if report is None:
         return None
-    texts = _critique_texts(best) if best.review is not None else _try_texts(best)
+    texts = _critique_texts(best.review) if best.review is not None else _try_texts(best)
     body = "\n\n".join(f"{title}:\n{text.strip()}" for title, text in texts.items())
     return TriesBlock(f"{node.id}/tries", report.sentence(), body)
 
@@ -94,11 +94,8 @@ def _try_texts(best: "BestAnswer") -> dict[str, str]:
     return texts
 
 
-def _critique_texts(best: "BestAnswer") -> dict[str, str]:
-    review = best.review
+def _critique_texts(review: "Review") -> dict[str, str]:
     texts: dict[str, str] = {}
-    if review is None:
-        return texts
     if review.faults:
         texts["Faults"] = "\n".join(f"- {fault}" for fault in review.faults)
     if review.replaced:

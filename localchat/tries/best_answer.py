@@ -53,7 +53,9 @@ class LogprobMean:
     @property
     def value(self) -> float | None:
         """The mean, or None without tokens."""
-        return self.total / self.tokens if self.tokens else None
+        if not self.tokens:
+            return None
+        return self.total / self.tokens
 
 
 @dataclass(slots=True)
@@ -120,10 +122,12 @@ class Tries:
     def _end(self, choice: int, *, complete: bool) -> None:
         if self.first_s is None:
             self.first_s = self.seconds
+        answer = None
+        # A text that was cut off lacks its answer, and another number would be mistaken for it.
         if complete:
             self.complete.add(choice)
-        # A text that was cut off lacks its answer, and another number would be mistaken for it.
-        self.vote.add(choice, self.extractor(self.texts[choice]) if complete else None)
+            answer = self.extractor(self.texts[choice])
+        self.vote.add(choice, answer)
 
     @property
     def decided(self) -> bool:
@@ -167,14 +171,18 @@ class Tries:
 
     def progress(self) -> str:
         """Return how many tries are done, and how many agree."""
+        progress = f"{len(self.vote.answers)} of {self.count} tries done"
         votes = self.vote.counts
-        leading = f", {max(votes.values())} agree" if votes else ""
-        return f"{len(self.vote.answers)} of {self.count} tries done{leading}"
+        if votes:
+            progress += f", {max(votes.values())} agree"
+        return progress
 
     @property
     def notice(self) -> str:
         """Sentence about a missing verdict. Empty if there is a verdict, or none was asked for."""
-        return f"{self.no_verdict}, so the first try was kept" if self.no_verdict else ""
+        if not self.no_verdict:
+            return ""
+        return f"{self.no_verdict}, so the first try was kept"
 
     def sentence(self) -> str:
         """Return outcome and cost so far in one line."""
@@ -275,7 +283,7 @@ class CritiqueReport:
 
 
 class BestAnswer:
-    """One answer out of several tries. Read `stream` to its end; `report` then says what was chosen."""
+    """Answer that is chosen from several tries. `report` describes it once `stream` has ended."""
 
     def __init__(
         self, engine: Engine, request: GenerateRequest, spec: TriesSpec, *, live: bool
@@ -321,7 +329,9 @@ class BestAnswer:
     @property
     def usage(self) -> Usage:
         """Usage of all tries and of all questions to the judge."""
-        return sum_usage(self.tries.usage, self._judge.spent if self._judge is not None else ())
+        if self._judge is None:
+            return self.tries.usage
+        return sum_usage(self.tries.usage, self._judge.spent)
 
     @property
     def report(self) -> Tries | CritiqueReport | None:
@@ -345,10 +355,12 @@ class BestAnswer:
             self._criticize()
         elif self._spec.judge:
             self._pick()
+        # The judge generates on the same engine, so its tokens are part of the cost.
         if self._judge is not None:
             self.tries.judge_tokens = self._judge.tokens
         if not self._live:
             self._send_chosen()
+        # A decided vote has cancelled its request, which then has no `Done`.
         if self._done is not None:
             self._relay.send(msgspec.structs.replace(self._done, usage=self.usage))
 
@@ -364,6 +376,7 @@ class BestAnswer:
                     self._relay.send(event)
                 if isinstance(event, Finished) and self._spec.method is not None:
                     self._show_progress(tries.progress())
+                    # No open try can change the outcome. Leaving the block cancels all of them.
                     if tries.decided and tries.vote.open:
                         return
 

@@ -12,6 +12,7 @@ from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded
 from localchat.tries.vote import json_field
+from localchat.units import counted
 
 _Verdict = TypeVar("_Verdict")
 
@@ -67,7 +68,7 @@ class Review:
     first: str
     faults: tuple[str, ...] = ()
     correction: Reply | None = None
-    """The corrected answer. None if there is none, or if it was cut off."""
+    """Complete corrected answer, or None."""
     replaced: bool = False
     """True if the correction won the comparison."""
     no_verdict: str = ""
@@ -80,7 +81,7 @@ class Review:
             return f"{self.no_verdict}, so the first answer was kept"
         if not self.faults:
             return "no fault found"
-        count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''} found"
+        count = f"{counted(len(self.faults), 'fault')} found"
         if self.replaced:
             return f"{count}, answer corrected"
         if self.correction is None:
@@ -151,6 +152,7 @@ class Judge:
         return Review(text, tuple(faults), correction, replaced=is_better)
 
     def _correct(self, text: str, faults: Sequence[str]) -> Reply | None:
+        # Unlike a verdict, a correction keeps the sampling, the grammar and the limit of the request.
         messages = correction_messages(self._prompt.messages, text, faults)
         request = self._request
         return self._send(
@@ -171,7 +173,9 @@ class Judge:
     def _verdict(
         self, reply: Reply | None, parse: Callable[[str], _Verdict | None]
     ) -> _Verdict | None:
-        verdict = None if reply is None else parse(reply.text)
+        verdict = None
+        if reply is not None:
+            verdict = parse(reply.text)
         if verdict is None and not self.no_verdict:
             self.no_verdict = "the judge gave no verdict"
         return verdict
@@ -197,7 +201,7 @@ class Judge:
         )
 
     def _send(self, request: GenerateRequest) -> Reply | None:
-        """Return the complete reply to a request, or None if it was cut off or does not fit.
+        """Return the reply to a request, or None if it is incomplete.
 
         A verdict that reaches its token limit must not count: its text may end anywhere.
         """
@@ -264,7 +268,9 @@ def pick_grammar(count: int) -> Grammar:
 def parse_faults(verdict: str) -> list[str] | None:
     """Return the faults in a verdict, or None if the text contains no verdict."""
     field = json_field(verdict, "faults")
-    faults = None if field is None else json.loads(field)
+    if field is None:
+        return None
+    faults = json.loads(field)
     if not isinstance(faults, list):
         return None
     return [fault.strip() for fault in faults if isinstance(fault, str) and fault.strip()]

@@ -44,13 +44,12 @@ class Relay:
         return stream
 
     def send(self, *events: Event) -> None:
-        """Add events to the stream. Only the first `Accepted` passes."""
-        for event in events:
-            if isinstance(event, Accepted):
-                if self._accepted:
-                    continue
-                self._accepted = True
-            self.stream.put(event)
+        """Add events to the stream. Only the first `Accepted` passes, because consumers see one request."""
+        if self._accepted:
+            events = tuple(event for event in events if not isinstance(event, Accepted))
+        elif any(isinstance(event, Accepted) for event in events):
+            self._accepted = True
+        self.stream.put(*events)
 
     def _cancel(self) -> None:
         self._cancelled.set()

@@ -36,7 +36,7 @@ _NO_USAGE = Usage(0, 0, 0)
 
 
 class RouteFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How often each model of a route answered, and how many tokens it generated."""
+    """Answers and tokens of each model of a route."""
 
     small: int = 0
     """Answers of the small model."""
@@ -83,7 +83,9 @@ class RouteEngine:
         self._large: Engine | None = None
         self._lock = threading.Lock()
         self._figures = RouteFigures()
-        path = None if state_dir is None else state_dir / "routes" / f"{route.name}.json"
+        path = None
+        if state_dir is not None:
+            path = state_dir / "routes" / f"{route.name}.json"
         self._file = StateFile(path, RouteFigures, RouteFigures())
         self._last_answer = ""
         self._closed = False
@@ -133,10 +135,12 @@ class RouteEngine:
         if not answers:
             return f"{route.word}: {route.small} first, then {route.large}"
         with self._lock:
-            last_answer = f"{self._last_answer}; " if self._last_answer else ""
+            last_answer = self._last_answer
             large = self._large
-        share = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%})"
-        text = f"{route.word}: {last_answer}{share} by {route.small}"
+        text = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%}) by {route.small}"
+        if last_answer:
+            text = f"{last_answer}; {text}"
+        text = f"{route.word}: {text}"
         if large is None:
             return text
         try:
@@ -216,6 +220,7 @@ class _RoutedAnswer:
         engine = self._engine
         if reason := _rule(engine.route, self._request):
             self._answer_with_large(reason, _NO_USAGE)
+        # A check reads one text, so requests for several choices pass without it.
         elif engine.route.waits and self._request.n == 1:
             self._check_small()
         else:
@@ -265,7 +270,7 @@ class _RoutedAnswer:
         self.relay.send(*buffered, msgspec.structs.replace(done, usage=usage))
 
     def _doubt(self, text: str, mean: LogprobMean) -> tuple[str, list[Usage]]:
-        """Return why the small model's answer is not shown, if it isn't, and the usage of its verdict."""
+        """Return the doubt about the small model's answer, and the usage of a verdict."""
         route = self._engine.route
         value = mean.value
         if route.doubt is not None and value is not None and value < route.doubt:
@@ -300,7 +305,7 @@ class _RoutedAnswer:
 
 
 def _rule(route: Route, request: GenerateRequest) -> str:
-    """Return the rule that sends a request to the large model at once, or an empty string."""
+    """Return the rule that sends a request to the large model at once, if any."""
     prompt = request.prompt
     texts = _texts(request)
     if route.longer_than is not None and sum(map(len, texts)) > route.longer_than:

@@ -14,7 +14,7 @@ Method = Literal["vote", "best_of"]
 
 
 class TriesSpec(msgspec.Struct, frozen=True):
-    """How to make one answer out of several tries, or how to improve a single one."""
+    """Method that makes one answer out of several tries, or improves a single one."""
 
     count: int = 1
     method: Method | None = None

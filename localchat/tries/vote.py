@@ -43,6 +43,7 @@ class Vote:
         """Return True if no open try can change the leader any more."""
         if not self.open:
             return True
+        # All open tries may agree with the second answer. Two entries stand in for missing answers.
         (_, first), (_, second) = [*self.counts.most_common(2), ("", 0), ("", 0)][:2]
         return first > second + self.open
 

@@ -102,13 +102,17 @@ class AnswerRecord:
 
     def _record_end(self, engine: Engine, error: LocalchatError | None) -> None:
         metrics = _metrics(self._answer, engine)
-        error_message = error.message if error is not None else ""
         for choice in sorted({0, *self._answer.texts, *self._answer.reasoning}):
+            state = _state(self._answer, choice)
+            error_message = ""
+            if error is not None:
+                state = "failed"
+                error_message = error.message
             self._put(
                 choice,
                 self._answer.texts[choice],
                 self._answer.reasoning[choice],
-                "failed" if error is not None else _state(self._answer, choice),
+                state,
                 metrics,
                 error_message,
                 self._answer.ends.get(choice),
@@ -124,6 +128,8 @@ class AnswerRecord:
         error: str = "",
         end: Finished | None = None,
     ) -> None:
+        if not ended_early(end):
+            end = None
         message = Message("assistant", text, reasoning=reasoning)
         node = self._nodes.get(choice)
         if node is None:
@@ -134,10 +140,11 @@ class AnswerRecord:
             state=state,
             metrics=metrics,
             error=error,
-            end=end if ended_early(end) else None,
+            end=end,
         )
         self._nodes[choice] = node
         self._conversation.put(node)
+        # `--continue` goes on from the head, so it must be the choice that the user saw.
         chosen = self._answer.chosen
         if chosen not in self._nodes:
             chosen = min(self._nodes)
@@ -155,7 +162,7 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
-    """Return the metrics for the history, or None if the engine has ended and cannot describe itself."""
+    """Return the metrics for the history, or None if the engine has ended."""
     try:
         info = engine.info()
     except LocalchatError:

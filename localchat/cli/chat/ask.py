@@ -15,7 +15,7 @@ from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
 from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.chat.tries import with_slots
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
@@ -36,6 +36,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
             f"@{mentioned[0]} needs a question",
             hint=f'localchat "@{mentioned[0]} what is it about?"',
         )
+    # On a terminal, no prompt starts a conversation.
     has_nothing = not text and not options.interactive and not _is_interactive()
     if has_nothing and model_word is None:
         raise _nothing_to_ask()
@@ -48,6 +49,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     conversation.model = setup.model.word
     if before is None or "system" in chosen_settings(ctx):
         conversation.system = setup.settings.system or ""
+    # These flags apply to one answer, so a conversation would ignore them.
     if not text and options.grammar is not None:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
@@ -70,14 +72,14 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
         return (), words
     from localchat.cli.document_options import open_library
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     return open_library(app).mentions(words)
 
 
 def _nothing_to_ask() -> UsageError:
-    at_terminal = sys.stdin is not None and sys.stdin.isatty()
-    reason = "no prompt" if at_terminal else "no prompt, and stdin is empty"
+    reason = "no prompt"
+    if sys.stdin is None or not sys.stdin.isatty():
+        reason += ", and stdin is empty"
     return UsageError(
         f"there is nothing to ask: {reason}",
         hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
@@ -91,7 +93,7 @@ def _converse(
     first: tuple[str, tuple[Inclusion, ...]],
     options: AskOptions,
 ) -> int:
-    """Open the screen, or the line mode with `-i` and on terminals that cannot show the screen."""
+    """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
     if not first[0] and not options.interactive and can_show(setup.app.environ):
@@ -107,8 +109,7 @@ def _converse(
 
 def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, ...]]:
     """Return the prompt, and the positions of files and stdin in it. They come before the words."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     # The settings are not resolved yet, so that an unreadable prompt fails before a model is located.
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     names: tuple[str, ...] = ctx.params["files"]
@@ -116,12 +117,14 @@ def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, 
     piped = read_stdin(terminal.notify)
     words = decoded_words(words, terminal.notify)
     text = join_parts([files, piped, words])
-    asked = question(ctx, text)
+    prompt = question(ctx, text)
     included = text.removesuffix(words)
     # The template of a preset may put the text anywhere.
-    if asked != text or not words.strip() or not included:
-        return asked, ()
-    labels = [*names, "stdin"] if piped.strip() else names
+    if prompt != text or not words.strip() or not included:
+        return prompt, ()
+    labels = list(names)
+    if piped.strip():
+        labels.append("stdin")
     return text, (Inclusion(", ".join(labels), 0, len(included.rstrip("\n"))),)
 
 
@@ -134,17 +137,17 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
 
     A conversation keeps its model unless a flag names another one.
     """
-    word = model_word
-    if word is None and before is not None and "model" not in chosen_settings(ctx):
-        word = before.model or None
+    name = model_word
+    if name is None and before is not None and "model" not in chosen_settings(ctx):
+        name = before.model or None
     try:
-        return resolve_setup(ctx, word)
+        return resolve_setup(ctx, name)
     except ModelMissing as problem:
-        if fetched_if_wanted(problem, Inputs.of(ctx, word)):
-            return resolve_setup(ctx, word)
-        if word == model_word:
+        if fetched_if_wanted(problem, Inputs.of(ctx, name)):
+            return resolve_setup(ctx, name)
+        if name == model_word:
             raise
         raise ModelMissing(
-            f"this conversation used {word}, which is not on this machine: {problem.message}",
+            f"this conversation used {name}, which is not on this machine: {problem.message}",
             hint="continue with another one: -m MODEL",
         ) from problem

@@ -1,4 +1,4 @@
-"""Read the flags of one call that are not settings, such as the grammar of its answer."""
+"""Read the flags of one call that are not settings, such as its grammar."""
 
 from typing import Final
 

@@ -53,8 +53,9 @@ def clear(app: AppContext, model: str, yes: bool) -> int:
     stored_bytes = sum(
         summary.size_bytes for summary in store.summaries() if model in ("", summary.model)
     )
-    owner = f" of {model}" if model else ""
-    question = f"Delete {size(stored_bytes)} of KV{owner}?"
+    question = f"Delete {size(stored_bytes)} of KV?"
+    if model:
+        question = f"Delete {size(stored_bytes)} of KV of {model}?"
     if stored_bytes and not confirm(question, yes=yes, verb="cache clear"):
         return ExitCode.ERROR
     try:

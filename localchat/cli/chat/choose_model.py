@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import ModelMissing, UsageError
@@ -24,8 +24,7 @@ def can_ask() -> bool:
 
 def chosen_model(ctx: click.Context) -> str:
     """Return the model that the user picks from a list. Raises UsageError off a terminal."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     if not can_ask():
         raise UsageError(
             "run needs a model name", hint="localchat run MODEL; localchat list shows your models"

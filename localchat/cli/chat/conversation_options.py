@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import HistoryUnusable, UsageError
 from localchat.sanitize import sanitize_line
@@ -45,8 +45,7 @@ def resumed(ctx: click.Context) -> "Conversation | None":
         return None
     if conversation_id and continues_last:
         raise UsageError("--continue is the last conversation; --conversation names another")
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     history = open_history(find_paths(app.environ), to_read=True)
     try:
         if conversation_id:
@@ -64,9 +63,7 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
     """Complete ids of conversations, with titles. Return nothing if the history is unreadable."""
     from click.shell_completion import CompletionItem
 
-    app = ctx.find_object(AppContext)
-    if app is None:
-        return []
+    app = app_context(ctx)
     paths = find_paths(app.environ)
     with suppress(HistoryUnusable), open_history(paths, to_read=True) as history:
         return [

@@ -18,9 +18,9 @@ _TIMEOUT_S = 2.0
 
 
 def found_soon(find: Callable[[], FirstRun], timeout_s: float = _TIMEOUT_S) -> FirstRun | None:
-    """Return the first run, or None after the timeout, because the first question should not wait for it.
+    """Return the first run, or None after the timeout. Raises LocalchatError.
 
-    Raises LocalchatError.
+    The first question should not wait for recommendations.
     """
     results: list[FirstRun | LocalchatError] = []
 

@@ -94,12 +94,20 @@ def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
             "completion_tokens": usage.completion_tokens,
         }
     # The request was interrupted: report the counts that arrived.
-    return {
-        "prompt_tokens": answer.accepted.prompt_tokens if answer.accepted else 0,
-        "cached_tokens": answer.prefill.cached if answer.prefill else 0,
-        "why_missed": answer.prefill.why_missed if answer.prefill else "",
-        "completion_tokens": answer.metrics.completion_tokens if answer.metrics else 0,
+    counts: dict[str, int | str] = {
+        "prompt_tokens": 0,
+        "cached_tokens": 0,
+        "why_missed": "",
+        "completion_tokens": 0,
     }
+    if answer.accepted:
+        counts["prompt_tokens"] = answer.accepted.prompt_tokens
+    if answer.prefill:
+        counts["cached_tokens"] = answer.prefill.cached
+        counts["why_missed"] = answer.prefill.why_missed
+    if answer.metrics:
+        counts["completion_tokens"] = answer.metrics.completion_tokens
+    return counts
 
 
 def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:

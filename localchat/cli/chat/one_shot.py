@@ -26,12 +26,10 @@ from localchat.cli.chat.tries import start_tries, with_slots
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
 from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import deferred, terminate_gracefully
-from localchat.cli.streams import Terminal
 from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
-from localchat.engine.stream import Stream
 from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
 
 DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
@@ -55,11 +53,12 @@ def answer(
                 gc_control.resume_gc()
                 with deferred():
                     question = documented(setup, engine)
-                    return _answer_once(setup, engine, options, conversation, question, room)
+                    return OneShot(setup, engine, options, conversation).run(question, room)
         except (DoesNotFit, ContextExceeded) as problem:
             step = room.picked(problem, setup)
             if step is None:
                 raise
+        # The next attempt adds the question again.
         if conversation.head is not None and conversation.head != before:
             conversation.remove_last(conversation.head)
         setup = with_slots(room.setup(step), options.tries)
@@ -104,292 +103,283 @@ def with_documents(
     return documented.text, (*documented.inclusions, *shifted)
 
 
-def _answer_once(
-    setup: Setup,
-    engine: Engine,
-    options: AskOptions,
-    conversation: Conversation,
-    documented: DocumentedText,
-    room: RoomMaker,
-) -> int:
-    terminal = setup.terminal
-    settings = setup.settings
-    text, inclusions = documented
-    question = conversation.add(
-        Message("user", text), parent=conversation.head, inclusions=inclusions
-    )
-    answer = ReceivedAnswer()
-    error: LocalchatError | None = None
-    record: AnswerRecord | None = None
-    if not options.raw_prompt:
-        record = AnswerRecord(setup, conversation, question, answer)
-    try:
-        display = _display(setup, engine, options)
-        if options.raw_prompt:
-            prompt = TextPrompt(text, special=True)
-            receive(_send(setup, engine, options, conversation, prompt, answer), display, answer)
-        else:
-            _receive_fitting(setup, engine, conversation, display, answer, options)
-        # Several choices share the machine, so their speed is not that of the model.
-        generated_alone = settings.n == 1 and options.tries is None
-        remember(setup, engine.info, answer.done if generated_alone else None)
-        _print_rest(setup, engine, options, answer)
-        _offer_rebuild(setup, engine, options, answer)
-    except ContextExceeded as problem:
-        error = problem
-        terminal.end_answer(empty=False)
-        room.steps = steps_for(problem, engine)
-        raise _advised(problem, engine, conversation) from problem
-    except LocalchatError as problem:
-        error = problem
-        terminal.end_answer(empty=False)
-        raise
-    finally:
-        if record is not None:
-            record.finish(engine, error)
-    if answer.interrupted:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+class OneShot:
+    """One prompt, and its answer on one engine."""
 
+    def __init__(
+        self, setup: Setup, engine: Engine, options: AskOptions, conversation: Conversation
+    ) -> None:
+        self._setup = setup
+        self._settings = setup.settings
+        self._terminal = setup.terminal
+        self._engine = engine
+        self._options = options
+        self._conversation = conversation
+        self._answer = ReceivedAnswer()
 
-def _send(
-    setup: Setup,
-    engine: Engine,
-    options: AskOptions,
-    conversation: Conversation,
-    prompt: Prompt,
-    answer: ReceivedAnswer,
-) -> Stream:
-    """Send a prompt, with all its tries. `answer` gets the tries."""
-    settings = setup.settings
-    request = owned(request_for(settings, prompt, options.grammar), settings, conversation.id)
-    if options.tries is None:
-        return engine.generate(request)
-    answer.best = start_tries(engine, request, options.tries)
-    return answer.best.stream
+    def run(self, documented: DocumentedText, room: RoomMaker) -> int:
+        """Ask, print the answer and return the exit code. Raises LocalchatError.
 
-
-def _offer_rebuild(
-    setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer
-) -> None:
-    """Mention a faster build once, after a complete answer that a person reads."""
-    if answer.interrupted or options.as_json or options.extract:
-        return
-    if sentence := offer_once(setup, engine.info()):
-        setup.terminal.notify(sentence)
-
-
-def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay:
-    terminal = setup.terminal
-    settings = setup.settings
-
-    def begin() -> None:
-        info = engine.info()
-        terminal.note(context_line(info))
-        if not options.raw_prompt:
-            terminal.warn(info.warning)
-
-    # With --stats and --json the answer must end by itself, because its metrics come last.
-    is_single = settings.n == 1 and options.tries is None
-    stops_early = options.extract and not (options.as_json or settings.stats) and is_single
-    return AnswerDisplay(
-        terminal,
-        print_text=not _prints_whole(setup, options),
-        reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
-        on_begin=begin,
-        is_enough=_closed_block if stops_early else lambda text: False,
-    )
-
-
-def _prints_whole(setup: Setup, options: AskOptions) -> bool:
-    """Return True if the answer is printed only when it is complete."""
-    has_choices = setup.settings.n > 1 or options.tries is not None
-    # A value with a format is data. A part of it must not reach a program that reads it.
-    return has_choices or options.as_json or options.extract or options.grammar is not None
-
-
-def _receive_fitting(
-    setup: Setup,
-    engine: Engine,
-    conversation: Conversation,
-    display: AnswerDisplay,
-    answer: ReceivedAnswer,
-    options: AskOptions,
-) -> None:
-    """Send the conversation and receive the answer. Raises LocalchatError.
-
-    If the conversation is too long and its policy allows it, leave out the oldest messages with a notice.
-    """
-    settings = setup.settings
-
-    def send() -> None:
-        prompt = Messages(
-            sent_messages(conversation),
-            thinking=settings.think,
-            think_budget=settings.think_budget,
+        `room` gets the steps for a prompt that is too long.
+        """
+        text, inclusions = documented
+        question = self._conversation.add(
+            Message("user", text), parent=self._conversation.head, inclusions=inclusions
         )
-        receive(_send(setup, engine, options, conversation, prompt, answer), display, answer)
-
-    try:
-        send()
-        return
-    except ContextExceeded as refusal:
-        cut = None
-        with suppress(LocalchatError):  # the engine cannot count tokens, so report its refusal
-            cut = leave_out_by_policy(
-                conversation,
-                engine,
-                refusal,
-                max_tokens=settings.max_tokens,
-                thinking=settings.think,
-            )
-        if cut is None:
+        answer = self._answer
+        error: LocalchatError | None = None
+        record: AnswerRecord | None = None
+        # A raw prompt is not part of a conversation.
+        if not self._options.raw_prompt:
+            record = AnswerRecord(self._setup, self._conversation, question, answer)
+        try:
+            if self._options.raw_prompt:
+                self._receive(TextPrompt(text, special=True))
+            else:
+                self._receive_fitting()
+            # Several choices share the machine, so their speed is not that of the model.
+            generated_alone = self._settings.n == 1 and self._options.tries is None
+            remember(self._setup, self._engine.info, answer.done if generated_alone else None)
+            self._print_rest()
+            self._offer_rebuild()
+        except ContextExceeded as problem:
+            error = problem
+            self._terminal.end_answer(empty=False)
+            room.steps = steps_for(problem, self._engine)
+            raise self._with_advice(problem) from problem
+        except LocalchatError as problem:
+            error = problem
+            self._terminal.end_answer(empty=False)
             raise
-    leave_out(conversation, cut)
-    sentence = unsent_sentence(cut.messages, cut.tokens)
-    setup.terminal.print_line(f"localchat: {sentence}", dim=True)
-    send()
+        finally:
+            if record is not None:
+                record.finish(self._engine, error)
+        if answer.interrupted:
+            return ExitCode.INTERRUPTED
+        return ExitCode.OK
 
+    def _receive(self, prompt: Prompt) -> None:
+        """Send a prompt, with all its tries, and receive the answer. Raises LocalchatError."""
+        request = request_for(self._settings, prompt, self._options.grammar)
+        request = owned(request, self._settings, self._conversation.id)
+        if self._options.tries is None:
+            stream = self._engine.generate(request)
+        else:
+            self._answer.best = start_tries(self._engine, request, self._options.tries)
+            stream = self._answer.best.stream
+        receive(stream, self._display(), self._answer)
 
-def _print_rest(
-    setup: Setup,
-    engine: Engine,
-    options: AskOptions,
-    answer: ReceivedAnswer,
-) -> None:
-    """Print everything that was not printed while the answer arrived."""
-    terminal = setup.terminal
-    settings = setup.settings
-    tries = answer.best.report if answer.best is not None else None
-    choices = list(range(settings.n))
-    if answer.best is not None:
-        choices = [answer.chosen]
-    unfinished = _unfinished(answer, choices, options)
-    if unfinished and not options.as_json:
-        _print_partial(terminal, answer, choices)
-        raise _unfinished_error(unfinished, answer, engine, options)
-    texts = _texts(answer, settings.n, options)
-    if options.as_json:
-        fields = report(answer, engine.info(), settings.n, texts)
-        if tries is not None:
+    def _receive_fitting(self) -> None:
+        """Send the conversation and receive the answer. Raises LocalchatError.
+
+        If the conversation is too long and its policy allows it, leave out the oldest messages with a notice.
+        """
+        try:
+            self._receive(self._messages())
+            return
+        except ContextExceeded as refusal:
+            cut = None
+            with suppress(LocalchatError):  # the engine cannot count tokens, so report its refusal
+                cut = leave_out_by_policy(
+                    self._conversation,
+                    self._engine,
+                    refusal,
+                    max_tokens=self._settings.max_tokens,
+                    thinking=self._settings.think,
+                )
+            if cut is None:
+                raise
+        leave_out(self._conversation, cut)
+        sentence = unsent_sentence(cut.messages, cut.tokens)
+        self._terminal.print_line(f"localchat: {sentence}", dim=True)
+        self._receive(self._messages())
+
+    def _messages(self) -> Messages:
+        return Messages(
+            sent_messages(self._conversation),
+            thinking=self._settings.think,
+            think_budget=self._settings.think_budget,
+        )
+
+    def _display(self) -> AnswerDisplay:
+        settings = self._settings
+        options = self._options
+
+        def begin() -> None:
+            info = self._engine.info()
+            self._terminal.note(context_line(info))
+            if not options.raw_prompt:
+                self._terminal.warn(info.warning)
+
+        # With --stats and --json the answer must end by itself, because its metrics come last.
+        is_single = settings.n == 1 and options.tries is None
+        stops_early = options.extract and not (options.as_json or settings.stats) and is_single
+        return AnswerDisplay(
+            self._terminal,
+            print_text=not self._prints_whole,
+            reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
+            on_begin=begin,
+            is_enough=_closed_block if stops_early else lambda text: False,
+        )
+
+    @property
+    def _prints_whole(self) -> bool:
+        """True if the answer is printed only when it is complete."""
+        options = self._options
+        has_choices = self._settings.n > 1 or options.tries is not None
+        # A value with a format is data. A part of it must not reach a program that reads it.
+        return has_choices or options.as_json or options.extract or options.grammar is not None
+
+    @property
+    def _choices(self) -> Sequence[int]:
+        """Numbers of the choices that are the answer."""
+        if self._answer.best is not None:
+            return [self._answer.chosen]
+        return range(self._settings.n)
+
+    def _print_rest(self) -> None:
+        """Print everything that was not printed while the answer arrived."""
+        unfinished = self._unfinished()
+        if unfinished and not self._options.as_json:
+            self._print_partial()
+            raise self._unfinished_error(unfinished)
+        texts = self._texts()
+        if self._options.as_json:
+            self._print_json(texts)
+        else:
+            self._print_texts(texts)
+        if not self._options.extract:
+            self._report_ends()
+        self._print_stats()
+        if unfinished:
+            raise self._unfinished_error(unfinished)
+        ends = [self._answer.ends.get(choice) for choice in self._choices]
+        if self._options.require_complete and any(map(ended_early, ends)):
+            raise AnswerCut(
+                "the answer is not complete", hint="without --require-complete this is not an error"
+            )
+
+    def _print_json(self, texts: dict[int, str]) -> None:
+        fields = report(self._answer, self._engine.info(), self._settings.n, texts)
+        if self._answer.best is not None and (tries := self._answer.best.report) is not None:
             fields["tries"] = tries.as_json()
-        terminal.answer(msgspec.json.encode(fields).decode())
-        terminal.end_answer()
-    else:
+        self._terminal.answer(msgspec.json.encode(fields).decode())
+        self._terminal.end_answer()
+
+    def _print_texts(self, texts: dict[int, str]) -> None:
+        answer = self._answer
         if answer.best is not None:
             texts = {answer.chosen: texts.get(answer.chosen, "")}
-        if _prints_whole(setup, options) and (texts or not answer.interrupted):
-            terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
-        terminal.end_answer(empty=not answer.interrupted)
-    if not options.extract:
-        _report_ends(setup, engine, answer, choices)
-    if tries is not None:
-        if settings.stats:
-            terminal.print_line(tries.sentence())
-        elif terminal.stdout_is_terminal:
-            terminal.notify(tries.sentence())  # several tries cost several times as much
-        elif tries.notice:
-            terminal.notify(tries.notice)
-    if settings.stats and answer.done:
-        terminal.print_line(stats_line(answer.done))
-    if settings.stats and (answer.done or tries is not None):
-        terminal.print_line(engine.info().why)
-    if unfinished:
-        raise _unfinished_error(unfinished, answer, engine, options)
-    if options.require_complete and any(ended_early(answer.ends.get(n)) for n in choices):
-        raise AnswerCut(
-            "the answer is not complete", hint="without --require-complete this is not an error"
-        )
+        if self._prints_whole and (texts or not answer.interrupted):
+            parts = [text.rstrip("\n") for _, text in sorted(texts.items())]
+            self._terminal.answer("\n---\n".join(parts))
+        self._terminal.end_answer(empty=not answer.interrupted)
 
+    def _print_stats(self) -> None:
+        terminal = self._terminal
+        wants_stats = self._settings.stats
+        done = self._answer.done
+        tries = None
+        if self._answer.best is not None:
+            tries = self._answer.best.report
+        if tries is not None:
+            if wants_stats:
+                terminal.print_line(tries.sentence())
+            elif terminal.stdout_is_terminal:
+                terminal.notify(tries.sentence())  # several tries cost several times as much
+            elif tries.notice:
+                terminal.notify(tries.notice)
+        if wants_stats and done:
+            terminal.print_line(stats_line(done))
+        if wants_stats and (done or tries is not None):
+            terminal.print_line(self._engine.info().why)
 
-def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
-    """Texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
-    printed = {*range(choices), answer.chosen}
-    if options.extract and options.tries is not None:
-        printed = {answer.chosen}
-    texts = {choice: answer.texts[choice] for choice in sorted(printed) if choice in answer.texts}
-    if not options.extract:
-        return texts
-    blocks = {choice: first_code_block(text) for choice, text in texts.items()}
-    code = {choice: block for choice, block in blocks.items() if block is not None}
-    if not code and not answer.interrupted:
-        text = answer.texts[answer.chosen]
-        raise LocalchatError(
-            "the answer contains no fenced code block",
-            hint=f"the answer was:\n{text}" if text else "the answer was empty",
-        )
-    return code
+    def _texts(self) -> dict[int, str]:
+        """Return the texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
+        answer = self._answer
+        # The JSON object lists all tries. Without it, and for `-x`, only the chosen one counts.
+        printed = {*range(self._settings.n), answer.chosen}
+        if self._options.extract and answer.best is not None:
+            printed = {answer.chosen}
+        texts = {choice: answer.texts[choice] for choice in sorted(printed & answer.texts.keys())}
+        if not self._options.extract:
+            return texts
+        blocks = {choice: first_code_block(text) for choice, text in texts.items()}
+        code = {choice: block for choice, block in blocks.items() if block is not None}
+        if not code and not answer.interrupted:
+            text = answer.texts[answer.chosen]
+            raise LocalchatError(
+                "the answer contains no fenced code block",
+                hint=f"the answer was:\n{text}" if text else "the answer was empty",
+            )
+        return code
 
+    def _with_advice(self, problem: ContextExceeded) -> ContextExceeded:
+        advised = with_advice(problem, self._engine)
+        if len(self._conversation.nodes) > 1:
+            command = f"localchat -i --conversation {self._conversation.id}"
+            advised.hint += f"\nor shorten the conversation: {command} shows how"
+        return advised
 
-def _advised(
-    problem: ContextExceeded, engine: Engine, conversation: Conversation
-) -> ContextExceeded:
-    advised = with_advice(problem, engine)
-    if len(conversation.nodes) > 1:
-        command = f"localchat -i --conversation {conversation.id}"
-        advised.hint += f"\nor shorten the conversation: {command} shows how"
-    return advised
+    def _unfinished(self) -> Finished | None:
+        """Return the end of the first answer that is too incomplete to be data."""
+        for choice in self._choices:
+            end = self._answer.ends.get(choice)
+            if end is None or not ended_early(end):
+                continue
+            if self._options.grammar is not None:
+                return end
+            text = self._answer.texts[choice]
+            if self._options.extract and first_code_block(text, finished=False) is None:
+                return end
+        return None
 
+    def _unfinished_error(self, end: Finished) -> LocalchatError:
+        grammar = self._options.grammar
+        if grammar is None:
+            kind = "code block"
+        elif grammar.kind in ("json_schema", "json_object"):
+            kind = "JSON"
+        else:
+            kind = "text"
+        max_tokens, context = self._limits()
+        advice = end_advice(end, max_tokens, context)
+        if end.reason == "repetition":
+            return LocalchatError(f"{end_sentence(end, max_tokens, context, what=kind)} {advice}")
+        limit = f"after {max_tokens:,} tokens"
+        if end.limit == "context":
+            limit = "when the context was full"
+        return LocalchatError(f"The {kind} was not complete {limit}. {advice}")
 
-def _unfinished(
-    answer: ReceivedAnswer, choices: Sequence[int], options: AskOptions
-) -> Finished | None:
-    """Return the end of the first answer that is cut off and therefore unusable as data."""
-    for choice in choices:
-        end = answer.ends.get(choice)
-        if end is None or not ended_early(end):
-            continue
-        if options.grammar is not None:
-            return end
-        if options.extract and first_code_block(answer.texts[choice], finished=False) is None:
-            return end
-    return None
+    def _limits(self) -> tuple[int, int]:
+        """Return the token limit of the answer, and the context in tokens."""
+        accepted = self._answer.accepted
+        return accepted.max_tokens if accepted else 0, self._engine.info().context_tokens
 
+    def _print_partial(self) -> None:
+        """Print incomplete data to stderr, so that no program reads it from stdout."""
+        for choice in self._choices:
+            if text := self._answer.texts[choice].rstrip():
+                self._terminal.print_line(text, dim=True)
 
-def _unfinished_error(
-    end: Finished, answer: ReceivedAnswer, engine: Engine, options: AskOptions
-) -> LocalchatError:
-    if options.grammar is None:
-        kind = "code block"
-    elif options.grammar.kind in ("json_schema", "json_object"):
-        kind = "JSON"
-    else:
-        kind = "text"
-    max_tokens, context = _limits(answer, engine)
-    advice = end_advice(end, max_tokens, context)
-    if end.reason == "repetition":
-        return LocalchatError(f"{end_sentence(end, max_tokens, context, what=kind)} {advice}")
-    limit = f"after {max_tokens:,} tokens"
-    if end.limit == "context":
-        limit = "when the context was full"
-    return LocalchatError(f"The {kind} was not complete {limit}. {advice}")
+    def _report_ends(self) -> None:
+        """Report on stderr which answers were cut off, and what to do."""
+        max_tokens, context = self._limits()
+        for choice in self._choices:
+            end = self._answer.ends.get(choice)
+            if end is None or not ended_early(end):
+                continue
+            name = "answer" if len(self._choices) == 1 else f"answer {choice + 1}"
+            sentence = end_sentence(end, max_tokens, context, what=name)
+            advice = end_advice(end, max_tokens, context)
+            self._terminal.print_line(f"localchat: {sentence} {advice}")
 
-
-def _limits(answer: ReceivedAnswer, engine: Engine) -> tuple[int, int]:
-    """Return the token limit of the answer, and the context in tokens."""
-    max_tokens = answer.accepted.max_tokens if answer.accepted else 0
-    return max_tokens, engine.info().context_tokens
-
-
-def _print_partial(terminal: Terminal, answer: ReceivedAnswer, choices: Sequence[int]) -> None:
-    """Print incomplete data to stderr, so that no program reads it from stdout."""
-    for choice in choices:
-        if text := answer.texts[choice].rstrip():
-            terminal.print_line(text, dim=True)
-
-
-def _report_ends(
-    setup: Setup, engine: Engine, answer: ReceivedAnswer, choices: Sequence[int]
-) -> None:
-    """Report on stderr which answers were cut off, and what to do."""
-    max_tokens, context = _limits(answer, engine)
-    for choice in choices:
-        end = answer.ends.get(choice)
-        if end is None or not ended_early(end):
-            continue
-        name = "answer" if len(choices) == 1 else f"answer {choice + 1}"
-        sentence = end_sentence(end, max_tokens, context, what=name)
-        setup.terminal.print_line(f"localchat: {sentence} {end_advice(end, max_tokens, context)}")
+    def _offer_rebuild(self) -> None:
+        """Mention a faster build once, after a complete answer that a person reads."""
+        if self._answer.interrupted or self._options.as_json or self._options.extract:
+            return
+        if sentence := offer_once(self._setup, self._engine.info()):
+            self._terminal.notify(sentence)
 
 
 _OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)

@@ -16,7 +16,7 @@ class _Argument(NamedTuple):
 
 
 def marked(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
-    """Mark words that begin with a dash, such as `-5 + 3`, so that click does not read flags."""
+    """Mark words that look like flags to click, such as `-5 + 3`."""
     texts = []
     for argument in _arguments(args, params):
         is_dashed = len(argument.text) > 1 and argument.text.startswith("-")
@@ -27,11 +27,11 @@ def marked(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
 
 def unmarked(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words without the marks."""
-    return tuple(word.removeprefix(_MARK) for word in words)
+    return tuple(text.removeprefix(_MARK) for text in words)
 
 
 def prompt_line(args: Sequence[str], params: Sequence[click.Parameter]) -> str:
-    """Return the command line with the same flags that sends all words of `args` as a prompt."""
+    """Return the command line that sends the words as a prompt, with the same flags."""
     end = args.index("--") if "--" in args else len(args)
     arguments = list(_arguments(args[:end], params))
     flags = [argument.text for argument in arguments if not argument.is_word]
@@ -58,7 +58,7 @@ def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterat
 
 
 def _is_dashed_word(text: str, value_counts: dict[str, int]) -> bool:
-    """Return True for a text with a space or a digit after the dash, because no flag has them."""
+    """Return True for a dash before a space or a digit, which no flag has."""
     if text.startswith("--"):
         return " " in text.partition("=")[0]
     has_flag = text[:2] in value_counts

@@ -43,15 +43,10 @@ class ReceivedAnswer:
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     interrupted: bool = False
+    chosen: int = 0
+    """Number of the choice that is the answer."""
     best: "BestAnswer | None" = None
     """The tries that the choices belong to, if there are several."""
-
-    @property
-    def chosen(self) -> int:
-        """Number of the choice that is the answer."""
-        if self.best is None:
-            return 0
-        return self.best.chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +80,7 @@ def receive(
         with stream:
             events = iter(stream)
             while True:
+                # Ctrl+C takes effect only while waiting, so that no event is lost halfway.
                 with immediate():
                     event = next(events, None)
                 match event:
@@ -104,10 +100,12 @@ def receive(
                     break
     except KeyboardInterrupt:
         answer.interrupted = True
-        if answer.best is not None:
-            answer.best.stop()
     finally:
         display.terminal.progress("")
+        if answer.best is not None:
+            # A thread adds to the tries until it has stopped.
+            answer.best.stop()
+            answer.chosen = answer.best.chosen
     return answer
 
 

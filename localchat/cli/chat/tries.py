@@ -34,9 +34,9 @@ def requested_tries(ctx: click.Context, grammar: Grammar | None) -> TriesSpec | 
         raise UsageError(f"{flag} prints one answer, and --n asks for several")
     if params["interactive"]:
         raise UsageError(f"-i is a conversation; {flag} is for one answer")
-    if params["raw_prompt"] and (params.get("critique") or params.get("judge")):
-        flag = "--critique" if params.get("critique") else "--judge"
-        raise UsageError(f"{flag} asks in a conversation, and --raw-prompt has none")
+    for name in ("critique", "judge"):
+        if params["raw_prompt"] and params.get(name):
+            raise UsageError(f"--{name} asks in a conversation, and --raw-prompt has none")
     match names:
         case ["vote"]:
             extractor = vote_extractor(params.get("vote_by"), grammar)
@@ -58,12 +58,13 @@ def with_slots(setup: Setup, spec: TriesSpec | None) -> Setup:
         raise UsageError(
             "with temperature 0 every try gives the same answer", hint="--temperature 0.7"
         )
+    # The number of choices is also the number of slots, and the tries decode as one batch.
     settings = msgspec.structs.replace(setup.settings, n=spec.count)
     return msgspec.structs.replace(setup, settings=settings)
 
 
 def start_tries(engine: "Engine", request: GenerateRequest, spec: TriesSpec) -> "BestAnswer":
-    """Start a request whose tries arrive as they are generated."""
+    """Start a request that streams all of its tries."""
     from localchat.tries.best_answer import best_answer  # most prompts have one try
 
     return best_answer(engine, request, spec, live=True)

@@ -60,6 +60,7 @@ def _import_file(app: AppContext, path: Path, name: str | None, how: How, *, as_
 
     header = read_header(path)
     name = plain_stem(path) if name is None else name
+    # Importing a file twice is not an error.
     if _is_imported(app, name, path, as_json=as_json):
         return
     _check_free(app, name)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localchat.models.names import Reference
 
 Ask: TypeAlias = Literal["never", "misfit", "always"]
-"""When to ask before a download. `misfit` asks only if the model will not fit."""
+"""Ask before a download never, if the model will not fit, or always."""
 
 
 @click.command("pull")
@@ -233,7 +233,7 @@ def _show_verdict(
     Also return True if the header cannot be read, which may be the fault of the server.
     """
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS
+    from localchat.cli.resolve import chat_slots
     from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import Subject, assess
     from localchat.models.hub.events import FitAssessed, Note
@@ -242,7 +242,7 @@ def _show_verdict(
 
     settings = inputs.settings((choice.name,)).settings
     try:
-        options = planned_load(settings, inputs.paths, max_slots=max(CHAT_SLOTS, settings.n))
+        options = planned_load(settings, inputs.paths, max_slots=chat_slots(settings))
         subject = Subject(
             choice.name,
             read_remote_header(choice, hub, view.show, retry),

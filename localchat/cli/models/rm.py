@@ -36,7 +36,7 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
     # By name, so that a model that is named twice is removed once.
     models = {
         model.name: model
-        for model in (find_model(word, index, paths, app.environ) for word in words)
+        for model in (find_model(name, index, paths, app.environ) for name in words)
     }
     removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("word", metavar="MODEL", shell_complete=complete_model)
+@click.argument("name", metavar="MODEL", shell_complete=complete_model)
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--offline/--no-offline", hidden=True, expose_value=False)  # accepted as by prompts
 @click.pass_obj
-def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
+def command(app: AppContext, name: str, template: bool, as_json: bool) -> None:
     """Show a model's size, license and capabilities.
 
     The command reads the header of the file and loads no weights.
@@ -37,7 +37,7 @@ def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
 
     follow_library_setting(app)
     paths = find_paths(app.environ)
-    model = find_model(word, read_index(paths, app.environ), paths, app.environ)
+    model = find_model(name, read_index(paths, app.environ), paths, app.environ)
     inspection = inspect(model, vocabulary=not template)
     if template:
         print_lines(app.environ, (_template(model, inspection),))
@@ -64,9 +64,8 @@ class _Outlook(NamedTuple):
 def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
     """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS, Inputs
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess
+    from localchat.cli.resolve import Inputs, chat_slots, subject_of
+    from localchat.models.assess import assess
     from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
     from localchat.models.resolve import ResolvedModel, planned_load
 
@@ -75,8 +74,8 @@ def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(app, {}).settings((located.word, located.name)).settings
     try:
-        options = planned_load(settings, paths, max_slots=max(CHAT_SLOTS, settings.n))
-        subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
+        options = planned_load(settings, paths, max_slots=chat_slots(settings))
+        subject = subject_of(located, settings)
         report = assess(subject, options, usable_machine(), None, speed=False)
     except LocalchatError:  # the line "trouble" shows the error
         return _Outlook("", recommended_sampling(located, paths))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
@@ -21,15 +21,15 @@ from localchat.units import counted, duration, rate
 if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
     from localchat.batch.run import BatchRun, BatchServer
-    from localchat.cli.serving.batch_progress import BatchLines
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.work_model import WorkModel
 
 _STDIN = Path("-")
 _SLOTS = 16
 _GPU_SLOTS = 128
-"""Slots of a checkpoint on the CUDA backend, whose throughput still rises up to this number."""
+"""Slots of a checkpoint with CUDA, where throughput rises up to this number."""
 _UNKNOWN_SLOTS = 16
-"""Assumed slots of a server that does not report how many requests it computes at once."""
+"""Assumed slots of a server that does not report its own."""
 
 
 @click.command("batch")
@@ -122,14 +122,13 @@ def command(
     from localchat.batch.output_file import BatchOutput
     from localchat.batch.run import BatchRun
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     terminal = Terminal(app.environ, quiet=bool(quiet))
     if source != _STDIN:
         _check_input(source)
     if target is None:
         hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
-        raise UsageError("-o OUT.jsonl, the file for the answers, is missing", hint=hint)
+        raise UsageError("-o OUT.jsonl is missing, the file for the answers", hint=hint)
     _check_output(source, target)
     with _input_file(source) as path, BatchOutput(target) as output:
         batch = BatchRun(
@@ -157,12 +156,12 @@ def _answer(
     ctx: click.Context, terminal: Terminal, batch: "BatchRun"
 ) -> tuple[LocalchatError | None, bool]:
     """Run the batch. Return the error that ended it, and True if it was interrupted at once."""
-    from localchat.cli.serving.batch_progress import batch_progress_for
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.signals import calling, terminate_gracefully
 
     if not batch.progress.total:
         return None, False
-    with batch_progress_for(terminal) as view, terminate_gracefully():
+    with BatchDisplay(terminal) as view, terminate_gracefully():
 
         def end() -> None:
             batch.end()
@@ -183,16 +182,15 @@ def _answer(
 
 @contextmanager
 def _server(
-    ctx: click.Context, terminal: Terminal, view: "BatchLines", batch: "BatchRun"
+    ctx: click.Context, terminal: Terminal, view: "BatchDisplay", batch: "BatchRun"
 ) -> "Iterator[BatchServer]":
     """Yield the server that answers: a running one, or a new process. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
-    from localchat.cli.measure.bench_servers import BenchServers
+    from localchat.cli.measure.targets import BenchTargets
     from localchat.engine.remote.client import base_url
     from localchat.measure.endpoint import first_model
     from localchat.measure.server_process import server_properties
-    from localchat.measure.sweep import BenchVariant
-    from localchat.measure.variants import is_running
+    from localchat.measure.variants import BenchVariant, is_running
 
     chosen = _chosen_model(ctx, batch)
     word = chosen.word
@@ -206,7 +204,7 @@ def _server(
     if not runs_already:
         view.status(f"loading {word}")
         parallel = parallel or _slots(ctx, word)
-    servers = BenchServers(ctx, terminal, loop_guard=True)
+    servers = BenchTargets(ctx, terminal, loop_guard=True)
     with servers.open(BenchVariant(word, word, {}, parallel)) as (endpoint, _):
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
@@ -229,11 +227,11 @@ def _server(
         )
 
 
-def _slots(ctx: click.Context, word: str) -> int:
+def _slots(ctx: click.Context, name: str) -> int:
     """Return how many requests a new server computes at once. Raises ModelMissing, UsageError."""
     from localchat.cli.resolve import resolve_setup
 
-    if resolve_setup(ctx, word).model.path.is_dir():
+    if resolve_setup(ctx, name).model.path.is_dir():
         return _GPU_SLOTS
     return _SLOTS
 
@@ -242,8 +240,8 @@ def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
     """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
     from localchat.cli.work_model import WorkModel, work_model
 
-    if word := ctx.params["word"]:
-        return WorkModel(word, "")
+    if name := ctx.params["word"]:
+        return WorkModel(name, "")
     return work_model(ctx, batch.source.named_models())
 
 
@@ -335,7 +333,7 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     if progress.looping:
         yield (
             f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
-            "repetition_penalty 1.1 in these lines"
+            "frequency_penalty 0.3 in these lines"
         )
     if failed := progress.failed + progress.failed_before:
         yield (

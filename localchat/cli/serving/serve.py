@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _SLOTS = 16
 _PORT = 8114
-"""Differs from 11434, so that a web page that attacks another local server does not reach this one."""
+"""Default port. It differs from 11434, which web pages may attack."""
 
 _EDITOR_S = 8 * 3600
-"""Keep-alive of a model that completes code, which should survive the breaks of a working day."""
+"""Keep-alive of a model that completes code, as long as a working day."""
 
 
 @click.command("serve")
@@ -149,12 +149,16 @@ def command(
     from localchat.server.uvicorn_server import bind_sockets
 
     setup = resolve_setup(ctx, model_word)
-    # Others can read a unit file, so it must not contain the key of the environment.
-    keys = read_keys(api_key_file, {} if print_unit else setup.app.environ)
     names = checked_names(allow_host)
     origins = checked_origins(allow_origin)
-    # A running server may use the port of the unit.
-    sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
+    if print_unit:
+        # Others can read a unit file, so it must not contain the key of the environment.
+        keys = read_keys(api_key_file, {})
+        # A running server may use the port of the unit, so bind another one.
+        sockets = bind_sockets(host, 0)
+    else:
+        keys = read_keys(api_key_file, setup.app.environ)
+        sockets = _bound(setup, host, port)
     addresses = [str(socket.getsockname()[0]) for socket in sockets]
     limits = ServerLimits(answer_tokens=longest) if longest else ServerLimits()
     config = ServerConfig(
@@ -182,14 +186,14 @@ def command(
 def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
     """Return the names of indexed documents. Raises UsageError if one does not exist."""
     library = open_library(setup.app)
-    names = [word.removeprefix("@") for word in words]
+    names = [name.removeprefix("@") for name in words]
     for name in names:
         library.open(name).close()
     return tuple(names)
 
 
 def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
-    """Print the service file of this command to stdout, and how to install it to stderr."""
+    """Print the service file to stdout, and its installation to stderr."""
     from localchat.cli.serving import service_unit
 
     unit = service_unit.service(ctx, setup.app.environ)
@@ -264,6 +268,7 @@ def _serve(
         queue=config.limits.waiting,
     )
     with open_server_context(spec) as context:
+        # The first lease starts the load, so that the model is ready for the first request.
         with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
         app = create_app(context.engines, config, context.private)
@@ -297,7 +302,7 @@ def _stop_at_end_of_input(stop: "Callable[[], None]") -> None:
 
 
 def _local_url(listening: "socket.socket") -> str:
-    """Return the URL for programs on this machine, even if the server listens on a network."""
+    """Return the URL for programs on this machine."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     if ":" in host:

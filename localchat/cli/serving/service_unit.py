@@ -88,7 +88,7 @@ def _program() -> tuple[str, ...]:
 
 
 def _arguments(ctx: click.Context) -> Iterator[str]:
-    """Yield the arguments of the command line with absolute paths, without the flag that prints the unit."""
+    """Yield the arguments with absolute paths, without --print-unit."""
     words: list[str] = []
     for param in ctx.command.params:
         name = param.name or ""
@@ -121,10 +121,10 @@ def _option(param: click.Option, value: object) -> Iterator[str]:
         yield text
 
 
-def _absolute(word: str) -> str:
+def _absolute(name: str) -> str:
     """Return the absolute path of a model file or folder. A name stays a name."""
-    path = expand_home(word)
-    return str(path.absolute()) if path.exists() else word
+    path = expand_home(name)
+    return str(path.absolute()) if path.exists() else name
 
 
 def cautions(environ: Mapping[str, str]) -> Iterator[str]:

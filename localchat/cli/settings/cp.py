@@ -12,11 +12,11 @@ from localchat.sanitize import sanitize_line
 
 
 @click.command("cp")
-@click.argument("word", metavar="MODEL", shell_complete=complete_model)
+@click.argument("model_name", metavar="MODEL", shell_complete=complete_model)
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
+def command(app: AppContext, model_name: str, name: str, as_json: bool) -> None:
     """Give a model another name.
 
     After another pull of the model, the alias names the new files. `localchat rm NAME` removes the alias alone.
@@ -27,8 +27,8 @@ def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
 
     paths = find_paths(app.environ)
     check_name(name)
-    model = locate(word, paths, IN_COMMAND, app.environ)
-    target = read_aliases(paths).aliases.get(word, model.word)
+    model = locate(model_name, paths, IN_COMMAND, app.environ)
+    target = read_aliases(paths).aliases.get(model_name, model.word)
     existing = read_index(paths, app.environ).find(name)
     if existing is not None and existing.kind != "alias":
         raise UsageError(f"there is a model {existing.name} already", hint="choose another name")

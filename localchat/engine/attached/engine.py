@@ -28,7 +28,7 @@ from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
 
 _CONNECT_S = 10.0
 """Timeout of `ps` in seconds. The server is on this machine, which may be busy."""
@@ -66,7 +66,7 @@ class ServerClient:
         body = self._post("query", request)
         answer = msgspec.msgpack.decode(body, type=protocol.FromChild)
         if isinstance(answer, protocol.Failed):
-            raise _error_from(answer)
+            raise answer.error()
         assert isinstance(answer, kind), f"{type(answer).__name__} for {kind.__name__}"
         return answer
 
@@ -80,7 +80,7 @@ class ServerClient:
         except (OSError, http.client.HTTPException) as error:
             raise self._connection_lost(error) from error
         if response.status == 409:
-            raise _error_from(msgspec.msgpack.decode(body, type=protocol.Failed))
+            raise msgspec.msgpack.decode(body, type=protocol.Failed).error()
         if response.status != 200:
             raise self._rejected(response.status, body)
         return body
@@ -106,7 +106,7 @@ class ServerClient:
                         if items and isinstance(items[-1][1], Done):
                             return
                     case protocol.Failed():
-                        stream.put(_error_from(frame))
+                        stream.put(frame.error())
                         return
                     case _:
                         raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
@@ -254,7 +254,3 @@ def _encode(request: msgspec.Struct) -> bytes:
         return msgspec.msgpack.encode(request)
     except (UnicodeEncodeError, OverflowError, TypeError) as error:
         raise UsageError(f"this cannot be sent to the engine: {error}") from error
-
-
-def _error_from(failed: protocol.Failed) -> LocalchatError:
-    return from_wire(failed.code, failed.message, failed.hint, failed.details)

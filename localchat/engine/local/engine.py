@@ -25,7 +25,7 @@ from localchat.engine.local.process import ChildProcess
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import SIGNAL_POLL_S, Stream, put_together
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -236,8 +236,8 @@ class LocalEngine:
         match frame:
             case protocol.Events(items):
                 self._deliver(items)
-            case protocol.Failed(id_, code, message, hint, details):
-                self._fail(id_, from_wire(code, message, hint, details))
+            case protocol.Failed(id_):
+                self._fail(id_, frame.error())
             case protocol.Notice(text):
                 self._notify(text)
             case protocol.Entered(phase):

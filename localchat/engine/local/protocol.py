@@ -15,7 +15,7 @@ import msgspec
 from localchat.engine.events import EngineStats, Event
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import Detail
+from localchat.errors import Detail, LocalchatError, from_wire
 from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
@@ -147,6 +147,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     hint: str
     details: dict[str, Detail]
+
+    @classmethod
+    def of(cls, id_: int, error: LocalchatError) -> "Failed":
+        """Return the frame that reports an error."""
+        return cls(id_, error.code, sendable(error.message), sendable(error.hint), error.details)
+
+    def error(self) -> LocalchatError:
+        """Return the error that the frame reports."""
+        return from_wire(self.code, self.message, self.hint, self.details)
 
 
 class TokensReply(msgspec.Struct, frozen=True, tag="tokens"):
