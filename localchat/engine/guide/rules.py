@@ -1,4 +1,4 @@
-"""Rules that decide whether an answer of the guide is shown, replaced, or needs more text.
+"""Rules that decide whether the guide's answer is shown, replaced, or needs more text.
 
 A model of the guide's size sometimes answers a neighboring topic. Each rule looks at the text so far, and the
 first rule of `RULES` with a verdict decides.
@@ -23,7 +23,7 @@ class Thresholds(NamedTuple):
     likely: float = 0.25
     """Below it, an answer may be off-topic."""
     possible: float = 0.02
-    """Minimum for an answer that the guide is certain of, or that has the most probable topic."""
+    """Minimum for an answer that is certain, or that has the most probable topic."""
     sure: float = 0.6
     """Minimum for the fixed answer of a topic to replace the guide's answer."""
     own_question: float = 0.02
@@ -86,7 +86,7 @@ class GuideQuestion(NamedTuple):
 
 
 class Certainty(Enum):
-    """How certain the guide is of its answer, by the log probabilities of the first tokens."""
+    """Certainty of the guide, by the log probabilities of its first tokens."""
 
     LOW = 0
     PENDING = 1
@@ -138,7 +138,7 @@ def judge(partial: PartialAnswer) -> Verdict:
 
 
 def refusal(partial: PartialAnswer) -> Verdict | None:
-    """Replace a refusal if a topic is sure, or if it rejects a text that the user did not send."""
+    """Replace a refusal if a topic is sure, or if there was no text to refuse."""
     if not partial.text.startswith(REFUSALS):
         return None
     if partial.question.is_text:
@@ -155,7 +155,7 @@ def refusal(partial: PartialAnswer) -> Verdict | None:
 
 
 def text_task(partial: PartialAnswer) -> Verdict | None:
-    """Refuse a task on a text unless the answer starts like one of the guide's own.
+    """Refuse a task on a text unless the answer starts like one of the guide's.
 
     Any other answer to a text would repeat a part of it.
     """
@@ -172,7 +172,7 @@ def text_task(partial: PartialAnswer) -> Verdict | None:
 
 
 def quoted_text(partial: PartialAnswer) -> Verdict | None:
-    """Show an answer that quotes the user, unless the question is rather a task to refuse."""
+    """Show an answer that quotes the user, unless the question is a task to refuse."""
     quote = partial.text.strip("> \n")
     question = partial.question
     if not partial.complete or quote == question.text or quote not in question.user_text:
@@ -199,7 +199,7 @@ def other_language(partial: PartialAnswer) -> Verdict | None:
 
 
 def ambiguous_start(partial: PartialAnswer) -> Verdict | None:
-    """Wait while the text may become a quotation, a refusal, a hint on language, or a sum."""
+    """Wait while the text may become a quotation, a refusal, a language hint or a sum."""
     if partial.complete:
         return None
     starts = (*REFUSALS, _ABSENT, *partial.topics.languages)
@@ -306,7 +306,7 @@ def task_refusal(partial: PartialAnswer) -> str:
 
 
 def offer(topics: Topics, probabilities: "np.ndarray", answered: str = "") -> str:
-    """Return a text that offers the most probable questions, or the answer "I do not know that".
+    """Return an offer of the most probable questions, or "I do not know that".
 
     answered: key of the topic that the guide answered, which is offered first if it is possible.
     """
