@@ -91,7 +91,7 @@ def test_planning_a_load_on_a_gpu_knows_every_family_without_torch() -> None:
 def test_looking_at_models_loads_no_native_library(verb: str) -> None:
     loaded = modules_after(f"from localchat.cli.main import run; assert run({verb.split()}) == 0")
     heavy = {"torch", "triton", "llama_cpp", "xllamacpp", "numpy", "huggingface_hub", "rich"}
-    # On a machine too busy for the benchmark, `fit` measures the memory bandwidth with numpy.
+    # `fit` measures the memory bandwidth with numpy.
     allowed = {"numpy"} if verb.startswith("fit") else set()
     assert loaded & (heavy - allowed) == set()
 

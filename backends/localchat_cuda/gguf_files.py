@@ -24,16 +24,16 @@ _SAMPLING = (
     ("min_p", "min_p"),
     ("repetition_penalty", "penalty_repeat"),
 )
-"""Our names of a file's own defaults, and theirs below `general.sampling.`."""
+"""Names of sampling defaults here, and in a file below `general.sampling.`."""
 
 
 class OpenedFiles(NamedTuple):
-    """Everything about a model that is read before its weights."""
+    """Data of a model that is read before its weights."""
 
     name: str
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
-    """Tensors in memory; of a GGUF as they are once loaded."""
+    """Headers of the weights. Those of a GGUF file describe the tensors once loaded."""
     tokenizer: TokenizerFiles
     template: str | None
     sampling: tuple[tuple[str, float], ...]
@@ -46,8 +46,9 @@ def open_gguf(path: Path) -> OpenedFiles:
     raw = config_of(header, _rope_factors(header))
     template = header.metadata.get("tokenizer.chat_template")
     metadata = repr(sorted((key, str(value)[:4096]) for key, value in header.metadata.items()))
-    stated = (
-        (ours, header.metadata.get(f"general.sampling.{theirs}")) for ours, theirs in _SAMPLING
+    sampling = (
+        (name, header.metadata.get(f"general.sampling.{stored_name}"))
+        for name, stored_name in _SAMPLING
     )
     return OpenedFiles(
         path.stem,
@@ -55,7 +56,7 @@ def open_gguf(path: Path) -> OpenedFiles:
         (loaded_header(header),),
         tokenizer_files(header),
         template if isinstance(template, str) else None,
-        tuple((name, float(value)) for name, value in stated if isinstance(value, int | float)),
+        tuple((name, float(value)) for name, value in sampling if isinstance(value, int | float)),
         digest_of(metadata.encode(), header.parts),
     )
 
@@ -70,7 +71,7 @@ def _rope_factors(header: Header) -> tuple[float, ...]:
 
 
 def digest_of(settings: bytes, paths: Iterable[Path]) -> str:
-    """A digest of the settings and of samples of the weights: two fine-tunes have equal headers."""
+    """Return a digest of settings and samples of the weights, because fine-tunes have equal headers."""
     digest = hashlib.blake2b(settings, digest_size=16)
     for path in paths:
         size = path.stat().st_size

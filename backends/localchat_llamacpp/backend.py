@@ -1,4 +1,4 @@
-"""The llama.cpp backend. Importing this loads no library and no numpy."""
+"""The llama.cpp backend. Importing this module loads no library and no numpy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,55 +24,55 @@ from localchat_llamacpp.build_advice import (
 from localchat_llamacpp.library_source import find_library
 from localchat_llamacpp.plan.embedding_plan import plan_embedding
 
-_NO_WRITERS = frozenset(
+_NOT_GENERATIVE = frozenset(
     {
         *ENCODERS,
         *DIFFUSION,
         *("t5", "t5encoder", "wavtokenizer-dec"),
     }
 )
-"""Encoders and diffusion models: what `loading.refuse_other_kinds` finds out natively, and a little more."""
+"""Encoders and diffusion models, most of which `load.refuse_other_kinds` detects natively."""
 
 
 class LlamaCppBackend:
-    """GGUF models on CPU, and on GPUs where the library was built for them."""
+    """Runs GGUF models on the CPU, and on GPUs if the library was built for them."""
 
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
 
     def build_key(self) -> str:
-        """Names the native library and this CPU; empty: there is no library."""
+        """Return a key of the native library and this CPU. Empty without a library."""
         return build_key()
 
     def build_info(self) -> BuildInfo:
-        """The build as `doctor` shows it. Loads the library (0.1 s)."""
+        """Return the build as `doctor` shows it. Loads the library (0.1 s)."""
         return read_build()
 
     def remedies(self) -> tuple[Remedy, ...]:
-        """Ways to a better build, best first. Loads the library."""
+        """Return ways to a better build, best first. Loads the library."""
         return remedies(read_build())
 
     def rebuilder(self) -> Rebuilder:
-        """Builds llama.cpp for this machine."""
+        """Return the rebuilder of llama.cpp for this machine."""
         from localchat_llamacpp.rebuild.rebuilder import LlamaCppRebuilder
 
         return LlamaCppRebuilder()
 
     def available(self) -> Availability:
-        """Look for a library of llama.cpp without loading one."""
+        """Find a llama.cpp library without loading it."""
         search = find_library()
         if search.library is None:
             reason = " ".join(search.passed_over) or "llama.cpp is not installed."
             return Availability(False, reason, search.hint)
-        found = search.library
+        library = search.library
         return Availability(
             True,
-            " ".join((f"{found.title}. {found.why}", *search.passed_over)),
-            versions=((found.name, found.version),),
+            " ".join((f"{library.title}. {library.why}", *search.passed_over)),
+            versions=((library.name, library.version),),
         )
 
     def accepts(self, path: Path) -> bool:
-        """True if a file begins as GGUF, or is named so: then `open` explains what is wrong with it."""
+        """Return True if a file begins as GGUF, or is named so: then `open` explains what is wrong."""
         if path.suffix.lower() == ".gguf":
             return True
         try:
@@ -82,30 +82,30 @@ class LlamaCppBackend:
             return False
 
     def objection(self, model: ModelSummary) -> str:
-        """Looks for the architecture's name in the library file, and for anything foreign to a plain model."""
+        """Look for the architecture's name in the library, and for parts of other kinds of models."""
         if isinstance(model, Checkpoint):
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = model.architecture
         if not knows_architecture(name):
             other = other_library(name)
-            instead = f"; --llamacpp-library {other} takes one that does" if other else ""
-            return f"this llama.cpp does not know its architecture, {name}{instead}"
+            instead = f"; --llamacpp-library {other} supports it" if other else ""
+            return f"this llama.cpp does not support its architecture, {name}{instead}"
         if model.images:
-            return "it holds an image encoder in the same file, which llama.cpp keeps apart"
+            return "it contains an image encoder in the same file, which llama.cpp expects apart"
         if not model.vocabulary:
             return "it has no vocabulary"
-        if name in _NO_WRITERS and not model.pooling:
-            return f"it does not write token by token ({name})"
+        if name in _NOT_GENERATIVE and not model.pooling:
+            return f"it does not generate token by token ({name})"
         return ""
 
     def with_gpus(self, machine: Machine) -> Machine:
-        """The machine with AMD's, Intel's and integrated GPUs, where this build is for one."""
+        """Return the machine with AMD's, Intel's and integrated GPUs that this build can use."""
         from localchat_llamacpp.gpu_detection import detect_gpus
 
         return detect_gpus(machine)
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
-        """Memory of a load on this machine. Raises UsageError, also for a safetensors checkpoint."""
+        """Plan the memory of a load. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp.plan import memory_plan as planner
 
         if isinstance(model, Checkpoint):
@@ -127,8 +127,10 @@ class LlamaCppBackend:
         return expected_rate(model, plan, read_machine(), threads, past)
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
-        """Check the header, then read the vocabulary (0.2 s for 152k tokens). Raises ModelMissing,
-        ModelInvalid."""
+        """Check the header, then read the vocabulary. Raises ModelMissing, ModelInvalid.
+
+        Takes 0.2 s for 152k tokens.
+        """
         from localchat_llamacpp.model import GgufModel
 
         return GgufModel(path)

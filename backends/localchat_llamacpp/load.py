@@ -1,4 +1,4 @@
-"""Loads weights and context by a plan, warms them up, and makes the runner."""
+"""Loads weights and context by a plan, warms them up, and creates the runner."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from localchat_llamacpp.native_model import (
     open_context,
     outputs_max,
 )
-from localchat_llamacpp.plan.compute_buffers import SPARE_STATES, context_cells
+from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import WarmUp
 
@@ -47,13 +47,16 @@ _WINDOW_SAVED = (
 
 
 _LONE = frozenset({"plamo2"})
-"""Architectures whose graph in llama.cpp 0.3.36 ends the process (SIGABRT) with three sequences in a step."""
+"""Architectures whose graph aborts the process with three sequences in a step (0.3.36)."""
 _TILE_ROWS = 64
-"""Rows of a prompt that flash attention computes as one tile on a CPU, where KV is in f16. A step of fewer rows
-reads all KV for each of them (0.5B shapes after 3,000 tokens: 37 ms of CPU a token at 32 rows, 20 at 64)."""
+"""Prompt rows that flash attention computes as one tile on a CPU with f16 KV.
+
+A narrower step reads all KV for each row (0.5B shapes after 3,000 tokens: 37 ms of CPU per token at 32 rows,
+20 at 64).
+"""
 _MAPPED = "_Mapped"
 _IN_RAM = ("CPU", "AMX")
-"""The library's names of buffers: pages of the file, and memory of this machine."""
+"""The library's names of buffers in RAM."""
 _ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
 
 
@@ -62,20 +65,20 @@ class Target:
     """A model to load."""
 
     path: Path
-    """Its first file."""
+    """First file of the model."""
     total_bytes: int
-    """Of all files."""
+    """Size of all files."""
     kv_types: tuple[str, ...]
-    """Those that the model's head sizes allow."""
+    """KV types that the model's head sizes allow."""
     threads: int
     architecture: str = ""
-    """As the file names it."""
+    """Name of the architecture in the file."""
     experts: bool = False
-    """A mixture of experts, of which each token of a step reads others."""
+    """Whether the model is a mixture of experts."""
 
 
 def refuse_other_kinds(model: int) -> None:
-    """Raise ModelInvalid for models that do not write token by token. The vocabulary suffices."""
+    """Raise ModelInvalid for models that do not generate token by token. The vocabulary suffices."""
     api = library().api
     if api.llama_model_is_diffusion(model):
         raise ModelInvalid(
@@ -90,13 +93,13 @@ def refuse_other_kinds(model: int) -> None:
 def load_runner(
     target: Target, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
 ) -> LlamaCppRunner:
-    """Load weights, make the context, warm up. Releases everything when one of them fails.
+    """Load the weights, create the context, and warm up. Releases everything on failure.
 
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
     if request.plan.kv_type not in KV_TYPES:
         raise ModelInvalid(
-            f"KV type {request.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}"
+            f"KV type {request.plan.kv_type!r}: expected one of {', '.join(KV_TYPES)}"
         )
     weights = load_weights(
         target.path,
@@ -119,11 +122,11 @@ def _with_context(
     api = library().api
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
-    most = int(api.llama_max_parallel_sequences()) - 1
+    max_slots = int(api.llama_max_parallel_sequences()) - 1
     spare = SPARE_STATES if _is_stateful(weights.handle) else 0
     spec = ContextSpec(
         context_tokens=room,
-        slots=min(request.options.max_slots + spare, most),
+        slots=min(request.options.max_slots + spare, max_slots),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
@@ -145,7 +148,7 @@ def _with_context(
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
-        taken = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
+        used = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
         return LlamaCppRunner(
             weights,
             context,
@@ -154,7 +157,7 @@ def _with_context(
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
             threads=target.threads,
-            report=report(taken, sum(files)),
+            report=report(used, sum(files)),
             drafter=drafter,
             on_gpu=plan.gpu_layers != 0,
             window_only=spec.window_only,
@@ -167,7 +170,7 @@ def _with_context(
 
 
 def _placement(plan: MemoryPlan, notify: Callable[[str], None]) -> Placement:
-    """The planned places of layers and experts, as far as this build can offload."""
+    """Return the planned placement of layers and experts, as far as this build can offload."""
     if plan.gpu_layers and not library().api.llama_supports_gpu_offload():
         notify(offload_advice())
         return Placement()
@@ -191,8 +194,8 @@ def _capabilities(
         rewind = "checkpoint"
         limits = (_NO_REWIND,)
     elif window > 0:
-        # With room for all of them the cells before the window are kept too, but a saved state leaves them out,
-        # and a full cache may write over them.
+        # With room, the cache also stores the cells before the window. A saved state omits them, and a full
+        # cache may overwrite them.
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind = "last_n"
         limits = (sentence.format(window),)
@@ -201,7 +204,7 @@ def _capabilities(
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=request.plan.context_tokens,
-        # The cells beyond the room, to a round number, are not promised to anyone.
+        # The context is rounded up to whole cells. The extra cells are not part of the promise.
         kv_tokens=spec.context_tokens,
         max_slots=spec.slots,
         max_rows=1 if alone else min(request.options.max_slots, spec.slots),
@@ -225,7 +228,7 @@ def _capabilities(
 
 
 def _widths(spec: ContextSpec, request: LoadRequest) -> Widths:
-    """The widths that fill tiles of attention."""
+    """Return the widths that fill tiles of attention."""
     tiled = spec.flash_attention and spec.kv_type == "f16" and not request.plan.gpu_layers
     return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)) if tiled else ())
 
@@ -236,14 +239,14 @@ def _is_stateful(model: int) -> bool:
 
 
 def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
-    """Allocated bytes by purpose.
+    """Sum the allocated bytes by purpose.
 
-    A mapped buffer reaches from its first tensor to its last one, also over those between them that went to a
-    GPU: of a file of `file_bytes` no more than the rest counts.
+    A mapped buffer spans everything between its first and last tensor, including tensors that went to a GPU.
+    So no more counts than the rest of `file_bytes`.
     """
     model = [buffer for buffer in buffers if buffer.purpose == "model"]
-    mapped = sum(one.size_bytes for one in model if one.device.endswith(_MAPPED))
-    on_gpus = sum(one.size_bytes for one in model if _is_on_gpu(one.device))
+    mapped = sum(part.size_bytes for part in model if part.device.endswith(_MAPPED))
+    on_gpus = sum(part.size_bytes for part in model if _is_on_gpu(part.device))
     return MemoryReport(
         weights_bytes=_size(buffers, "model") - max(0, mapped + on_gpus - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),

@@ -1,4 +1,4 @@
-"""An opened GGUF model: its header, its tokenizer, the plan of a load, and the load."""
+"""Opens a GGUF model: header, tokenizer, the plan of a load, and the load."""
 
 import hashlib
 import re
@@ -40,13 +40,13 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""Keys of a file's own defaults, and our names for them."""
+"""Keys of a file's own sampling defaults, and our names for them."""
 _PIECES = 16
 _PIECE_BYTES = 4096
 
 
 class GgufModel:
-    """OpenModel over a GGUF file. Native code gets the file only after its header was checked here."""
+    """OpenModel over a GGUF file. Checks the header before native code sees the file."""
 
     def __init__(self, path: Path) -> None:
         """path: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
@@ -55,7 +55,7 @@ class GgufModel:
         self.shape = model_shape(self.header)
         if not self.shape.vocabulary:
             raise ModelInvalid(
-                f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
+                f"{path} has no vocabulary: it is part of a model, such as an adapter or a vision encoder.",
                 hint="Give the file of the language model itself.",
             )
         handle, log_lines = load_vocabulary(self._first)
@@ -75,12 +75,14 @@ class GgufModel:
         if can_offload:
             machine = add_gpus(machine, devices)
         if self.info.pooling:
-            found = plan_embedding(self.shape, options, machine, can_offload=can_offload)
-            return demand(found, self.info.name)
-        found = planner.plan(self.shape, options, machine, can_offload=can_offload, safe_mode=False)
+            memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
+            return demand(memory, self.info.name)
+        memory = planner.plan(
+            self.shape, options, machine, can_offload=can_offload, safe_mode=False
+        )
         if options.gpu_layers not in ("auto", 0) and not can_offload:
-            found = replace(found, notes=(*found.notes, offload_advice()))
-        return demand(found, self.info.name)
+            memory = replace(memory, notes=(*memory.notes, offload_advice()))
+        return demand(memory, self.info.name)
 
     def load_embedder(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
@@ -99,8 +101,10 @@ class GgufModel:
         return self._vocabulary.encode_whole(text)
 
     def pair_tokens(self, query: str, text: str) -> list[int]:
-        """See EmbeddingModel. A file without a template for pairs has the form of BERT's, where a separator
-        follows the query, or of RoBERTa's, where two do."""
+        """See EmbeddingModel.
+
+        Without a template for pairs, one separator follows the query (BERT) or two (RoBERTa).
+        """
         template = self.header.metadata.get("tokenizer.chat_template.rerank")
         if isinstance(template, str):
             return self._filled_tokens(template, query, text)
@@ -131,7 +135,7 @@ class GgufModel:
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Runner:
-        """Load weights, make the context, warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        """Load the weights, create the context, warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
@@ -143,7 +147,7 @@ class GgufModel:
         return load_runner(target, request, progress, notify)
 
     def close(self) -> None:
-        """Release the vocabulary; a loaded runner has its own. Idempotent."""
+        """Release the vocabulary. A loaded runner has its own. Idempotent."""
         self._vocabulary.close()
 
 

@@ -236,8 +236,6 @@ class LlamaCppRunner:
             self._context = 0
             self._weights.close()
 
-    # ------------------------------------------------------------------ steps
-
     def _begin(self, step: _Step, *, void: bool = False) -> _Step:
         """Change what a plan changes and begin to compute it."""
         plan = step.plan
@@ -279,8 +277,6 @@ class LlamaCppRunner:
             for row in step.plan.rows
         )
 
-    # ------------------------------------------------------------------ what a plan changes
-
     def _enter(self, plan: StepPlan) -> None:
         for seq in plan.leave:
             self._sequences.pop(seq, None)
@@ -292,13 +288,11 @@ class LlamaCppRunner:
     def _row_tokens(self, row: StepRow) -> tuple[int, ...]:
         """The token ids that a row computes, written into what is known of its sequence."""
         state = self._sequences[row.seq]
-        known = (state.tokens[row.start],) if row.tokens is LAST else row.tokens
-        assert isinstance(known, tuple)
-        tokens = known + row.drafts
+        new_tokens = (state.tokens[row.start],) if row.tokens is LAST else row.tokens
+        assert isinstance(new_tokens, tuple)
+        tokens = new_tokens + row.drafts
         state.tokens[row.start : row.start + len(tokens)] = tokens
         return tokens
-
-    # ------------------------------------------------------------------ decoding
 
     def _parts(self, plan: StepPlan) -> list[_DecodePart]:
         """The plan as one decode, or several where more logits are requested than one may bring."""
@@ -325,16 +319,16 @@ class LlamaCppRunner:
         self._batch.clear()
         for number, begin, end in part.stretches:
             row = plan.rows[number]
-            known = row.tokens if isinstance(row.tokens, tuple) else (0,)
+            tokens = row.tokens if isinstance(row.tokens, tuple) else (0,)
             offsets = [o - begin for n, o in part.outputs if n == number]
-            self._batch.add(row.slot, row.start + begin, (known + row.drafts)[begin:end], offsets)
+            self._batch.add(row.slot, row.start + begin, (tokens + row.drafts)[begin:end], offsets)
         self._written = part
 
     def _decode(self, step: _Step, part: _DecodePart) -> StepStatus:
         if self._written is not part:
             self._write(step.plan, part)
         slots = self._slots
-        place = 0
+        first_output = 0
         for number, begin, end in part.stretches:
             row = step.plan.rows[number]
             start = row.start + begin
@@ -343,8 +337,8 @@ class LlamaCppRunner:
             )
             slots.lengths[row.slot] = start + end - begin
             if row.tokens is LAST and not begin:
-                self._batch.replace(place, step.tokens[number][0])
-            place += end - begin
+                self._batch.replace(first_output, step.tokens[number][0])
+            first_output += end - begin
         status = self._api.llama_decode(self._context, self._batch.native)
         if status == 0:
             return "ok"
@@ -376,8 +370,6 @@ class LlamaCppRunner:
         self._api.llama_set_n_threads(self._context, change.threads, change.threads)
         return (change.note,) if change.note else ()
 
-    # ------------------------------------------------------------------ sampling
-
     def _sample(
         self,
         plan: StepPlan,
@@ -398,9 +390,11 @@ class LlamaCppRunner:
             logits = self._logits[output]
             assert target.kind != "embedding", "this model gives no embeddings"
             if target.kind == "prompt":
-                given = self._sampler.logprobs(logits, target.token, target.top)
-                whole = self._sampler.all_logprobs(logits) if target.all else b""
-                samples.append(Sample(number, given.token, given.logprob, given.top, whole))
+                logprobs = self._sampler.logprobs(logits, target.token, target.top)
+                all_logprobs = self._sampler.all_logprobs(logits) if target.all else b""
+                samples.append(
+                    Sample(number, logprobs.token, logprobs.logprob, logprobs.top, all_logprobs)
+                )
                 continue
             row = plan.rows[target.row]
             following = target.offset + 1

@@ -1,4 +1,4 @@
-"""First steps of a loaded model: they read the weights, meet faults of the build, and test the cache."""
+"""Warms up a loaded model: reads the weights, reveals faults of the build, and tests the cache."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from localchat_llamacpp.native import library
 
 
 class WarmUp:
-    """Runs in slot `slot` of a fresh context and leaves it empty."""
+    """Warm-up in slot `slot` of a fresh context, which stays empty afterwards."""
 
     def __init__(self, context: int, batch: Batch, slot: int, vocab_size: int) -> None:
         self._api: Any = library().api
@@ -18,10 +18,10 @@ class WarmUp:
         self._vocab_size = vocab_size
 
     def run(self, tokens: int) -> bool:
-        """Decode a batch of `tokens`, then one token. Returns whether a slot's tail can be removed.
+        """Decode a batch of `tokens`, then one token. Return whether a slot's tail can be removed.
 
-        Raises RuntimeError when the library fails. The wide batch comes first: the fault of AMX builds needs
-        two rows, and the process should meet it here.
+        Raises RuntimeError if the library fails. The wide batch comes first, because the fault of AMX builds
+        needs two rows and should show here.
         """
         try:
             self._decode(0, tokens, [tokens - 1])

@@ -96,9 +96,6 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------------------- what a model can do
-
-
 class Widths(NamedTuple):
     """Row counts that a runner pads its steps to, or that fill its tiles, ascending."""
 
@@ -381,9 +378,6 @@ class EmbeddingModel(Protocol):
         ...
 
 
-# ---------------------------------------------------------------------------- the backend
-
-
 @dataclass(frozen=True, slots=True)
 class Availability:
     """True if a backend can run here."""
@@ -523,8 +517,6 @@ class Backend(Protocol):
         """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
         ...
 
-    # ------------------------------------------------------------------------ before a load
-
     def objection(self, model: ModelSummary) -> str:
         """Why this build cannot run a model: the end of a sentence, empty where nothing is against it."""
         ...
@@ -552,8 +544,6 @@ class Backend(Protocol):
         threads and all layers where this plan has them, which correct the estimate. Takes less than a second.
         None if the backend cannot tell."""
         ...
-
-    # ------------------------------------------------------------------------ diagnostics
 
     def build_info(self) -> BuildInfo:
         """The library as it is. Raises LocalchatError, ImportError, OSError."""

@@ -302,7 +302,7 @@ def _first(fitting: Sequence[Backend], kind: Kind) -> BackendChoice:
     for backend in fitting:
         found = backend.available()
         if found.ok:
-            why = chosen_because(backend.name, kind, asked=False, refusals=refusals)
+            why = chosen_because(backend.name, kind, is_requested=False, refusals=refusals)
             return BackendChoice(backend, why, found)
         refusals.append(_refusal(backend.name, found))
     return _chosen(fitting[0], kind, asked=False)
@@ -314,5 +314,5 @@ def _refusal(name: str, found: Availability, *, hint: bool = False) -> str:
 
 def _chosen(backend: Backend, kind: Kind, *, asked: bool) -> BackendChoice:
     return BackendChoice(
-        backend, chosen_because(backend.name, kind, asked=asked), backend.available()
+        backend, chosen_because(backend.name, kind, is_requested=asked), backend.available()
     )

@@ -22,9 +22,6 @@ class _Last:
 LAST = _Last()
 
 
-# ---------------------------------------------------------------------------- memory operations
-
-
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copy the first `tokens` of one block into another (paged caches)."""
@@ -122,9 +119,6 @@ class LoadBlock:
 MemoryOp: TypeAlias = (
     Copy | Alias | Truncate | Drop | Save | Restore | Discard | Import | SaveBlock | LoadBlock
 )
-
-
-# ---------------------------------------------------------------------------- a step
 
 
 @dataclass(frozen=True, slots=True)

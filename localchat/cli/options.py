@@ -8,11 +8,12 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from localchat.config.parameters import PARAMETERS, Parameter
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
@@ -92,259 +93,22 @@ class SharedOption(click.Option):
         return "Other flags", f"{names}. `localchat --help all` explains them."
 
 
-def _value_option(
-    flag: "_Flag", cls: type[click.Option] = click.Option
+def _setting_option(
+    key: str, parameter: Parameter, cls: type[click.Option] = click.Option
 ) -> Callable[[_Decorated], _Decorated]:
-    """Return the option for a flag with a value."""
-    complete = complete_model if flag.metavar == "MODEL" else None
+    """Return the option for a setting."""
+    names = parameter.names.split()
+    if parameter.is_switch:
+        return click.option(*names, key, cls=cls, default=None, help=parameter.flag_help)
     return click.option(
-        *flag.names,
-        flag.key,
+        *names,
+        key,
         cls=cls,
-        metavar=flag.metavar,
-        shell_complete=complete,
-        help=flag.about,
+        metavar=parameter.metavar,
+        shell_complete=complete_model if parameter.metavar == "MODEL" else None,
+        help=parameter.flag_help,
     )
 
-
-class _Flag(NamedTuple):
-    key: str
-    names: tuple[str, ...]
-    metavar: str
-    about: str
-
-
-_MODEL = (
-    _Flag(
-        "model",
-        ("-m", "--model"),
-        "MODEL",
-        "Model to ask: a name of `localchat list`, or the path of a GGUF file. Default: the one used last.",
-    ),
-)
-_LOAD = (
-    _Flag(
-        "context_length",
-        ("--ctx",),
-        "TOKENS",
-        "Context length in tokens, for example 4k. Default: the largest that fits.",
-    ),
-    _Flag(
-        "kv_cache_type",
-        ("--kv-type",),
-        "TYPE",
-        "Type of the KV cache: f16, q8_0 or q4_0, with CUDA also bf16 or fp8. Default: f16 or bf16.",
-    ),
-    _Flag(
-        "cache_ram_mib",
-        ("--cache-ram",),
-        "MIB",
-        "RAM for the KV cache of idle conversations, in MiB. Default: half of the free memory, at most 2 GB.",
-    ),
-    _Flag(
-        "cache_disk_gb",
-        ("--cache-disk",),
-        "GB",
-        "Disk space for the KV cache of conversations, in GB. Default: 10.",
-    ),
-    _Flag(
-        "threads", ("--threads",), "N", "Compute threads. 0 uses all physical cores. Default: 0."
-    ),
-    _Flag(
-        "gpu_layers",
-        ("--gpu-layers",),
-        "N",
-        "Layers on the GPU: a number, all or auto. Default: auto, as many as fit.",
-    ),
-    _Flag(
-        "experts_on_cpu",
-        ("--experts-on-cpu",),
-        "N",
-        "Layers whose experts stay in RAM (mixture-of-experts models). Default: auto.",
-    ),
-    _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU, in GB. Default: none."),
-    _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache, in GB. Default: none."),
-    _Flag(
-        "quantize",
-        ("--quantize",),
-        "TYPE",
-        "Quantize bf16 layers while loading: fp8, int8 or int4 (CUDA). Default: as stored.",
-    ),
-    _Flag("draft", ("--draft",), "MODEL", "Draft model for speculative decoding. Default: none."),
-    _Flag(
-        "backend",
-        ("--backend",),
-        "NAME",
-        "Backend that runs the model; `localchat doctor` lists them. Default: chosen by the file.",
-    ),
-    _Flag(
-        "llamacpp_library",
-        ("--llamacpp-library",),
-        "PATH",
-        "llama.cpp library to load. Default: the first that `localchat doctor` lists.",
-    ),
-)
-_REMOTE = (
-    _Flag(
-        "remote",
-        ("--remote",),
-        "URL",
-        "Ask an OpenAI-compatible server instead: its address, or a name of the settings file.",
-    ),
-)
-_SAMPLING = (
-    _Flag(
-        "temperature",
-        ("--temp", "--temperature"),
-        "X",
-        "Randomness. 0 always takes the most likely token. Default: the model maker's value, or 0.7.",
-    ),
-    _Flag(
-        "top_p",
-        ("--top-p",),
-        "P",
-        "Sample from the most likely tokens whose probabilities add up to P. Default: the model "
-        "maker's value, or 0.95.",
-    ),
-    _Flag(
-        "top_k",
-        ("--top-k",),
-        "K",
-        "Sample from the K most likely tokens. Default: the model maker's value, or off.",
-    ),
-    _Flag(
-        "min_p",
-        ("--min-p",),
-        "P",
-        "Drop tokens less likely than P times the most likely one. Default: the model maker's "
-        "value, or 0.05.",
-    ),
-    _Flag(
-        "seed",
-        ("--seed",),
-        "N",
-        "Random seed, for reproducible output. Default: a new one each time.",
-    ),
-    _Flag(
-        "max_tokens",
-        ("--max-tokens",),
-        "N",
-        "Stop the answer after N tokens. Default: when the model stops, or the context is full.",
-    ),
-    _Flag(
-        "think_budget",
-        ("--think-budget",),
-        "N",
-        "Stop reasoning after N tokens, then answer. Default: no limit.",
-    ),
-    _Flag("n", ("--n",), "N", "Number of answers. Default: 1."),
-)
-_SYSTEM = (
-    _Flag(
-        "system",
-        ("-s", "--system"),
-        "TEXT",
-        "System prompt: instructions before the conversation. Default: none.",
-    ),
-)
-_SCREEN = (
-    _Flag(
-        "theme",
-        ("--theme",),
-        "NAME",
-        "Colors of the screen: auto, dark, light, high-contrast, ansi or ansi-light. Default: auto.",
-    ),
-)
-_SWITCHES = (
-    _Flag(
-        "think",
-        ("--think/--no-think",),
-        "",
-        "Let the model reason before it answers. Default: the model decides.",
-    ),
-    _Flag(
-        "hide_reasoning",
-        ("--hide-reasoning/--show-reasoning",),
-        "",
-        "Hide the reasoning. Default: show it.",
-    ),
-    _Flag(
-        "require_gpu",
-        ("--require-gpu/--no-require-gpu",),
-        "",
-        "Fail if the model would run on the CPU alone. Default: off.",
-    ),
-    _Flag(
-        "speculation",
-        ("--speculation/--no-speculation",),
-        "",
-        "Speculative decoding: draft tokens and verify them together. Default: on.",
-    ),
-    _Flag(
-        "loop_guard",
-        ("--loop-guard/--no-loop-guard",),
-        "",
-        "End answers that repeat themselves. Default: on.",
-    ),
-    _Flag(
-        "attach",
-        ("--attach/--no-attach",),
-        "",
-        "Use the models of a running `localchat serve`. Default: on.",
-    ),
-    _Flag(
-        "dummy_weights",
-        ("--dummy-weights/--real-weights",),
-        "",
-        "Random weights, for speed tests without a model's files. Default: off.",
-    ),
-    _Flag(
-        "head_int8",
-        ("--head-int8/--head-exact",),
-        "",
-        "Quantize the output head to 8 bits (CUDA). Default: off.",
-    ),
-    _Flag(
-        "stats",
-        ("-v", "--verbose", "--stats/--no-stats"),
-        "",
-        "Print a line of metrics after the answer. Default: off.",
-    ),
-    _Flag(
-        "anyway",
-        ("--anyway/--not-anyway",),
-        "",
-        "Load even if the model may not fit in memory. Default: off.",
-    ),
-    _Flag(
-        "window_only",
-        ("--window-only/--whole-window-cache",),
-        "",
-        "Layers with a sliding window cache only their window: less memory, fewer prompts reused. "
-        "Default: off.",
-    ),
-    _Flag(
-        "quiet",
-        ("-q", "--quiet/--no-quiet"),
-        "",
-        "Print nothing on stderr but errors and what was asked for. Default: off.",
-    ),
-    _Flag("color", ("--color/--no-color",), "", "Use colors on a terminal. Default: on."),
-    _Flag("offline", ("--offline/--no-offline",), "", "Never use the network. Default: off."),
-    _Flag("history", ("--history/--no-history",), "", "Store conversations on disk. Default: on."),
-    _Flag(
-        "reduced_motion",
-        ("--reduced-motion/--no-reduced-motion",),
-        "",
-        "No animations on the screen. Default: off.",
-    ),
-)
-_LOAD_SWITCHES = tuple(
-    flag
-    for flag in _SWITCHES
-    if flag.key
-    in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway", "window_only")
-)
 
 _THINK: Final = "--think"
 _THINK_VALUES: Final = {
@@ -370,10 +134,11 @@ def engine_options(
     """Add the flags that choose a model, load it and ask it."""
 
     def decorate(function: _Decorated) -> _Decorated:
-        flags = [*_SYSTEM, *_SAMPLING, *_LOAD, *_REMOTE, *_SCREEN]
-        if with_model:
-            flags = [*_MODEL, *flags]
-        decorators = [_value_option(flag, cls) for flag in flags]
+        decorators = [
+            _setting_option(key, parameter, cls)
+            for key, parameter in PARAMETERS.items()
+            if parameter.has_option and (with_model or key != "model")
+        ]
         decorators += [
             click.option(
                 "-o",
@@ -393,10 +158,6 @@ def engine_options(
                 metavar="TEXT",
                 help="Stop before this text. Repeatable.",
             ),
-        ]
-        decorators += [
-            click.option(*flag.names, flag.key, cls=cls, default=None, help=flag.about)
-            for flag in _SWITCHES
         ]
         decorators.append(partial(_no_cache_disk, cls=cls))
         for decorator in reversed(decorators):
@@ -422,10 +183,10 @@ def _no_cache_disk(function: _Decorated, cls: type[click.Option] = click.Option)
 
 def load_flags(function: _Decorated) -> _Decorated:
     """Add the flags of a load, for a command without a prompt."""
-    decorators = [_value_option(flag, SharedOption) for flag in _LOAD]
-    decorators += [
-        click.option(*flag.names, flag.key, cls=SharedOption, default=None, help=flag.about)
-        for flag in _LOAD_SWITCHES
+    decorators = [
+        _setting_option(key, parameter, SharedOption)
+        for key, parameter in PARAMETERS.items()
+        if parameter.loads
     ]
     decorators.append(partial(_no_cache_disk, cls=SharedOption))
     for decorator in reversed(decorators):
@@ -463,11 +224,14 @@ def _thinking(ctx: click.Context, arg: str) -> str | None:
 
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
     """Return the settings on the command line. Raises UsageError for an unknown `-o`."""
-    from localchat.config.settings import KEYS, Given
+    from localchat.config.settings import Given
 
     settings = dict(_options(ctx.params.get(OPTION, ())))
     for key, value in ctx.params.items():
-        if key not in KEYS or ctx.get_parameter_source(key) is not ParameterSource.COMMANDLINE:
+        if (
+            key not in PARAMETERS
+            or ctx.get_parameter_source(key) is not ParameterSource.COMMANDLINE
+        ):
             continue
         settings[key] = Given(_as_setting(key, value), _flag_name(ctx, key))
     if ctx.meta.get(_NO_CACHE_DISK):

@@ -58,13 +58,15 @@ def table(
     width: int | None = None,
     keep: int = 1,
 ) -> list[str]:
-    """Align cells in columns that are two spaces apart.
+    """Align cells in columns that are two spaces apart. The head may be empty.
 
     `right` lists the columns to align right. Columns beyond `width` continue below, where the first `keep`
     columns are repeated.
     """
-    cells = [list(head), *([sanitize_line(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    cells = [[sanitize_line(cell) for cell in row] for row in rows]
+    if head:
+        cells.insert(0, list(head))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for columns in _parts(widths, width, keep):
         for row in cells:

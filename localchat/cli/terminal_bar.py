@@ -1,7 +1,7 @@
 """Progress bar with a text, in the last line of a terminal's stderr. It is created when first shown."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from localchat.cli.streams import Terminal
 from localchat.sanitize import sanitize_line
@@ -48,3 +48,34 @@ class TerminalBar:
             self._shown = bar, bar.add_task("", total=None, text="")
             bar.start()
         return self._shown
+
+
+class ProgressDisplay:
+    """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere. A context manager."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._bar = TerminalBar(terminal) if terminal.animated else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is None:
+            self._terminal.progress("")
+        else:
+            self._bar.close()
+
+    def status(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Show the current step. Numbers that are None stay as they were."""
+        if self._bar is None:
+            self._terminal.progress(text)
+        else:
+            self._bar.update(text, completed=done, total=total)
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence that stays."""
+        if self._bar is None:
+            self._terminal.notify(sentence)
+        else:
+            self._bar.say(sentence)

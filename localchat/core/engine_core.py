@@ -15,7 +15,6 @@ from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.backend_api.prepared_steps import PreparingRunner
 from localchat.core.event_sender import EventSender
-from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.output_processor import OutputProcessor
@@ -23,10 +22,10 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
-from localchat.core.spec_decode.draft_credit import DraftFund
+from localchat.core.spec_decode.draft_model import DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event
@@ -79,7 +78,7 @@ class EngineCore:
         counters: EngineCounters | None = None,
         audit: bool = False,
         coalesce_s: float = 0.0,
-        disk_tier: DiskTier | BlockDiskTier | None = None,
+        disk_tier: DiskTier | None = None,
     ) -> None:
         """`speculation`: requests may have drafts. `counters` are shared with whoever else counts
         requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
@@ -98,11 +97,10 @@ class EngineCore:
         rewinds = can.rewind != "checkpoint"
         self._speculation = speculation and (rewinds or holds)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
-        self._draft_fund = DraftFund()
         costs = self._step_costs = CostModel(can.widths.decode)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
         drafter = cast(DraftingRunner, runner).drafter if can.draft_model else None
-        self._draft_model = DraftModel(drafter, costs, rewinds=rewinds) if drafter else None
+        self._draft_model = DraftModel(drafter, costs) if drafter else None
         self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
         self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner)
         self._event_sender = EventSender(
@@ -118,6 +116,7 @@ class EngineCore:
             self._event_sender,
             self._counters,
             self._step_costs,
+            self._draft_planner,
         )
         self._stopped = False
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -128,8 +127,6 @@ class EngineCore:
         self._stuck = False
         self._metrics = self._event_sender.snapshot(None, 0, 0)
         self._metrics_s = 0.0
-
-    # ------------------------------------------------------------------------ commands
 
     def submit(self, request_state: RequestState) -> None:
         """Queue a request whose sequences are made."""
@@ -158,8 +155,6 @@ class EngineCore:
     @property
     def preemptions(self) -> int:
         return self._scheduler.preemptions
-
-    # ------------------------------------------------------------------------ steps
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -227,7 +222,7 @@ class EngineCore:
             self._update_sole_request()  # a runner may begin to compute at once
             self._runner.launch(following.plan)
             if self._depth > 1 and came_back_s and following.is_decode:
-                came_back_s += self._draft_planner.drafting_s  # which is counted apart
+                came_back_s += following.drafting_s  # which is counted apart
                 self._step_costs.observe_wait(time.perf_counter() - came_back_s)
                 self._followed_s = came_back_s if len(self._in_flight) == 1 else 0.0
             came_back_s = 0.0
@@ -308,22 +303,10 @@ class EngineCore:
         wanted = request_state.request.speculation and not request_state.deterministic
         if self._speculation and wanted:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
-            ngrams = NgramProposer(
-                request_state.tokens,
-                self._step_costs,
-                earlier,
-                rewinds=self._runner.capabilities.rewind != "checkpoint",
-                fund=self._draft_fund,
+            first.drafts = SequenceDrafts(
+                NgramProposer(request_state.tokens, earlier),
+                uses_model=self._draft_model is not None,
             )
-            first.proposer = ngrams
-            if self._draft_model is not None:
-                first.proposer = DraftProposer(
-                    first.number,
-                    request_state.tokens,
-                    first.sampling,
-                    self._draft_model,
-                    ngrams,
-                )
         for other in others:
             other.state = State.FORKING
         self._scheduler.add(first)

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from localchat.core.kv_cache.manager import KVUsage
 from localchat.core.sequence import RequestState, Sequence
-from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.engine.events import (
     Done,
     Event,
@@ -215,18 +215,18 @@ class EventSender:
 
 def speculation(request_state: RequestState) -> Speculation:
     """Drafts of all choices together; speed-up and reason are those of the first choice."""
-    proposers: list[Proposer] = [
-        one.proposer for one in request_state.sequences if one.proposer is not None
+    choices: list[SequenceDrafts] = [
+        sequence.drafts for sequence in request_state.sequences if sequence.drafts is not None
     ]
-    if not proposers:
+    if not choices:
         if not request_state.request.speculation:
             return Speculation(off="not asked")
         if request_state.seeded:
             return Speculation(off="off with a seed")
         return Speculation(off="off at temperature 0" if request_state.deterministic else "")
     return Speculation(
-        drafted=sum(proposer.drafted for proposer in proposers),
-        accepted=sum(proposer.accepted for proposer in proposers),
-        speedup=proposers[0].speedup,
-        off=proposers[0].off,
+        drafted=sum(drafts.drafted for drafts in choices),
+        accepted=sum(drafts.accepted for drafts in choices),
+        speedup=choices[0].speedup,
+        off=choices[0].off,
     )

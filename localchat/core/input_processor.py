@@ -20,6 +20,7 @@ from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.parameters import SAMPLERS
 from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
@@ -35,7 +36,6 @@ from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.engine.repetition import detector_for
 from localchat.engine.request import (
-    SAMPLING_RANGES,
     GenerateRequest,
     Infill,
     Messages,
@@ -94,7 +94,7 @@ class InputProcessor:
         """The model's own sampling defaults, without values out of range."""
         defaults = dict(self._model.info.sampling)
         for name, value in self._model.info.sampling:
-            low, high = SAMPLING_RANGES[name]
+            low, high = SAMPLERS[name].engine_range
             if name == "top_k" and value < 0:  # llama.cpp and vLLM write -1 for off
                 defaults[name] = 0
             elif not low <= value <= high:
@@ -103,8 +103,6 @@ class InputProcessor:
                     f"The model file recommends {name} {value:g}, which is out of range; it is ignored."
                 )
         return defaults
-
-    # ------------------------------------------------------------------------ requests
 
     def accept(self, id_: int, request: GenerateRequest) -> tuple[RequestState, Accepted]:
         """Make the state of a request for the engine core. Raises UsageError, TemplateError,
@@ -276,8 +274,6 @@ class InputProcessor:
                 field=field,
             )
 
-    # ------------------------------------------------------------------------ prompts
-
     def _prompt(self, request: GenerateRequest) -> tuple[Rendered | None, Several[int]]:
         tokenizer = self._model.tokenizer
         match request.prompt:
@@ -350,8 +346,6 @@ class InputProcessor:
                 self._warned.add(sentence)
                 self._notify(sentence)
 
-    # ------------------------------------------------------------------------ queries
-
     @property
     def warning(self) -> str:
         """What may spoil every answer. Warnings about one request are not here: others would read them."""
@@ -388,7 +382,8 @@ class InputProcessor:
 def _check(request: GenerateRequest) -> None:
     """Check values against the ranges of the engine. Raises UsageError naming field, value and range."""
     sampling = msgspec.structs.asdict(request.sampling)
-    for name, (low, high) in SAMPLING_RANGES.items():
+    for name, sampler in SAMPLERS.items():
+        low, high = sampler.engine_range
         value = sampling[name]
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")

@@ -15,7 +15,7 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
-from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.draft_planner import DraftPlanner
 from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
@@ -61,6 +61,7 @@ class OutputProcessor:
         event_sender: EventSender,
         counters: EngineCounters,
         step_costs: CostModel,
+        draft_planner: DraftPlanner,
     ) -> None:
         self._tokenizer = tokenizer
         self._kv_cache = kv_cache
@@ -77,11 +78,10 @@ class OutputProcessor:
         self._state_interval = capabilities.state_interval_tokens
         self._draft_rows = capabilities.draft_rows
         self.step_costs = step_costs
+        self._draft_planner = draft_planner
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
-
-    # ------------------------------------------------------------------------ results
 
     def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Update every sequence of a step by its result."""
@@ -162,8 +162,7 @@ class OutputProcessor:
         self._commit(sequence, min(computed, sequence.known), earliest, row.ahead)
         if row.drafts:
             sequence.launched = sequence.computed
-        if sequence.proposer is not None:
-            self._update_proposer(sequence.proposer, scheduled, row, sampled, elapsed_s)
+        self._record_drafts(scheduled, row, sampled, elapsed_s)
         if sequence.computed == request_state.next_state_at(row.start, self._state_interval):
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         if row.forks:
@@ -287,42 +286,29 @@ class OutputProcessor:
             if update.kept:
                 sequence.recomputed = sequence.known - 1 - update.kept
 
-    def _update_proposer(
-        self,
-        proposer: Proposer,
-        scheduled: ScheduledStep,
-        row: ScheduledRow,
-        sampled: int,
-        elapsed_s: float,
+    def _record_drafts(
+        self, scheduled: ScheduledStep, row: ScheduledRow, sampled: int, elapsed_s: float
     ) -> None:
-        """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last that the step
-        sampled."""
+        """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last sampled one."""
         sequence = row.sequence
-        many = len(self._scheduler.running) > self._draft_rows and not row.drafts
+        drafts = sequence.drafts
+        many_rows = len(self._scheduler.running) > self._draft_rows and not row.drafts
         if not sampled:
-            if not many:
-                proposer.index()  # a slice of a long prompt, while the prompt is computed
+            if drafts is not None and not many_rows:
+                # Index a slice of a long prompt while the prompt is computed.
+                drafts.ngrams.index()
             return
-        if many:
-            proposer.append(sequence.tokens[row.start + row.width :])
+        if many_rows:
+            if drafts is not None:
+                drafts.ngrams.append(sequence.tokens[row.start + row.width :])
             return
-        sampled_tokens = sequence.tokens[row.start + row.width : sampled]
+        tokens = sequence.tokens[row.start + row.width : sampled]
         drafted = len(row.drafts)
         if drafted:
-            self._counters.record_draft(drafted, min(drafted, max(0, len(sampled_tokens) - 1)))
-        if scheduled.is_decode:
-            proposer.advance(
-                sampled_tokens,
-                drafted,
-                scheduled.width,
-                elapsed_s,
-                again=row.recomputed,
-                of_step=scheduled.drafts,
-            )
-        else:
-            proposer.advance(sampled_tokens, drafted)
-        if sampled < sequence.known:
-            proposer.append(sequence.tokens[sampled:])
+            self._counters.record_draft(drafted, min(drafted, max(0, len(tokens) - 1)))
+        self._draft_planner.record(scheduled, row, tokens, elapsed_s)
+        if drafts is not None and sampled < sequence.known:
+            drafts.ngrams.append(sequence.tokens[sampled:])
 
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
         """Start the other choices of a request from its prompt: they have their first token now."""
@@ -333,11 +319,9 @@ class OutputProcessor:
             if end is not None:
                 self._finish(child, end, now_s)
                 continue
-            if row.sequence.proposer is not None:
-                child.proposer = row.sequence.proposer.fork()
+            if row.sequence.drafts is not None:
+                child.drafts = row.sequence.drafts.fork()
             self._scheduler.start_fork(row.sequence, child)
-
-    # ------------------------------------------------------------------------ short results
 
     def _roll_back(self, row: ScheduledRow, computed: int, earliest: int) -> None:
         """Keep what a short step computed, but for its samples; the rest is launched again later.
@@ -395,8 +379,6 @@ class OutputProcessor:
                     hint=f"shorten the input or use a shorter context (--ctx){self.or_smaller_kv}",
                 ),
             )
-
-    # ------------------------------------------------------------------------ ends
 
     def cancel(self, id_: int) -> None:
         """Cancel a request: nothing more of it is computed or sent."""

@@ -38,6 +38,7 @@ from localchat.core.kv_cache import (
 )
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskTier
+from localchat.core.kv_cache.slot_disk_tier import SlotDiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Accepted, EngineStats, Event, Loading, MetricsSnapshot
@@ -123,9 +124,7 @@ class FrameSender:
         """Report a failed request; id 0: the engine as a whole."""
         if isinstance(error, EngineClosed) and self.closing:
             return
-        message = protocol.sendable(error.message)
-        hint = protocol.sendable(error.hint)
-        self.send(protocol.Failed(id_, error.code, message, hint, error.details))
+        self.send(protocol.Failed.of(id_, error))
 
 
 class EngineProcess:
@@ -156,8 +155,6 @@ class EngineProcess:
         self._waiting_for_load: dict[int, RequestState] = {}
         self._loaded: LoadedRunner | None = None
         self._loading_sent_s = 0.0
-
-    # ------------------------------------------------------------------------ main thread
 
     def run(self) -> int:
         """Load the model and serve until the input ends. Returns the exit status. Raises DeviceFault."""
@@ -216,9 +213,7 @@ class EngineProcess:
         self._submit_waiting(loaded, loaded_s)
         return loaded
 
-    def _disk_tier(
-        self, runner: Runner, kv_cache: KVCacheManager
-    ) -> DiskTier | BlockDiskTier | None:
+    def _disk_tier(self, runner: Runner, kv_cache: KVCacheManager) -> DiskTier | None:
         spec = self._spec
         can = runner.capabilities
         if not spec.kv_folder or not (can.exports or can.host_blocks):
@@ -229,7 +224,7 @@ class EngineProcess:
         if isinstance(kv_cache, PagedKVCacheManager):
             return BlockDiskTier(store, description, spec.name, runner, kv_cache)
         assert isinstance(kv_cache, SlotKVCacheManager)
-        return DiskTier(store, description, spec.name, runner, kv_cache)
+        return SlotDiskTier(store, description, spec.name, runner, kv_cache)
 
     def _load_request(self) -> LoadRequest:
         opened = self._opened
@@ -263,8 +258,6 @@ class EngineProcess:
                 waiting = list(self._waiting_for_load)
             self._sender.events((id_, Loading(done, total)) for id_ in waiting)
         return not self._sender.closing
-
-    # ------------------------------------------------------------------------ reader thread
 
     def _read(self) -> None:
         try:
@@ -326,8 +319,6 @@ class EngineProcess:
         time.sleep(_WRITING_GRACE_S if self._spec.kv_folder else _GRACE_S)
         self._opened.render_process.close()
         os._exit(0)
-
-    # ------------------------------------------------------------------------ input threads
 
     def _work(self) -> None:
         while True:
@@ -403,8 +394,6 @@ class EngineProcess:
             loaded = self._loaded
         if loaded is not None:
             loaded.core.cancel(id_)
-
-    # ------------------------------------------------------------------------ state
 
     def _stats(self) -> EngineStats:
         with self._lock:

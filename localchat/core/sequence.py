@@ -13,7 +13,7 @@ from localchat.backend_api.interface import Enter, SamplingParams
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
-from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
@@ -50,7 +50,11 @@ class Sequence:
     think_budget: ThinkBudget | None = None
     end_ban: EndBan | None = None
     """Set if the answer has a minimum length and no grammar, which would apply the ban itself."""
-    proposer: Proposer | None = None
+    drafts: SequenceDrafts | None = None
+    """None: the request has no drafts."""
+    draft_budget: float = 0.0
+    """Plain steps that the sequence may still lose to drafts, its own and those of others. Negative: it owes
+    them."""
     state: State = State.WAITING
     launched: int = 0
     computed: int = 0

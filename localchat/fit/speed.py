@@ -1,4 +1,4 @@
-"""Predicts the decode speed of a model, and stores the speeds that runs on this machine measured.
+"""Predicts decode speeds, and stores those that runs on this machine measured.
 
 A token reads every active weight once, so the memory bandwidth bounds the decode rate. A prediction is
 therefore a range. A run of the same file with the same options replaces it.
@@ -68,7 +68,7 @@ class PastRun(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One way in which a file ran."""
+    """Rates of a file that ran with one set of options."""
 
     path: str
     file_bytes: Annotated[int, Meta(ge=0)]
@@ -128,9 +128,9 @@ class SpeedHistory:
         """
 
         def with_run(file: _RunsFile) -> _RunsFile:
-            earlier = [known for known in file.runs if known.is_same_way(run)]
-            others = [known for known in file.runs if not known.is_same_way(run)]
-            rates = (*(rate for known in earlier for rate in known.rates), *run.rates)
+            earlier = [entry for entry in file.runs if entry.is_same_way(run)]
+            others = [entry for entry in file.runs if not entry.is_same_way(run)]
+            rates = (*(rate for entry in earlier for rate in entry.rates), *run.rates)
             merged = msgspec.structs.replace(run, rates=rates[-_MAX_RATES:])
             return _RunsFile(version=1, runs=(*others, merged)[-MAX_RUNS:])
 
@@ -146,7 +146,7 @@ class SpeedHistory:
         kv_type: str,
         experts_on_cpu: int = 0,
     ) -> Run | None:
-        """Find the runs of this file with these options. None if there are none, or the file has changed."""
+        """Find the runs of this file with these options. None if the file never ran, or has changed."""
         options = (backend, threads, gpu_layers, experts_on_cpu, kv_type)
         for run in reversed(self.runs()):
             ran_with = (run.backend, run.threads, run.gpu_layers, run.experts_on_cpu, run.kv_type)
@@ -159,9 +159,9 @@ class SpeedHistory:
         return None
 
     def past(self, *, backend: str, threads: int, whole_gpu: bool) -> tuple[PastRun, ...]:
-        """Return the last models that ran with this backend and thread count and whose files still exist.
+        """Return the last models that ran with this backend and thread count.
 
-        whole_gpu: all layers on the GPU, otherwise all on the CPU.
+        Skips models whose files have changed. whole_gpu: all layers on the GPU, otherwise all on the CPU.
         """
         models: list[PastRun] = []
         for run in reversed(self.runs()):
@@ -196,7 +196,7 @@ def _file_bytes(path: Path) -> int:
 
 @cache
 def ram_bandwidth(threads: int) -> float:
-    """Measure the bytes per second that this many threads read from RAM, in about 0.2 s.
+    """Measure how many bytes per second the threads read from RAM. Takes 0.2 s.
 
     Cached per process, so that every model is compared with the same limit.
     """

@@ -48,7 +48,7 @@ _SMALLER_KV: Final = ("q8_0", FP8)
 
 
 class MemoryStep(msgspec.Struct, frozen=True):
-    """One step towards a load or a prompt that fits."""
+    """A step towards a load or a prompt that fits."""
 
     name: StepName
     change: str
@@ -129,8 +129,6 @@ def step_lines(steps: tuple[MemoryStep, ...]) -> Iterator[str]:
         yield f"{number}. {step.sentence()}"
 
 
-# ---------------------------------------------------------------------------- steps of a load
-
 Planner: TypeAlias = "Callable[[LoadOptions], MemoryPlan]"
 """Plans the load of one model with other options."""
 
@@ -142,7 +140,7 @@ class SlotLimit:
     flag: str = "--n"
     key: str = "n"
     """Setting with that number. Empty if only the flag sets it."""
-    least: int = 2
+    min_slots: int = 2
 
 
 def load_steps(
@@ -295,10 +293,10 @@ def _gpu_layers_step(load: _Load, *, has_gpu: bool) -> MemoryStep:
 
 def _slots_step(load: _Load, slots: SlotLimit) -> MemoryStep:
     current = load.options.max_slots
-    if current <= slots.least:
+    if current <= slots.min_slots:
         return MemoryStep("slots", f"{current} at once is the least already")
-    saved, plan = load.changed(max_slots=slots.least)
-    change = f"{slots.least} at once rather than {current}"
+    saved, plan = load.changed(max_slots=slots.min_slots)
+    change = f"{slots.min_slots} at once rather than {current}"
     if not saved and not plan.fits:
         return MemoryStep("slots", f"{change}: all requests share one cache")
     return MemoryStep(
@@ -306,6 +304,6 @@ def _slots_step(load: _Load, slots: SlotLimit) -> MemoryStep:
         change,
         saved,
         suffices=plan.fits,
-        flag=f"{slots.flag} {slots.least}",
-        settings=((slots.key, str(slots.least)),) if slots.key else (),
+        flag=f"{slots.flag} {slots.min_slots}",
+        settings=((slots.key, str(slots.min_slots)),) if slots.key else (),
     )

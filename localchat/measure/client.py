@@ -1,14 +1,14 @@
-"""HTTP client of a benchmark: streams chat completions and notes when each piece arrives.
+"""HTTP client of a benchmark: streams chat completions and records when each piece arrives.
 
-Costs little itself, because it often shares a machine with the server that it measures: one event loop, one
-connection per request, and a typed decoder for the few fields that are read. Seconds count from the moment
-the request was sent, after the connection was made.
+It must cost little, because it often shares a machine with the server that it measures: one event loop, one
+connection per request, and a typed decoder for the few fields that it reads. Times count from the moment the
+request was sent, after the connection was made.
 """
 
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ _SILENCE_S: Final = 300.0
 _CONNECT_S: Final = 10.0
 _MAX_BODY_BYTES: Final = 64 << 20
 _LINE_BYTES: Final = 1 << 22
+_REFUSALS: Final = ("usage", "context_exceeded", "model_missing", "template")
+"""Codes of errors that every request of the same kind would get."""
 
 
 class _Delta(msgspec.Struct):
@@ -30,6 +32,9 @@ class _Delta(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Any] | None = None
+
+    def has_text(self) -> bool:
+        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
 
 
 class _StreamChoice(msgspec.Struct):
@@ -68,34 +73,34 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class RequestSample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One answered request. Seconds are of one monotonic clock."""
+    """Times and counts of an answered request. All times are readings of one monotonic clock."""
 
     began_s: float
-    """The moment it was sent."""
+    """Time at which the request was sent."""
     arrivals_s: tuple[float, ...]
-    """The moment each event with text arrived; several tokens may share one."""
+    """Time of each event with text. Several tokens may share an event."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     drafted: int | None = None
-    """None: the server does not say."""
+    """Draft tokens; None if the server does not report them."""
     accepted: int | None = None
     kv_used_tokens: int = 0
     kv_total_tokens: int = 0
 
     @property
     def ttft_s(self) -> float:
-        """From the request to its first text."""
+        """Time to first token."""
         return self.arrivals_s[0] - self.began_s
 
     @property
     def latency_s(self) -> float:
-        """From the request to its last text."""
+        """Time from the request to its last text."""
         return self.arrivals_s[-1] - self.began_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for fewer than two tokens."""
+        """Time per output token after the first; None below two tokens."""
         if self.completion_tokens < 2:
             return None
         return (self.latency_s - self.ttft_s) / (self.completion_tokens - 1)
@@ -106,16 +111,16 @@ class BenchClient:
     """Streams chat completions from one server."""
 
     url: str
-    """With or without /v1."""
+    """Address with or without /v1."""
     key: str = ""
-    """Sent as a bearer token, and shown nowhere."""
+    """Bearer token, which is never shown."""
 
     async def ask(self, body: dict[str, Any]) -> RequestSample:
         """Stream one answer. Raises NetworkError, UsageError, ContextExceeded, ModelMissing."""
         base = base_url(self.url)
         try:
             async with asyncio.timeout(_CONNECT_S):
-                reader, writer = await self._connected(base)
+                reader, writer = await self._connect(base)
         except (OSError, TimeoutError) as error:
             raise NetworkError(
                 f"{base} cannot be reached: {error or 'no answer'}",
@@ -124,29 +129,27 @@ class BenchClient:
         try:
             began_s = time.perf_counter()
             writer.write(self._request(base, msgspec.json.encode(body)))
-            return await _sample(reader, began_s, base)
+            return await _read_sample(reader, began_s, base)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
             raise NetworkError(
-                f"{base} ended the connection within an answer",
-                hint="see the log of the server",
+                f"{base} closed the connection in mid-answer", hint="see the log of the server"
             ) from error
         except ValueError as error:
             raise NetworkError(
-                f"{base} answered with what is no stream of events: {error}",
+                f"{base} did not answer with a stream of events: {error}",
                 hint="is it an OpenAI-compatible server?",
             ) from error
         finally:
             writer.close()
 
-    async def _connected(self, base: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, base: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         parts = urlsplit(base)
-        secure = parts.scheme == "https"
-        return await asyncio.open_connection(
-            parts.hostname,
-            parts.port or (443 if secure else 80),
-            ssl=ssl.create_default_context() if secure else None,
-            limit=_LINE_BYTES,
-        )
+        context = None
+        port = parts.port or 80
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            port = parts.port or 443
+        return await asyncio.open_connection(parts.hostname, port, ssl=context, limit=_LINE_BYTES)
 
     def _request(self, base: str, content: bytes) -> bytes:
         parts = urlsplit(base)
@@ -159,38 +162,42 @@ class BenchClient:
         return head.encode() + content
 
 
-async def _sample(reader: asyncio.StreamReader, began_s: float, base: str) -> RequestSample:
-    """Read the response. Raises LocalchatError, OSError, EOFError, ValueError."""
-    head = await _within_silence(reader.readuntil(b"\r\n\r\n"))
-    status_line, *lines = head.decode("latin-1").split("\r\n")
+async def _read_sample(reader: asyncio.StreamReader, began_s: float, base: str) -> RequestSample:
+    """Read a response. Raises LocalchatError, OSError, EOFError, ValueError."""
+    head = await _with_timeout(reader.readuntil(b"\r\n\r\n"))
+    status_line, *header_lines = head.decode("latin-1").split("\r\n")
     status = int(status_line.partition(" ")[2][:3])
-    pieces = _pieces(reader, lines)
+    pieces = _body_pieces(reader, header_lines)
     if status != 200:
         text = b"".join([piece async for piece in pieces]).decode("utf-8", "replace")
         raise error_from_status(status, text, base)
     arrivals: list[float] = []
     usage = _Usage()
     timings = _Timings()
-    async for line, at_s in _data_lines(pieces):
-        chunk = _decode_chunk(line)
+    async for data, arrived_s in _events(pieces):
+        chunk = _decode_chunk(data)
         if chunk.error:
-            raise error_from_stream(msgspec.json.decode(line), base, partial=bool(arrivals))
-        if any(_has_text(choice.delta) for choice in chunk.choices):
-            arrivals.append(at_s)
+            raise error_from_stream(msgspec.json.decode(data), base, partial=bool(arrivals))
+        if any(choice.delta is not None and choice.delta.has_text() for choice in chunk.choices):
+            arrivals.append(arrived_s)
         usage = chunk.usage or usage
         timings = chunk.timings or timings
     if not arrivals:
         raise NetworkError(
             f"{base} answered without any text", hint="is it an OpenAI-compatible server?"
         )
-    cached = usage.prompt_tokens_details
-    drafted = timings.drafted if timings.drafted is not None else timings.draft_n
-    accepted = timings.accepted if timings.accepted is not None else timings.draft_n_accepted
+    details = usage.prompt_tokens_details or _CachedTokens()
+    drafted = timings.drafted
+    accepted = timings.accepted
+    if drafted is None:
+        # llama-server has other names for the same counts.
+        drafted = timings.draft_n
+        accepted = timings.draft_n_accepted
     return RequestSample(
         began_s=began_s,
         arrivals_s=tuple(arrivals),
         prompt_tokens=usage.prompt_tokens,
-        cached_tokens=(cached.cached_tokens or 0) if cached is not None else 0,
+        cached_tokens=details.cached_tokens or 0,
         completion_tokens=usage.completion_tokens or len(arrivals),
         drafted=drafted,
         accepted=accepted,
@@ -199,48 +206,43 @@ async def _sample(reader: asyncio.StreamReader, began_s: float, base: str) -> Re
     )
 
 
-def _has_text(delta: _Delta | None) -> bool:
-    return delta is not None and bool(
-        delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
-    )
-
-
-async def _data_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, float]]:
-    """The JSON of each event, and when it arrived."""
-    rest = b""
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, float]]:
+    """Yield the JSON of each event, and its time of arrival."""
+    partial_line = b""
     async for piece in pieces:
-        at_s = time.perf_counter()
-        *lines, rest = (rest + piece).split(b"\n")
+        arrived_s = time.perf_counter()
+        *lines, partial_line = (partial_line + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
-                if data.startswith(b"{"):  # not [DONE]
-                    yield data, at_s
+                if data.startswith(b"{"):  # skips [DONE]
+                    yield data, arrived_s
 
 
-async def _pieces(reader: asyncio.StreamReader, lines: list[str]) -> AsyncIterator[bytes]:
-    """The body of a response as it arrives, without the framing of HTTP."""
+async def _body_pieces(
+    reader: asyncio.StreamReader, header_lines: list[str]
+) -> AsyncIterator[bytes]:
+    """Yield the body of a response as it arrives, without the framing of HTTP."""
     headers = {
         name.strip().lower(): value.strip().lower()
-        for name, _, value in (line.partition(":") for line in lines)
+        for name, _, value in (line.partition(":") for line in header_lines)
     }
     if "chunked" in headers.get("transfer-encoding", ""):
-        while size := int((await _within_silence(reader.readuntil(b"\n"))).split(b";")[0], 16):
-            yield (await _within_silence(reader.readexactly(size + 2)))[:size]
+        while size := int((await _with_timeout(reader.readuntil(b"\n"))).split(b";")[0], 16):
+            yield (await _with_timeout(reader.readexactly(size + 2)))[:size]
         return
     left = int(headers.get("content-length", _MAX_BODY_BYTES))
-    while left > 0 and (piece := await _within_silence(reader.read(min(left, 1 << 16)))):
+    while left > 0 and (piece := await _with_timeout(reader.read(min(left, 1 << 16)))):
         left -= len(piece)
         yield piece
 
 
-async def _within_silence(read: Any) -> bytes:  # noqa: ANN401 - a coroutine of bytes
-    """What a read gives. Raises TimeoutError after a long silence."""
+async def _with_timeout(read: Awaitable[bytes]) -> bytes:
+    """Await a read. Raises TimeoutError if the server is silent for too long."""
     async with asyncio.timeout(_SILENCE_S):
-        found: bytes = await read
-        return found
+        return await read
 
 
 def is_refusal(problem: LocalchatError) -> bool:
-    """Whether the server refused the request itself, so that the next one would be refused too."""
-    return problem.code in ("usage", "context_exceeded", "model_missing", "template")
+    """Return True if the server would reject every request like this one."""
+    return problem.code in _REFUSALS

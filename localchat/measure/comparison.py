@@ -1,9 +1,10 @@
-"""A comparison of variants: opens one after the other, measures it, and compares it with the first."""
+"""Quality comparison: opens variants one after the other, measures them, and compares with the first."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,8 +21,9 @@ from localchat.measure.perplexity import (
     perplexity,
     windows,
 )
-from localchat.measure.quality_record import QualitySpec, TaskOutcome, VariantQuality
-from localchat.measure.sweep import BenchVariant
+from localchat.measure.records import GreedyText, QualitySpec, TaskOutcome, VariantQuality
+from localchat.measure.variants import BenchVariant
+from localchat.measure.workload import GREEDY_PROMPTS, TokenScale, needle_text, prose
 
 TESTS: Final = ("text", "greedy", "json", "tools", "needles", "questions")
 _SAMPLE_WORDS: Final = 400
@@ -32,77 +34,73 @@ class QualityTarget(NamedTuple):
 
     engine: Engine
     client: RemoteClient | None = None
-    """Of a server; None: an engine of this machine."""
+    """Client of a server; None for an engine of this machine."""
 
 
 class QualityProgress(NamedTuple):
-    """How far a comparison is."""
+    """Position within a comparison."""
 
     variant: str
-    what: str
+    step: str
     done: int
     total: int
 
 
-Open = Callable[[BenchVariant], AbstractContextManager[QualityTarget]]
+OpenTarget = Callable[[BenchVariant], AbstractContextManager[QualityTarget]]
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Measures the variants of a spec in their order."""
+    """Measures the variants of a spec in order."""
 
     spec: QualitySpec
     text: str
     questions: tuple[tasks.ExamQuestion, ...]
-    open: Open
-    progress: Callable[[QualityProgress], None]
+    open_target: OpenTarget
+    show: Callable[[QualityProgress], None]
     bos: bool = True
-    """Windows begin with BOS where texts of the model do. Servers tell no BOS, so that with one none does."""
+    """Start windows with BOS, if the model's texts do. Servers do not report BOS, so that is off with any."""
     measured: list[VariantQuality] = field(default_factory=list)
-    _base: list[ScoredWindow] = field(default_factory=list)
+    """Complete variants, also after an error."""
+    base_windows: list[ScoredWindow] = field(default_factory=list)
+    """Scored windows of the first variant."""
     _done: int = 0
 
     def run(self) -> None:
-        """Measure all; what is complete stands in `measured`, also after an error. Raises LocalchatError."""
+        """Measure all variants. Raises LocalchatError."""
         with tempfile.TemporaryDirectory(prefix="localchat-quality-") as folder:
             for variant in self.spec.variants:
-                self._show(variant, "loading")
-                with self.open(variant) as target:
-                    self.measured.append(_VariantRun(self, variant, target, Path(folder)).measure())
+                self._report(variant, "loading")
+                with self.open_target(variant) as target:
+                    run = _VariantRun(self, variant, target, Path(folder))
+                    self.measured.append(run.measure())
 
-    @property
-    def _steps(self) -> int:
-        """Steps of one variant, about."""
+    def start_step(self, variant: BenchVariant, step: str) -> None:
+        """Report the start of a step."""
+        self._report(variant, step)
+        self._done += 1
+
+    def _report(self, variant: BenchVariant, step: str) -> None:
+        total = max(self._steps_per_variant() * len(self.spec.variants), self._done, 1)
+        self.show(QualityProgress(variant.name, step, self._done, total))
+
+    def _steps_per_variant(self) -> int:
+        """Estimate the steps. A text may have fewer windows, and tests may be skipped."""
         spec = self.spec
-        needles = len(spec.needle_lengths) * spec.needle_depths
         counts = {
             "text": spec.most_windows,
-            "greedy": len(tasks.GREEDY_PROMPTS),
+            "greedy": len(GREEDY_PROMPTS),
             "json": spec.tasks,
             "tools": spec.tasks,
-            "needles": needles,
+            "needles": len(spec.needle_lengths) * spec.needle_depths,
             "questions": len(self.questions),
         }
         return sum(counts[test] for test in spec.tests)
 
-    def step(self, variant: BenchVariant, what: str) -> None:
-        """Report the beginning of a step."""
-        self._show(variant, what)
-        self._done += 1
-
-    def _show(self, variant: BenchVariant, what: str) -> None:
-        total = max(self._steps * len(self.spec.variants), self._done, 1)
-        self.progress(QualityProgress(variant.name, what, self._done, total))
-
-    @property
-    def base_windows(self) -> list[ScoredWindow]:
-        """Scored windows of the first variant."""
-        return self._base
-
 
 @dataclass(slots=True)
 class _VariantRun:
-    """The measurement of one variant."""
+    """Measurement of one variant."""
 
     comparison: Comparison
     variant: BenchVariant
@@ -112,26 +110,22 @@ class _VariantRun:
 
     def measure(self) -> VariantQuality:
         spec = self.comparison.spec
-        engine = self.target.engine
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         if "text" in spec.tests:
-            found |= self._text()
+            figures |= self._text()
         if "greedy" in spec.tests:
-            found["greedy"] = self._greedy()
+            figures["greedy"] = self._greedy()
         if "json" in spec.tests:
-            found["json"] = self._tasks("JSON", range(spec.tasks), tasks.json_outcome)
+            figures["json"] = self._tasks("JSON", range(spec.tasks), tasks.json_outcome)
         if "tools" in spec.tests:
-            found["tools"] = self._tasks("tool calls", range(spec.tasks), tasks.tool_outcome)
-        info = engine.info()
+            figures["tools"] = self._tasks("tool calls", range(spec.tasks), tasks.tool_outcome)
+        info = self.target.engine.info()
         if "needles" in spec.tests:
-            found["needles"] = self._needles(info)
+            figures["needles"] = self._needles(info)
         if "questions" in spec.tests:
-            numbered = self.comparison.questions
-
-            def outcome(engine: Engine, number: int) -> TaskOutcome:
-                return tasks.question_outcome(engine, number, numbered[number])
-
-            found["questions"] = self._tasks("questions", range(len(numbered)), outcome)
+            questions = self.comparison.questions
+            outcome = partial(tasks.question_outcome, questions=questions)
+            figures["questions"] = self._tasks("questions", range(len(questions)), outcome)
         return VariantQuality(
             variant=self.variant,
             model=info.model,
@@ -141,64 +135,64 @@ class _VariantRun:
             file_bytes=info.file_bytes,
             context_tokens=info.context_tokens,
             left_out=tuple(self.left_out),
-            **found,
+            **figures,
         )
 
-    # ------------------------------------------------------------------------ the text
-
     def _text(self) -> dict[str, Any]:
-        """Perplexity, and divergence from the first variant."""
+        """Measure perplexity, and the divergence from the first variant."""
         comparison = self.comparison
         is_base = not comparison.measured
-        window = comparison.spec.window_tokens
-        room = self.target.engine.info().context_tokens
-        if room and window >= room:
-            raise UsageError(
-                f"--window {window:,}: the context of {self.variant.name} holds {room:,} tokens, and one "
-                "must follow",
-                hint=f"take --window {room - 1:,} at most, or a longer context (--ctx)",
-            )
+        self._check_window(comparison.spec.window_tokens)
         scored: list[ScoredWindow] = []
-        divergence: Divergence | None = None if is_base else Divergence()
+        divergence = None if is_base else Divergence()
         try:
             for number, window in enumerate(self._windows()):
-                comparison.step(self.variant, f"text, window {number + 1}")
+                comparison.start_step(self.variant, f"text, window {number + 1}")
                 rows = self.folder / (f"base-{number}" if is_base else "other")
                 rows.unlink(missing_ok=True)
-                one = self._scorer().score(window, len(window) // 2, rows)
-                scored.append(one)
-                if divergence is not None:
-                    divergence = self._compared(divergence, number, one)
+                scored.append(self._scorer().score(window, len(window) // 2, rows))
+                if divergence is not None and not self._add_window(divergence, number, scored[-1]):
+                    divergence = None
         except (UsageError, NetworkError) as problem:
-            if not scored or isinstance(problem, NetworkError):
-                if self.target.client is None:
-                    raise
-                self.left_out.append(f"perplexity and KL: {problem.message}")
-                return {}
-            raise
+            # A server that cannot score texts still has other tests. An engine of this machine can.
+            may_skip = not scored or isinstance(problem, NetworkError)
+            if not may_skip or self.target.client is None:
+                raise
+            self.left_out.append(f"perplexity and KL: {problem.message}")
+            return {}
         if is_base:
             comparison.base_windows.extend(scored)
-        found: dict[str, Any] = {"perplexity": perplexity(scored)}
+        figures: dict[str, Any] = {"perplexity": perplexity(scored)}
         if divergence is not None and comparison.base_windows:
-            found["divergence"] = divergence.figures()
-        return found
+            figures["divergence"] = divergence.figures()
+        return figures
 
-    def _compared(
-        self, divergence: Divergence, number: int, one: ScoredWindow
-    ) -> Divergence | None:
-        """Add a window to the divergence; None where the models cannot be compared token by token."""
-        base = self.comparison.base_windows
-        if number >= len(base) or len(one.logprobs) != len(base[number].logprobs):
-            self.left_out.append("KL: the models cut the text into different tokens")
-            return None
+    def _check_window(self, window_tokens: int) -> None:
+        """Raise UsageError if a window and one more token exceed the context."""
+        context_tokens = self.target.engine.info().context_tokens
+        if context_tokens and window_tokens >= context_tokens:
+            raise UsageError(
+                f"--window {window_tokens:,} is too long: the context of {self.variant.name} holds "
+                f"{context_tokens:,} tokens, and one more must follow",
+                hint=f"use --window {context_tokens - 1:,} at most, or a longer context (--ctx)",
+            )
+
+    def _add_window(self, divergence: Divergence, number: int, window: ScoredWindow) -> bool:
+        """Add a window to the divergence. Return False if the models cannot be compared."""
+        base_windows = self.comparison.base_windows
+        if number >= len(base_windows) or len(window.logprobs) != len(
+            base_windows[number].logprobs
+        ):
+            self.left_out.append("KL: the models split the text into different tokens")
+            return False
         try:
-            divergence.add(base[number], one)
+            divergence.add(base_windows[number], window)
         except UsageError as problem:
             self.left_out.append(f"KL: {problem.message}")
-            return None
-        return divergence
+            return False
+        return True
 
-    def _windows(self) -> Iterator[Any]:
+    def _windows(self) -> Iterator[Sequence[int]]:
         spec = self.comparison.spec
         tokens = self._scorer().tokens(self.comparison.text)
         return windows(tokens, spec.window_tokens, spec.most_windows)
@@ -209,66 +203,55 @@ class _VariantRun:
             return EngineScorer(engine, bos=self.comparison.bos)
         return RemoteScorer(engine, client, engine.info().model)
 
-    # ------------------------------------------------------------------------ tasks
-
-    def _greedy(self) -> tuple[Any, ...]:
-        first = self.comparison.measured[0].greedy if self.comparison.measured else ()
-        found = []
-        for number, prompt in enumerate(tasks.GREEDY_PROMPTS):
-            self.comparison.step(self.variant, "greedy texts")
-            base = first[number] if number < len(first) else None
+    def _greedy(self) -> tuple[GreedyText, ...]:
+        measured = self.comparison.measured
+        base_texts: dict[str, GreedyText] = {}
+        if measured:
+            base_texts = {text.prompt: text for text in measured[0].greedy}
+        texts = []
+        for prompt in GREEDY_PROMPTS:
+            self.comparison.start_step(self.variant, "greedy texts")
             try:
-                found.append(tasks.greedy_text(self.target.engine, prompt, base))
+                texts.append(tasks.greedy_text(self.target.engine, prompt, base_texts.get(prompt)))
             except UsageError as problem:
                 self.left_out.append(f"greedy texts: {problem.message}")
                 return ()
-        return tuple(found)
+        return tuple(texts)
 
     def _tasks(
-        self, what: str, numbers: Iterable[int], outcome: Callable[[Engine, int], TaskOutcome]
+        self, name: str, numbers: Iterable[int], outcome: Callable[[Engine, int], TaskOutcome]
     ) -> tuple[TaskOutcome, ...]:
-        found = []
+        """Run tasks. Skip all of them if the model cannot take one."""
+        outcomes = []
         for number in numbers:
-            self.comparison.step(self.variant, what)
+            self.comparison.start_step(self.variant, name)
             try:
-                found.append(outcome(self.target.engine, number))
-            except UsageError as problem:
-                self.left_out.append(f"{what}: {problem.message}")
-                return ()
+                outcomes.append(outcome(self.target.engine, number))
             except LocalchatError as problem:
-                if problem.code not in ("template", "context_exceeded"):
+                is_refusal = isinstance(problem, UsageError)
+                if not is_refusal and problem.code not in ("template", "context_exceeded"):
                     raise
-                self.left_out.append(f"{what}: {problem.message}")
+                self.left_out.append(f"{name}: {problem.message}")
                 return ()
-        return tuple(found)
+        return tuple(outcomes)
 
     def _needles(self, info: EngineInfo) -> tuple[TaskOutcome, ...]:
         spec = self.comparison.spec
-        found: list[TaskOutcome] = []
-        per_word = self._tokens_per_word()
+        outcomes: list[TaskOutcome] = []
+        tokens_per_word = self._tokens_per_word()
         for length in spec.needle_lengths:
+            name = f"needles at {length:,} tokens"
             if info.context_tokens and length > info.context_tokens:
-                self.left_out.append(
-                    f"needles at {length:,} tokens: the context holds {info.context_tokens:,}"
-                )
+                self.left_out.append(f"{name}: the context holds {info.context_tokens:,}")
                 continue
-            text = tasks.needle_text(length, spec.needle_depths, per_word)
-
-            def outcome(
-                engine: Engine, at: int, text: tasks.NeedleText = text, length: int = length
-            ) -> TaskOutcome:
-                return tasks.needle_outcome(engine, text, at, length)
-
-            found += self._tasks(
-                f"needles at {length:,} tokens", range(spec.needle_depths), outcome
-            )
-        return tuple(found)
+            hay = needle_text(length, spec.needle_depths, tokens_per_word)
+            outcome = partial(tasks.needle_outcome, hay=hay, length=length)
+            outcomes += self._tasks(name, range(spec.needle_depths), outcome)
+        return tuple(outcomes)
 
     def _tokens_per_word(self) -> float:
-        from localchat.measure.workload import TokenScale, prose
-
         try:
             sample = prose(_SAMPLE_WORDS, "scale")
             return len(self.target.engine.tokenize(sample)) / _SAMPLE_WORDS
-        except LocalchatError:  # a server without such a route
+        except LocalchatError:  # a server without a tokenize route
             return TokenScale().tokens_per_word

@@ -1,4 +1,4 @@
-"""Energy that the processor and the GPUs of this machine have used, where the hardware counts it."""
+"""Energy use of the processor and the GPUs, if the hardware counts it."""
 
 import importlib
 from pathlib import Path
@@ -8,69 +8,72 @@ _RAPL: Final = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Reads the counters of RAPL (processor packages) and NVML (GPUs). root: the folder of RAPL, for tests."""
+    """Reads the energy counters of RAPL (processor packages) and NVML (GPUs)."""
 
     def __init__(self, root: Path = _RAPL) -> None:
-        # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it. AMD's processors use the same names.
-        self._zones = [
-            zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1
-        ]
-        self._zones = [zone for zone in self._zones if _number(zone / "energy_uj") is not None]
+        # intel-rapl:0 is a package, intel-rapl:0:1 a part of it. AMD's processors use the same names.
+        packages = [path for path in sorted(root.glob("intel-rapl:*")) if path.name.count(":") == 1]
+        self._packages = [path for path in packages if _read(path / "energy_uj") is not None]
         self._nvml, self._gpus = _gpus()
-        self._before = self._counters()
+        self._start = self._counters()
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What is counted; empty: nothing is."""
-        return (*(["processor"] if self._zones else []), *(["GPUs"] if self._gpus else []))
+        """Devices that count their energy; empty if no device does."""
+        sources = []
+        if self._packages:
+            sources.append("processor")
+        if self._gpus:
+            sources.append("GPUs")
+        return tuple(sources)
 
     def restart(self) -> None:
-        """Count from now on."""
-        self._before = self._counters()
+        """Start counting from zero."""
+        self._start = self._counters()
 
     def joules(self) -> float | None:
-        """Energy since the last `restart`; None where nothing is counted. A counter may wrap around once."""
+        """Return the energy since `restart`; None without counters. A counter may wrap once."""
         if not self.sources:
             return None
         total = 0.0
-        for (now, most), (before, _) in zip(self._counters(), self._before, strict=True):
-            total += now - before if now >= before else now - before + most
+        for (now, wrap), (before, _) in zip(self._counters(), self._start, strict=True):
+            total += now - before
+            if now < before:
+                total += wrap
         return total
 
     def _counters(self) -> list[tuple[float, float]]:
-        """Joules of each counter, and at how many it begins again."""
-        found = [
-            (
-                (_number(zone / "energy_uj") or 0) / 1e6,
-                (_number(zone / "max_energy_range_uj") or 0) / 1e6,
-            )
-            for zone in self._zones
-        ]
+        """Return (joules, joules at which the counter wraps) for each device."""
+        counters = []
+        for package in self._packages:
+            joules = (_read(package / "energy_uj") or 0) / 1e6
+            wrap = (_read(package / "max_energy_range_uj") or 0) / 1e6
+            counters.append((joules, wrap))
         for gpu in self._gpus:
-            found.append((self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3, 0.0))
-        return found
+            counters.append((self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3, 0.0))
+        return counters
 
 
-def _number(path: Path) -> int | None:
+def _read(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # readable by root alone on many systems
+    except (OSError, ValueError):  # only root may read it on many systems
         return None
 
 
 def _gpus() -> tuple[Any, list[Any]]:
-    """NVML and the handles of the GPUs that count their energy."""
+    """Return NVML and the handles of the GPUs that count their energy."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return None, []
-    found = []
+    handles = []
     try:
         nvml.nvmlInit()
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-            found.append(handle)
+            handles.append(handle)
     except nvml.NVMLError:
         return nvml, []
-    return nvml, found
+    return nvml, handles

@@ -1,7 +1,7 @@
 """Perplexity and KL divergence over the windows of a text, as llama-perplexity defines them.
 
-The text is cut into windows that do not overlap. The second half of each counts, so that every counted token
-has at least half a window before it. Where texts of a model begin with BOS, each window's first token is it.
+The text is cut into windows that do not overlap. The second half of each is scored, so that every scored token
+has at least half a window before it. If the model's texts start with BOS, so does every window.
 """
 
 import math
@@ -18,35 +18,38 @@ from localchat.engine.interface import Engine
 from localchat.engine.remote.client import RemoteClient
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt, TokenIds
 from localchat.errors import LocalchatError, UsageError
-from localchat.measure.quality_record import DivergenceFigures, PerplexityFigures
+from localchat.measure.records import DivergenceFigures, PerplexityFigures
 
 _TOP: Final = 20
 _GREEDY: Final = Sampling(temperature=0.0)
 _ANSWER_S: Final = 600.0
-_LEAST_REST: Final = 1e-9
+_MIN_REST: Final = 1e-9
+"""Lower bound on the probability of all tokens outside the top list."""
 _ROWS_AT_ONCE: Final = 64
+_REMOTE_ATTEMPTS: Final = ((0, _TOP), (1, _TOP), (1, 5))
+"""(max_tokens, logprobs) to try in turn, because servers limit both."""
 
 
 class ScoredWindow(NamedTuple):
-    """The counted tokens of one window."""
+    """Scored tokens of one window."""
 
     logprobs: tuple[float, ...]
     tops: tuple[Mapping[str, float], ...]
-    """The likeliest tokens of each position by text; empty where the server sends none."""
+    """Top tokens of each position by text; empty if the server reports none."""
     text_bytes: int
     rows: Path | None = None
-    """Log probabilities of all tokens, float16, a row for each position; None: not available."""
+    """File with the log probabilities of all tokens: float16, one row per position."""
 
 
 class Scorer(Protocol):
-    """Gives the log probabilities of known tokens."""
+    """Returns the log probabilities of the tokens of a text."""
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text; the first stands for BOS where the model has one."""
+        """Tokenize a text. The first token stands for BOS, if the model has one."""
         ...
 
     def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
-        """Score the tokens after number `first`. `rows`: where the whole rows may be written."""
+        """Score the tokens after index `first`. The scorer may write full rows to the file `rows`."""
         ...
 
 
@@ -54,18 +57,20 @@ class EngineScorer:
     """Scores with an engine of this machine."""
 
     def __init__(self, engine: Engine, *, bos: bool) -> None:
-        """bos: begin each window with BOS, where texts of this model do."""
+        """`bos`: start each window with BOS, if the model's texts do."""
         self._engine = engine
         self._bos = bos
 
     def tokens(self, text: str) -> list[int]:
-        found = self._engine.tokenize(text)
-        plain = len(self._engine.tokenize("a"))
+        tokens = self._engine.tokenize(text)
+        # A prompt that is longer than its tokens starts with BOS.
+        plain_tokens = len(self._engine.tokenize("a"))
         request = GenerateRequest(TextPrompt("a"), _GREEDY, max_tokens=1)
-        begun = next(e for e in self._engine.generate(request) if isinstance(e, Accepted))
-        if self._bos and begun.prompt_tokens > plain:
-            return [found[0], *found]
-        return found
+        events = self._engine.generate(request)
+        accepted = next(event for event in events if isinstance(event, Accepted))
+        if self._bos and accepted.prompt_tokens > plain_tokens:
+            return [tokens[0], *tokens]
+        return tokens
 
     def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
         request = GenerateRequest(
@@ -85,21 +90,24 @@ class EngineScorer:
         ]
         if len(entries) != len(window) - 1 - first:
             raise UsageError(
-                "the backend gives no log probabilities of a prompt",
+                "the backend does not report log probabilities of a prompt",
                 hint="--only greedy,json,tools,needles,questions leaves them out",
             )
         size = rows.stat().st_size if rows.is_file() else 0
-        whole = size > 0 and size % (2 * len(entries)) == 0
+        has_rows = size > 0 and size % (2 * len(entries)) == 0
         return ScoredWindow(
             tuple(entry.logprob for entry in entries),
-            tuple({_shown(text): value for _, text, value in entry.top} for entry in entries),
+            tuple(
+                {text.decode("utf-8", "replace"): value for _, text, value in entry.top}
+                for entry in entries
+            ),
             sum(len(entry.text) for entry in entries),
-            rows if whole else None,
+            rows if has_rows else None,
         )
 
 
 class RemoteScorer:
-    """Scores with a server that echoes prompts with their log probabilities: localchat, vLLM."""
+    """Scores with a server that echoes prompts with log probabilities, such as localchat and vLLM."""
 
     def __init__(self, engine: Engine, client: RemoteClient, model: str) -> None:
         self._engine = engine
@@ -110,115 +118,121 @@ class RemoteScorer:
         return self._engine.tokenize(text)
 
     def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
-        problem: LocalchatError | None = None
-        for most, top in ((0, _TOP), (1, _TOP), (1, 5)):
+        first_refusal: LocalchatError | None = None
+        for max_tokens, top in _REMOTE_ATTEMPTS:
             try:
-                return self._scored(window, first, most, top)
-            except UsageError as refused:
-                problem = problem or refused
-        assert problem is not None
-        raise problem
+                return self._score(window, first, max_tokens, top)
+            except UsageError as problem:
+                first_refusal = first_refusal or problem
+        assert first_refusal is not None
+        raise first_refusal
 
-    def _scored(self, window: Sequence[int], first: int, most: int, top: int) -> ScoredWindow:
+    def _score(self, window: Sequence[int], first: int, max_tokens: int, top: int) -> ScoredWindow:
         body = {
             "model": self._model,
             "prompt": list(window),
             "echo": True,
-            "max_tokens": most,
+            "max_tokens": max_tokens,
             "logprobs": top,
             "temperature": 0,
         }
-        found = self._client.request_json("completions", body, timeout_s=_ANSWER_S)
+        answer = self._client.request_json("completions", body, timeout_s=_ANSWER_S)
         try:
-            told: dict[str, Any] = found["choices"][0]["logprobs"]
-            counted = slice(first + 1, len(window))
-            values = [float(one) for one in told["token_logprobs"][counted]]
-            texts = [str(one) for one in told["tokens"][counted]]
-            tops = [dict(one or {}) for one in told["top_logprobs"][counted]]
+            reported: dict[str, Any] = answer["choices"][0]["logprobs"]
+            scored = slice(first + 1, len(window))
+            logprobs = [float(value) for value in reported["token_logprobs"][scored]]
+            texts = [str(text) for text in reported["tokens"][scored]]
+            tops = [dict(top or {}) for top in reported["top_logprobs"][scored]]
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UsageError("the server sends no log probabilities of a prompt") from error
-        if len(values) != len(window) - 1 - first:
-            raise UsageError("the server sends no log probabilities of a prompt")
-        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        return ScoredWindow(tuple(values), tuple(tops), size)
+            raise UsageError("the server does not report log probabilities of a prompt") from error
+        if len(logprobs) != len(window) - 1 - first:
+            raise UsageError("the server does not report log probabilities of a prompt")
+        text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        return ScoredWindow(tuple(logprobs), tuple(tops), text_bytes)
 
 
-def windows(tokens: Sequence[int], window_tokens: int, most: int) -> Iterator[Sequence[int]]:
-    """The whole windows of a text, `most` at most (0: all). Raises UsageError for a text shorter than one."""
+def windows(tokens: Sequence[int], window_tokens: int, limit: int) -> Iterator[Sequence[int]]:
+    """Yield the complete windows of a text, up to `limit` (0 for all).
+
+    Raises UsageError if the text is shorter than a window.
+    """
     if len(tokens) < window_tokens:
         raise UsageError(
-            f"the text has {len(tokens):,} tokens, and a window {window_tokens:,}",
+            f"the text has {len(tokens):,} tokens, fewer than a window of {window_tokens:,}",
             hint="give a longer --text, or a smaller --window",
         )
     starts = range(0, len(tokens) + 1, window_tokens)
     for number, (start, end) in enumerate(pairwise(starts)):
-        if most and number == most:
+        if limit and number == limit:
             return
         yield tokens[start:end]
 
 
 def perplexity(scored: Sequence[ScoredWindow]) -> PerplexityFigures:
-    """Perplexity of scored windows, and its standard error."""
+    """Compute the perplexity of scored windows, and its standard error."""
     losses = [-value for window in scored for value in window.logprobs]
     mean = math.fsum(losses) / len(losses)
-    spread = math.fsum(loss * loss for loss in losses) / len(losses) - mean * mean
-    found = math.exp(min(mean, 700.0))
-    error = math.sqrt(max(spread, 0.0) / max(len(losses) - 1, 1))
+    variance = math.fsum(loss * loss for loss in losses) / len(losses) - mean * mean
+    value = math.exp(min(mean, 700.0))
+    error = math.sqrt(max(variance, 0.0) / max(len(losses) - 1, 1))
     size = sum(window.text_bytes for window in scored)
     bits = math.fsum(losses) / math.log(2) / size if size else 0.0
-    return PerplexityFigures(found, found * error, len(losses), bits)
+    return PerplexityFigures(value, value * error, len(losses), bits)
 
 
 class _PositionDivergence(NamedTuple):
-    """The divergence of each position, and whether the likeliest token is the same."""
+    """Divergence of each position, and whether both models rank the same token first."""
 
     kl: list[float]
-    same: list[bool]
+    same_top: list[bool]
 
 
 class Divergence:
-    """Gathers the divergence of windows from the first model's."""
+    """Collects the divergence of windows from those of the first model."""
 
     def __init__(self) -> None:
         self._kl: list[float] = []
-        self._same: list[bool] = []
+        self._same_top: list[bool] = []
         self._complete = True
 
     def add(self, base: ScoredWindow, other: ScoredWindow) -> None:
-        """Add a window. Raises UsageError where nothing can be compared."""
+        """Add a window. Raises UsageError if the models cannot be compared."""
         if base.rows is not None and other.rows is not None:
-            found = _divergence_of_rows(base.rows, other.rows, len(base.logprobs))
+            positions = _divergence_of_rows(base.rows, other.rows, len(base.logprobs))
         else:
             self._complete = False
-            found = _divergence_of_tops(base.tops, other.tops)
-        self._kl += found.kl
-        self._same += found.same
+            positions = _divergence_of_tops(base.tops, other.tops)
+        self._kl += positions.kl
+        self._same_top += positions.same_top
 
     def figures(self) -> DivergenceFigures:
-        """Figures of everything added so far."""
+        """Return the figures of all windows so far."""
         kl = np.asarray(self._kl)
         return DivergenceFigures(
             float(kl.mean()),
             float(np.percentile(kl, 99)),
             float(kl.max()),
-            sum(self._same) / len(self._same),
+            sum(self._same_top) / len(self._same_top),
             self._complete,
         )
 
 
 def _divergence_of_rows(base: Path, other: Path, count: int) -> _PositionDivergence:
-    one, two = (np.fromfile(path, "<f2").reshape(count, -1) for path in (base, other))
-    if one.shape != two.shape:
+    base_rows, other_rows = (np.fromfile(path, "<f2").reshape(count, -1) for path in (base, other))
+    if base_rows.shape != other_rows.shape:
         raise UsageError("the models have different vocabularies")
-    found = _PositionDivergence([], [])
+    positions = _PositionDivergence([], [])
     for start in range(0, count, _ROWS_AT_ONCE):
-        p, q = (_normal(rows[start : start + _ROWS_AT_ONCE]) for rows in (one, two))
-        found.kl.extend(np.maximum((np.exp(p) * (p - q)).sum(1), 0.0).tolist())
-        found.same.extend((p.argmax(1) == q.argmax(1)).tolist())
-    return found
+        chunk = slice(start, start + _ROWS_AT_ONCE)
+        p = _normalize(base_rows[chunk])
+        q = _normalize(other_rows[chunk])
+        positions.kl.extend(np.maximum((np.exp(p) * (p - q)).sum(1), 0.0).tolist())
+        positions.same_top.extend((p.argmax(1) == q.argmax(1)).tolist())
+    return positions
 
 
-def _normal(rows: NDArray[np.float16]) -> NDArray[np.float32]:
+def _normalize(rows: NDArray[np.float16]) -> NDArray[np.float32]:
+    """Scale log probabilities, which float16 rounds, so that each row sums to 1."""
     wide = rows.astype(np.float32)
     total: NDArray[np.float32] = np.log(np.exp(wide).sum(1, keepdims=True))
     return wide - total
@@ -227,18 +241,19 @@ def _normal(rows: NDArray[np.float16]) -> NDArray[np.float32]:
 def _divergence_of_tops(
     base: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]
 ) -> _PositionDivergence:
-    """A lower bound: the tokens that both name, and all others as one."""
+    """Return a lower bound, which counts all tokens outside of both top lists as one."""
     if not all(base) or not all(other) or not base:
-        raise UsageError("the server names no likeliest tokens of a prompt")
-    found = _PositionDivergence([], [])
-    for one, two in zip(base, other, strict=True):
-        shared = one.keys() & two.keys()
-        kl = sum(math.exp(one[text]) * (one[text] - two[text]) for text in shared)
-        p, q = (max(1 - sum(math.exp(top[t]) for t in shared), _LEAST_REST) for top in (one, two))
-        found.kl.append(max(kl + p * math.log(p / q), 0.0))
-        found.same.append(max(one, key=one.__getitem__) == max(two, key=two.__getitem__))
-    return found
-
-
-def _shown(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
+        raise UsageError("the server does not report the top tokens of a prompt")
+    positions = _PositionDivergence([], [])
+    for base_top, other_top in zip(base, other, strict=True):
+        shared = base_top.keys() & other_top.keys()
+        kl = sum(math.exp(base_top[text]) * (base_top[text] - other_top[text]) for text in shared)
+        p, q = (
+            max(1 - sum(math.exp(top[text]) for text in shared), _MIN_REST)
+            for top in (base_top, other_top)
+        )
+        positions.kl.append(max(kl + p * math.log(p / q), 0.0))
+        positions.same_top.append(
+            max(base_top, key=base_top.__getitem__) == max(other_top, key=other_top.__getitem__)
+        )
+    return positions

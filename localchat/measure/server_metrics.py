@@ -1,4 +1,4 @@
-"""Counters of a server that has Prometheus metrics: ours, vLLM's, SGLang's and llama.cpp's names for them."""
+"""Counters of a server with Prometheus metrics: localchat, vLLM, SGLang or llama.cpp."""
 
 import re
 import threading
@@ -27,23 +27,23 @@ _NAMES: Final[Mapping[str, str]] = {
     "sglang:token_usage": "kv_used_share",
     "llamacpp:kv_cache_usage_ratio": "kv_used_share",
 }
-"""The server's names, and ours."""
+"""Names of the servers, and ours."""
 
 Counters = dict[str, float]
-"""By our names; values of several models are added up."""
+"""Values by our names, summed over the models of a server."""
 
 
 def parse_counters(text: str) -> Counters:
-    """The counters on a page for scrapers."""
-    found: Counters = {}
+    """Parse a metrics page."""
+    counters: Counters = {}
     for name, value in _LINE.findall(text):
-        if ours := _NAMES.get(name):
-            found[ours] = found.get(ours, 0.0) + float(value)
-    return found
+        if our_name := _NAMES.get(name):
+            counters[our_name] = counters.get(our_name, 0.0) + float(value)
+    return counters
 
 
 def read_counters(url: str, key: str = "") -> Counters:
-    """The counters of a server now; empty where it shows none."""
+    """Read the current counters of a server; empty if it has no metrics page."""
     try:
         with query_client(key, _TIMEOUT_S) as client:
             return parse_counters(client.get(f"{url}/metrics").raise_for_status().text)
@@ -53,20 +53,20 @@ def read_counters(url: str, key: str = "") -> Counters:
 
 @dataclass(slots=True)
 class WatchedCounters:
-    """Counters over the length of a point."""
+    """Counters of a server while a point runs."""
 
     before: Counters
     last: Counters = field(default_factory=dict)
     peak: Counters = field(default_factory=dict)
 
-    def grown(self, name: str) -> int | None:
-        """How much a counter has grown; None where the server does not show it."""
+    def growth(self, name: str) -> int | None:
+        """Return how much a counter has grown; None if the server does not have it."""
         if name not in self.last or name not in self.before:
             return None
         return round(self.last[name] - self.before[name])
 
     def update(self, counters: Counters) -> None:
-        """Take over a later page."""
+        """Add a later reading."""
         self.last = counters
         for name, value in counters.items():
             self.peak[name] = max(self.peak.get(name, value), value)

@@ -1,4 +1,4 @@
-"""A server of our own in a child process, on a free port, for as long as it is measured."""
+"""Server in a child process, on a free port, during a measurement."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ from localchat.errors import (
 )
 from localchat.http_transport import query_client
 
-_END_S: Final = 15.0
+_EXIT_S: Final = 15.0
 _POLL_S: Final = 0.05
 _LOG_LINES: Final = 200
 _ERRORS: Final[Mapping[int, type[LocalchatError]]] = {
@@ -39,41 +39,34 @@ _ERRORS: Final[Mapping[int, type[LocalchatError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """How `localchat serve` is called."""
+    """Arguments of `localchat serve`."""
 
     model: str
-    """The word for it."""
+    """Name or path of the model."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Values by key, over those of the settings file and the environment."""
+    """Values by key, which override the settings file and the environment."""
     parallel: int | None = None
-    """Requests computed at once; None: the server's default."""
+    """Requests computed at once; None for the server's default."""
     loop_guard: bool = False
     """End answers that repeat themselves forever."""
 
     def arguments(self) -> list[str]:
-        """The command line behind the interpreter."""
-        slots = [] if self.parallel is None else ["--parallel", str(self.parallel)]
-        guard = [] if self.loop_guard else ["--no-loop-guard"]
-        return [
-            "-P",
-            "-m",
-            "localchat",
-            "serve",
-            self.model,
-            "--port",
-            "0",
-            "--private",
-            "--no-cache-disk",
-            *guard,
-            *slots,
-        ]
+        """Return the command line after the interpreter."""
+        arguments = ["-P", "-m", "localchat", "serve", self.model]
+        arguments += ["--port", "0", "--private", "--no-cache-disk"]
+        if not self.loop_guard:
+            arguments.append("--no-loop-guard")
+        if self.parallel is not None:
+            arguments += ["--parallel", str(self.parallel)]
+        return arguments
 
 
 @contextmanager
 def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterator[str]:
-    """Serve a model until the end of the block; yields the URL once it is loaded.
+    """Serve a model during the block, and yield the URL once it is loaded.
 
-    The server ends with this process, however that ends. Raises what its load raised."""
+    The server exits with this process, even if that is killed. Raises the error of a failed load.
+    """
     environment = child_environment(environ)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
     environment |= {variable(key): value for key, value in command.settings.items()}
@@ -85,25 +78,26 @@ def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterat
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        process_group=0,  # Ctrl+C is for the benchmark, which then ends its server
+        # Ctrl+C must reach the benchmark alone, which then ends its server.
+        process_group=0,
     )
     log: deque[str] = deque(maxlen=_LOG_LINES)
     assert process.stdout is not None and process.stderr is not None
-    reader = threading.Thread(target=_keep, args=(process.stderr, log), daemon=True)
+    reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
     reader.start()
     try:
         url = process.stdout.readline().strip().removesuffix("/v1")
-        _wait_ready(url, process)
+        _wait_until_loaded(url, process)
         if process.poll() is not None:
-            reader.join(_END_S)
-            raise _end_error(process.returncode, list(log), command.model)
+            reader.join(_EXIT_S)
+            raise _exit_error(process.returncode, list(log), command.model)
         yield url
     finally:
-        _end(process)
+        _terminate(process)
 
 
-def _wait_ready(url: str, process: "subprocess.Popen[str]") -> None:
-    """Return once the model is loaded, or the process has ended."""
+def _wait_until_loaded(url: str, process: "subprocess.Popen[str]") -> None:
+    """Return once the model is loaded, or the process has exited."""
     with query_client() as client:
         while url and process.poll() is None:
             try:
@@ -115,10 +109,10 @@ def _wait_ready(url: str, process: "subprocess.Popen[str]") -> None:
     process.wait()
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _terminate(process: "subprocess.Popen[str]") -> None:
     process.terminate()
     try:
-        process.wait(_END_S)
+        process.wait(_EXIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -128,27 +122,29 @@ def _end(process: "subprocess.Popen[str]") -> None:
                 pipe.close()
 
 
-def _keep(lines: IO[str], log: deque[str]) -> None:
-    with suppress(ValueError, OSError):  # closed at the end
+def _collect(lines: IO[str], log: deque[str]) -> None:
+    with suppress(ValueError, OSError):  # the pipe is closed at the end
         log.extend(lines)
 
 
-def _end_error(code: int, log: list[str], model: str) -> LocalchatError:
-    """The error that the server printed, as ours."""
-    starts = [at for at, line in enumerate(log) if line.startswith("localchat: ")]
+def _exit_error(code: int, log: list[str], model: str) -> LocalchatError:
+    """Turn the last error that the server printed into an exception."""
+    starts = [index for index, line in enumerate(log) if line.startswith("localchat: ")]
     if code < 0 or not starts:
         shown = "".join(log[-5:]).strip()
         return EngineDied(f"the server of {model} ended before it was ready", hint=shown)
-    first, *rest = log[starts[-1] :]
-    hint = "\n".join(line.strip() for line in rest)
+    first, *more = log[starts[-1] :]
+    hint = "\n".join(line.strip() for line in more)
     return _ERRORS.get(code, LocalchatError)(first.removeprefix("localchat: ").strip(), hint=hint)
 
 
 def server_properties(url: str, key: str = "") -> dict[str, object]:
-    """`/props` of a server; empty where it has none."""
+    """Read `/props` of a server; empty if it has no such route."""
     try:
         with query_client(key) as client:
-            found = client.get(f"{url}/props").raise_for_status().json()
+            properties = client.get(f"{url}/props").raise_for_status().json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(properties, dict):
+        return {}
+    return properties

@@ -1,4 +1,4 @@
-"""Figures of a measured point, by the formulas of vLLM's serving benchmark; and differences beyond noise.
+"""Figures of a measured point, by the formulas of vLLM's serving benchmark.
 
 TTFT: from the request to its first text. TPOT: from the first text to the last, over the tokens after the
 first. Gap (ITL): between two arrivals of one answer. E2EL: from the request to its last text. Throughput:
@@ -29,15 +29,15 @@ class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
     p99: float
     mean: float
     count: int = 0
-    """Times in the distribution; 0 in a record of before it was stored."""
+    """Number of values; 0 in records from before it was stored."""
     low: float = 0.0
-    """Smallest time."""
+    """Smallest value."""
     high: float = 0.0
-    """Largest time."""
+    """Largest value."""
 
 
 class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an answer must keep to count as good. None: no demand."""
+    """Limits that a good answer meets. None stands for no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -45,43 +45,52 @@ class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
     def __bool__(self) -> bool:
         return self.ttft_ms is not None or self.tpot_ms is not None
 
-    def met_by(self, sample: RequestSample) -> bool:
-        """Whether a request met every demand; a time that an answer has not counts as met."""
-        tpot_s = sample.tpot_s
-        slow_start = self.ttft_ms is not None and sample.ttft_s * 1e3 > self.ttft_ms
-        slow = self.tpot_ms is not None and tpot_s is not None and tpot_s * 1e3 > self.tpot_ms
+    def is_met(self, ttft_ms: float, tpot_ms: float | None) -> bool:
+        """Return True if both times are within the limits. A missing time counts as met."""
+        slow_start = self.ttft_ms is not None and ttft_ms > self.ttft_ms
+        slow = self.tpot_ms is not None and tpot_ms is not None and tpot_ms > self.tpot_ms
         return not slow_start and not slow
+
+    def is_met_by(self, sample: RequestSample) -> bool:
+        """Return True if a request met the target."""
+        tpot_ms = None
+        if sample.tpot_s is not None:
+            tpot_ms = sample.tpot_s * 1e3
+        return self.is_met(sample.ttft_s * 1e3, tpot_ms)
 
 
 class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Everything that was measured at one point. None: nothing told."""
+    """All figures of one point. None stands for a figure that no counter reports.
+
+    Size: each field is a column of the tables or a key of the stored files.
+    """
 
     requests: int
     failed: int = 0
     duration_s: float
     tokens_per_s: float
-    """Of answers, all requests together."""
+    """Output tokens of all requests."""
     total_tokens_per_s: float
-    """Of prompts and answers."""
+    """Tokens of prompts and answers."""
     requests_per_s: float
     prompt_tokens: float
-    """Mean of a request."""
+    """Mean prompt length."""
     completion_tokens: float
-    """Mean of an answer."""
+    """Mean answer length."""
     ttft_ms: Percentiles
     tpot_ms: Percentiles | None = None
     gap_ms: Percentiles | None = None
     e2el_ms: Percentiles | None = None
-    """From the request to its last text; None in a record of before it was measured."""
+    """Time from the request to its last text; None in old records."""
     step_ms: float | None = None
-    """Time per token while no prompt of another request delays it: of the median pause of a stream."""
+    """Time per token while no prompt delays it, from the median pause of the streams."""
     good_requests_per_s: float | None = None
-    """Requests a second that met the target."""
+    """Requests per second that met the target."""
     good_share: float | None = None
     prefix_hits: float | None = None
-    """Share of the prompt tokens that came from the server's prefix cache."""
+    """Share of the prompt tokens that hit the server's prefix cache."""
     kv_used_tokens: int | None = None
-    """The most that was seen."""
+    """Largest reading."""
     kv_total_tokens: int | None = None
     kv_used_share: Annotated[float, Meta(ge=0)] | None = None
     drafted: int | None = None
@@ -89,9 +98,9 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     acceptance: float | None = None
     preemptions: int | None = None
     joules: float | None = None
-    """Of the processor and the GPUs during the point, other programs included."""
+    """Energy of processor and GPUs during the point, including other programs."""
     roof_share: float | None = None
-    """Bytes that its steps read, over what the memory could have read in that time."""
+    """Share of the memory bandwidth that the steps used."""
 
 
 class LoadResult(NamedTuple):
@@ -100,52 +109,65 @@ class LoadResult(NamedTuple):
     samples: Sequence[RequestSample]
     failed: int
     duration_s: float
-    """From the first request to the end of the last answer."""
+    """Time from the first request to the end of the last answer."""
 
 
 def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
-    """Figures of recorded requests; those that only a server or a sensor tells are left out.
+    """Compute the figures that the samples show. Counters of servers and sensors are added later.
 
-    Raises statistics.StatisticsError for no requests."""
+    Raises statistics.StatisticsError for no samples.
+    """
     samples = result.samples
     duration_s = result.duration_s
-    made = sum(one.completion_tokens for one in samples)
-    read = sum(one.prompt_tokens for one in samples)
-    tpots = [tpot_s for one in samples if (tpot_s := one.tpot_s) is not None]
-    good = sum(map(target.met_by, samples)) if target else None
-    known = [one for one in samples if one.drafted is not None]
-    drafted = sum(one.drafted or 0 for one in known) if known else None
-    accepted = sum(one.accepted or 0 for one in known) if known else None
-    kv_total = max(one.kv_total_tokens for one in samples)
-    kv_used = max(one.kv_used_tokens for one in samples)
+    output_tokens = sum(sample.completion_tokens for sample in samples)
+    prompt_tokens = sum(sample.prompt_tokens for sample in samples)
+    tpots = [tpot_s for sample in samples if (tpot_s := sample.tpot_s) is not None]
+    gaps = _gaps(samples)
+    good_requests_per_s = good_share = None
+    if target:
+        good = sum(map(target.is_met_by, samples))
+        good_requests_per_s = good / duration_s
+        good_share = good / (len(samples) + result.failed)
+    drafted = accepted = None
+    if drafting := [sample for sample in samples if sample.drafted is not None]:
+        drafted = sum(sample.drafted or 0 for sample in drafting)
+        accepted = sum(sample.accepted or 0 for sample in drafting)
+    kv_total = max(sample.kv_total_tokens for sample in samples)
+    kv_used = max(sample.kv_used_tokens for sample in samples)
     return PointFigures(
         requests=len(samples),
         failed=result.failed,
         duration_s=duration_s,
-        tokens_per_s=made / duration_s,
-        total_tokens_per_s=(made + read) / duration_s,
+        tokens_per_s=output_tokens / duration_s,
+        total_tokens_per_s=(output_tokens + prompt_tokens) / duration_s,
         requests_per_s=len(samples) / duration_s,
-        prompt_tokens=read / len(samples),
-        completion_tokens=made / len(samples),
-        ttft_ms=percentiles([one.ttft_s for one in samples]),
+        prompt_tokens=prompt_tokens / len(samples),
+        completion_tokens=output_tokens / len(samples),
+        ttft_ms=percentiles([sample.ttft_s for sample in samples]),
         tpot_ms=percentiles(tpots) if tpots else None,
-        gap_ms=percentiles(gaps) if (gaps := _gaps(samples)) else None,
-        e2el_ms=percentiles([one.latency_s for one in samples]),
+        gap_ms=percentiles(gaps) if gaps else None,
+        e2el_ms=percentiles([sample.latency_s for sample in samples]),
         step_ms=_step_ms(samples, gaps),
-        good_requests_per_s=None if good is None else good / duration_s,
-        good_share=None if good is None else good / (len(samples) + result.failed),
-        prefix_hits=sum(one.cached_tokens for one in samples) / read if read else None,
+        good_requests_per_s=good_requests_per_s,
+        good_share=good_share,
+        prefix_hits=_ratio(sum(sample.cached_tokens for sample in samples), prompt_tokens),
         kv_used_tokens=kv_used if kv_total else None,
         kv_total_tokens=kv_total or None,
-        kv_used_share=kv_used / kv_total if kv_total else None,
+        kv_used_share=_ratio(kv_used, kv_total),
         drafted=drafted,
         accepted=accepted,
         acceptance=acceptance(drafted or 0, accepted or 0),
     )
 
 
+def _ratio(part: int, total: int) -> float | None:
+    if not total:
+        return None
+    return part / total
+
+
 def percentiles(seconds: Sequence[float]) -> Percentiles:
-    """Percentiles of times in seconds. Raises statistics.StatisticsError for none."""
+    """Compute percentiles of times in seconds. Raises statistics.StatisticsError for no times."""
     mean = statistics.fmean(seconds)
     if len(seconds) == 1:
         ms = mean * 1e3
@@ -165,49 +187,52 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
 def _gaps(samples: Sequence[RequestSample]) -> list[float]:
     return [
         later - earlier
-        for one in samples
-        for earlier, later in zip(one.arrivals_s, one.arrivals_s[1:], strict=False)
+        for sample in samples
+        for earlier, later in zip(sample.arrivals_s, sample.arrivals_s[1:], strict=False)
     ]
 
 
 def _step_ms(samples: Sequence[RequestSample], gaps: Sequence[float]) -> float | None:
-    """The median pause, shared by the tokens that arrive after one: several, where drafts were accepted."""
+    """Return the median pause, divided by the tokens that arrive after it.
+
+    With accepted drafts, several tokens arrive after one pause.
+    """
     pauses = [gap for gap in gaps if gap > _SAME_ARRIVAL_S]
-    tokens = sum(one.completion_tokens - 1 for one in samples)
+    tokens = sum(sample.completion_tokens - 1 for sample in samples)
     if not pauses or tokens < 1:
         return None
     return statistics.median(pauses) * min(len(pauses) / tokens, 1.0) * 1e3
 
 
-# ---------------------------------------------------------------------------- differences
-
 _T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t for a two-sided interval of 95 %, by degrees of freedom from 1 on; then 2.0 is near enough."""
+"""Student's t of a two-sided 95 % interval for 1, 2, ... degrees of freedom. Beyond them, 2.0 is close."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """How much larger one series of rounds is than another, as a share of the other."""
+    """Difference between two series of rounds, as a share of the second."""
 
     share: float
-    """0.1: a tenth more."""
+    """0.1 stands for a tenth more."""
     margin: float | None
-    """Half of the interval that holds the true share in 95 of 100 cases; None: one round shows none."""
+    """Half the width of the 95 % interval; None for a single round."""
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the interval excludes no difference at all."""
+        """True if the interval excludes a difference of zero."""
         return self.margin is not None and abs(self.share) > self.margin
 
 
 def difference(values: Sequence[float], base: Sequence[float]) -> Difference:
-    """The mean difference of rounds that were taken in turns, pair by pair, so that slow changes cancel out.
+    """Return the mean difference of interleaved rounds.
 
-    Raises statistics.StatisticsError for no rounds."""
-    ratios = [math.log(one / other) for one, other in zip(values, base, strict=False)]
-    mean = statistics.fmean(ratios)
-    share = math.expm1(mean)
-    if len(ratios) < 2:
+    Rounds are compared pair by pair, so that slow drifts cancel out.
+    Raises statistics.StatisticsError for no rounds.
+    """
+    ratios = [math.log(value / other) for value, other in zip(values, base, strict=False)]
+    share = math.expm1(statistics.fmean(ratios))
+    freedom = len(ratios) - 1
+    if freedom < 1:
         return Difference(share, None)
-    t = _T_95[len(ratios) - 2] if len(ratios) - 2 < len(_T_95) else 2.0
+    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 2.0
     spread = t * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return Difference(share, (1 + share) * math.expm1(spread))

@@ -1,8 +1,8 @@
-"""Finds the fastest settings of a model on this machine by measuring: one setting after the other.
+"""Search for the fastest settings of a model, one setting after the other.
 
-Each value is tried beside the best so far in interleaved rounds and taken only if it is faster by more than
-the noise. At the end everything that was taken is measured once more beside the settings as they were, and
-kept only if it is faster; so a tuned model is never slower than before, as far as can be measured.
+Each value is measured beside the best so far in interleaved rounds, and taken only if it is faster by more than
+the noise. At the end all changes together are measured once more beside the original settings, and taken only
+if they are faster. So a tuned model is never slower than before, as far as can be measured.
 """
 
 import math
@@ -10,105 +10,114 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from localchat.config.settings import Settings
+from localchat.config.settings import Given, Settings, convert
+from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.measure.statistics import Difference, difference
 from localchat.measure.sweep import (
-    BenchVariant,
     OpenServer,
     Point,
-    PointPlace,
+    PointKey,
     Sweep,
     SweepEvent,
     SweepSpec,
     rates,
 )
-from localchat.measure.variants import flag_word
+from localchat.measure.variants import BenchVariant, flag_name, setting_text
 from localchat.measure.workload import Shape
+from localchat.state_file import StateFile
 
 TUNE_SHAPES: Final = (
     Shape("answer", 100, 60),
     Shape("reading", 600, 8),
     Shape("edit", 160, 120, "edit"),
 )
-"""Short forms of decoding, of prefill, and of an answer that repeats its prompt, which drafts help."""
-_LEAST_GAIN: Final = 0.02
-"""A smaller gain is not worth a setting."""
+"""Short tests of decoding, prefill, and an answer that repeats its prompt, where drafts help."""
+_MIN_GAIN: Final = 0.02
+"""Gain below which a setting is not worth changing."""
 _LOSSLESS_KV: Final = ("f16", "q8_0")
-"""KV types that change answers hardly; smaller ones are a question of quality, not of speed alone."""
-_MOST_THREADS: Final = 64
+"""KV types that hardly change answers. Smaller types trade quality for speed."""
+_MAX_THREADS: Final = 64
+_FILE: Final = "tuned.json"
+_LOCK_S: Final = 10.0
 
 Watch = Callable[[str], AbstractContextManager[Callable[[SweepEvent], None]]]
-"""Shows the events of one comparison; the string says what is compared."""
+"""Shows the events of one comparison, whose subject is the argument."""
 
 
 class Knob(NamedTuple):
-    """A setting and the values that are worth a trial, the present one left out."""
+    """A setting with the values worth a trial, other than the present one."""
 
     key: str
     values: tuple[str, ...]
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One value that was tried."""
+    """Outcome of one value."""
 
     key: str
     value: str
     against: str
-    """The value that it was compared with."""
+    """Present value, which it was compared with."""
     gain: Difference | None
-    """Of speed; None: it could not be measured."""
+    """Gain in speed; None if the value could not be measured."""
     taken: bool
     problem: str = ""
-    """Why it could not be measured."""
+    """Reason why it could not be measured."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one model."""
+    """Result for one model."""
 
     model: str
     trials: tuple[Trial, ...]
     settings: dict[str, str]
-    """What is faster, by key; empty: the settings are the fastest that was found."""
+    """Faster values by key; empty if the present settings are the fastest."""
     gain: Difference | None = None
-    """Of all of them together; None: there are none."""
+    """Gain of all of them together; None without changes."""
 
 
 def knobs(
     settings: Settings, pinned: Mapping[str, object], plan: MemoryPlan, machine: Machine
 ) -> list[Knob]:
-    """The settings to tune for a model with this plan, those of most effect first. pinned: by key, settings
-    that the user gave, which stay."""
-    logical = os.cpu_count() or machine.cores
-    threads = {1 << power for power in range(7)} | {machine.cores, machine.cores - 1, logical}
-    threads = {count for count in threads if 1 <= count <= min(logical, _MOST_THREADS)}
-    kv_types = [one for one in plan.kv_types or _LOSSLESS_KV if one in _LOSSLESS_KV]
-    on_cpu = plan.gpu_layers < plan.layers or not plan.layers
-    found = [
+    """Return the settings to tune, those with the largest effect first.
+
+    `pinned` holds the keys of settings that the user gave, which stay.
+    """
+    kv_types = [kv_type for kv_type in plan.kv_types or _LOSSLESS_KV if kv_type in _LOSSLESS_KV]
+    candidates = [
         Knob("gpu_layers", _gpu_layers(plan, machine)),
-        Knob(
-            "threads",
-            tuple(str(one) for one in sorted(threads - {settings.threads or machine.cores}))
-            if on_cpu
-            else (),
-        ),
-        Knob("kv_cache_type", tuple(one for one in kv_types if one != plan.kv_type)),
+        Knob("threads", _thread_counts(settings.threads or machine.cores, plan, machine)),
+        Knob("kv_cache_type", tuple(kv_type for kv_type in kv_types if kv_type != plan.kv_type)),
         Knob("speculation", ("false" if settings.speculation else "true",)),
     ]
-    return [knob for knob in found if knob.values and knob.key not in pinned]
+    return [knob for knob in candidates if knob.values and knob.key not in pinned]
 
 
 def _gpu_layers(plan: MemoryPlan, machine: Machine) -> tuple[str, ...]:
-    """Fewer layers on a GPU than fit: none, and half. Where all fit, none is surely slower."""
+    """Return smaller numbers of GPU layers to try: half, and none."""
+    # If all layers fit, fewer are surely slower.
     if not machine.gpus or not 0 < plan.gpu_layers < plan.layers:
         return ()
     return tuple(dict.fromkeys((str(plan.gpu_layers // 2), "0")))
+
+
+def _thread_counts(present: int, plan: MemoryPlan, machine: Machine) -> tuple[str, ...]:
+    """Return numbers of threads to try, if layers run on the CPU."""
+    if plan.layers and plan.gpu_layers >= plan.layers:
+        return ()
+    logical = os.cpu_count() or machine.cores
+    counts = {1 << power for power in range(7)} | {machine.cores, machine.cores - 1, logical}
+    counts.discard(present)
+    limit = min(logical, _MAX_THREADS)
+    return tuple(str(count) for count in sorted(counts) if 1 <= count <= limit)
 
 
 @dataclass(slots=True)
@@ -116,70 +125,72 @@ class Tuner:
     """Tries the values of every knob."""
 
     model: str
-    """The word for it."""
+    """Name or path of the model."""
     knobs: Sequence[Knob]
     present: Mapping[str, str]
-    """The values now, by key, as they are shown."""
+    """Present values by key, as results show them."""
     open_server: OpenServer
     watch: Watch
     clients: int = 1
     rounds: int = 3
     shapes: tuple[Shape, ...] = TUNE_SHAPES
     trials: list[Trial] = field(default_factory=list)
-    _taken: dict[str, str] = field(default_factory=dict)
+    _best: dict[str, str] = field(default_factory=dict)
+    """Faster values by key, so far."""
 
     def run(self) -> Tuning:
-        """Measure. Raises LocalchatError where the model cannot be measured as it is."""
+        """Measure all knobs. Raises LocalchatError if the present settings cannot be measured."""
         for knob in self.knobs:
             self._try(knob)
         gain: Difference | None = None
-        if self._taken:
-            gain = self._compare("all of it", [{}, self._taken])[1]
+        if self._best:
+            gain = self._compare("all of it", [{}, self._best])[1]
             if not _is_faster(gain):
-                self._taken.clear()
+                self._best.clear()
                 gain = None
         return Tuning(
-            model=self.model, trials=tuple(self.trials), settings=dict(self._taken), gain=gain
+            model=self.model, trials=tuple(self.trials), settings=dict(self._best), gain=gain
         )
 
     def _try(self, knob: Knob) -> None:
-        """Compare the values of one knob with the present one, and take the fastest."""
-        found = self._gains(knob)
-        gains = {value: gain for value, gain in found.items() if isinstance(gain, Difference)}
+        """Compare the values of a knob with the present one, and take the fastest."""
+        outcomes = self._outcomes(knob)
+        gains = {key: gain for key, gain in outcomes.items() if isinstance(gain, Difference)}
         faster = {value: gain.share for value, gain in gains.items() if _is_faster(gain)}
-        best = max(faster, key=lambda value: faster[value], default=None)
-        for value, gain in found.items():
-            problem = gain.message if isinstance(gain, LocalchatError) else ""
-            against = self.present.get(knob.key, "")
+        fastest = max(faster, key=lambda value: faster[value], default=None)
+        present = self.present.get(knob.key, "")
+        for value, outcome in outcomes.items():
+            problem = outcome.message if isinstance(outcome, LocalchatError) else ""
+            is_fastest = value == fastest
             self.trials.append(
-                Trial(knob.key, value, against, gains.get(value), value == best, problem)
+                Trial(knob.key, value, present, gains.get(value), is_fastest, problem)
             )
-        if best is not None:
-            self._taken[knob.key] = best
+        if fastest is not None:
+            self._best[knob.key] = fastest
 
-    def _gains(self, knob: Knob) -> dict[str, Difference | LocalchatError]:
-        """What each value brings, or why it cannot be measured."""
-        tried = [{**self._taken, knob.key: value} for value in knob.values]
+    def _outcomes(self, knob: Knob) -> dict[str, Difference | LocalchatError]:
+        """Return the gain of each value, or the error that its load raised."""
+        candidates = [{**self._best, knob.key: value} for value in knob.values]
         try:
-            found = self._compare(flag_word(knob.key), [self._taken, *tried])[1:]
-            return dict(zip(knob.values, found, strict=True))
+            gains = self._compare(flag_name(knob.key), [self._best, *candidates])[1:]
+            return dict(zip(knob.values, gains, strict=True))
         except LocalchatError as problem:
             if len(knob.values) == 1:
                 return {knob.values[0]: problem}
-        # One of them cannot be loaded: it must not hide the others.
-        return {
-            value: gain
-            for value in knob.values
-            for gain in self._gains(Knob(knob.key, (value,))).values()
-        }
+        # One value cannot be loaded. Measured alone, it does not hide the others.
+        outcomes: dict[str, Difference | LocalchatError] = {}
+        for value in knob.values:
+            outcomes |= self._outcomes(Knob(knob.key, (value,)))
+        return outcomes
 
-    def _compare(self, what: str, settings: Sequence[Mapping[str, str]]) -> list[Difference]:
-        """The gain of each of these settings over the first, which are measured in turns.
+    def _compare(self, subject: str, settings: Sequence[Mapping[str, str]]) -> list[Difference]:
+        """Return the gain of each of these settings over the first, from interleaved rounds.
 
-        Raises LocalchatError where one cannot be loaded, or answers nothing."""
+        Raises LocalchatError if one of them cannot be loaded, or gives no answers.
+        """
         variants = tuple(
-            BenchVariant(_name(values, at), self.model, dict(values))
-            for at, values in enumerate(settings)
+            BenchVariant(_variant_name(values, is_first=index == 0), self.model, dict(values))
+            for index, values in enumerate(settings)
         )
         spec = SweepSpec(
             variants=variants,
@@ -188,30 +199,107 @@ class Tuner:
             rounds=self.rounds,
             requests=1,
         )
-        with self.watch(what) as show:
+        with self.watch(subject) as show:
             sweep = Sweep(spec, self.open_server, show)
             sweep.run()
-        found = [scores(sweep.points, one, self.shapes, self.clients) for one in variants]
-        if not all(found):
+        speeds = [scores(sweep.points, variant, self.shapes, self.clients) for variant in variants]
+        if not all(speeds):
             raise LocalchatError("no prompt of the trial fits into its context")
-        return [difference(one, found[0]) for one in found]
+        return [difference(values, speeds[0]) for values in speeds]
 
 
 def scores(
     points: Sequence[Point], variant: BenchVariant, shapes: Sequence[Shape], clients: int
 ) -> list[float]:
-    """Speed in each round: the geometric mean over the shapes, so that each counts alike."""
-    by_shape = [rates(points, PointPlace(variant.name, shape.name, 0, clients)) for shape in shapes]
-    measured = [values for values in by_shape if values]
+    """Return the speed of each round: the geometric mean over the shapes, so that all count alike."""
+    by_shape = [rates(points, PointKey(variant.name, shape.name, 0, clients)) for shape in shapes]
+    measured = [speeds for speeds in by_shape if speeds]
     return [
-        math.exp(math.fsum(map(math.log, each)) / len(each)) for each in zip(*measured, strict=True)
+        math.exp(math.fsum(map(math.log, speeds)) / len(speeds))
+        for speeds in zip(*measured, strict=True)
     ]
 
 
 def _is_faster(gain: Difference) -> bool:
-    return gain.beyond_noise and gain.share >= _LEAST_GAIN
+    return gain.beyond_noise and gain.share >= _MIN_GAIN
 
 
-def _name(values: Mapping[str, str], at: int) -> str:
-    words = " ".join(f"{flag_word(key)}={value}" for key, value in values.items())
-    return words or ("as it is" if at == 0 else "nothing")
+def _variant_name(values: Mapping[str, str], *, is_first: bool) -> str:
+    if values:
+        return " ".join(f"{flag_name(key)}={value}" for key, value in values.items())
+    if is_first:
+        return "as it is"
+    return "nothing"
+
+
+class TunedSetting(msgspec.Struct, frozen=True):
+    """Setting that a tuning wrote."""
+
+    key: str
+    written: str
+    before: str | None
+    """Earlier value; None if the model's section did not have the key."""
+
+
+class _TunedFile(msgspec.Struct, frozen=True):
+    version: Literal[1] = 1
+    models: dict[str, tuple[TunedSetting, ...]] = {}
+
+
+class Undo(NamedTuple):
+    """Outcome of an undo."""
+
+    restored: list[TunedSetting]
+    skipped: list[TunedSetting]
+    """Settings that were changed since the tuning."""
+
+
+class TunedSettings:
+    """Writes the settings of a model, and remembers the earlier values for an undo."""
+
+    def __init__(self, settings_file: Path, state_dir: Path) -> None:
+        self._settings_file = settings_file
+        self._state = StateFile(state_dir / _FILE, _TunedFile, _TunedFile())
+
+    def write(self, model: str, settings: Mapping[str, str]) -> None:
+        """Write settings for a model. Raises UsageError, LocalchatError, OSError.
+
+        Settings that only an earlier tuning wrote can still be undone.
+        """
+        section = read_settings(self._settings_file).models.get(model, {})
+        earlier = {entry.key: entry for entry in self._state.read().models.get(model, ())}
+        entries = dict(earlier)
+        for key, value in settings.items():
+            before = setting_text(section[key]) if key in section else None
+            if key in earlier and before == earlier[key].written:
+                before = earlier[key].before
+            entries[key] = TunedSetting(key, value, before)
+        self._remember(model, tuple(entries.values()))
+        for key, value in settings.items():
+            write_setting(self._settings_file, key, value, model)
+
+    def undo(self, model: str) -> Undo:
+        """Restore the values from before the tuning, except those that were changed since.
+
+        Raises UsageError, LocalchatError, OSError.
+        """
+        section = read_settings(self._settings_file).models.get(model, {})
+        undo = Undo([], [])
+        for entry in self._state.read().models.get(model, ()):
+            if section.get(entry.key) != convert(entry.key, Given(entry.written, entry.key)):
+                undo.skipped.append(entry)
+                continue
+            write_setting(self._settings_file, entry.key, entry.before, model)
+            undo.restored.append(entry)
+        self._remember(model, ())
+        return undo
+
+    def _remember(self, model: str, entries: tuple[TunedSetting, ...]) -> None:
+        def change(file: _TunedFile) -> _TunedFile:
+            models = dict(file.models)
+            models.pop(model, None)
+            if entries:
+                models[model] = entries
+            return _TunedFile(models=models)
+
+        self._state.update(change, _LOCK_S)

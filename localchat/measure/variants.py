@@ -1,100 +1,128 @@
-"""Variants of a benchmark from the words of the command line: models, and settings beside each other."""
+"""Variants to measure side by side: models, and settings of one model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Final
 
-from localchat.config.settings import KEYS, Given, convert
+import msgspec
+
+from localchat.config.parameters import PARAMETERS
+from localchat.config.settings import Given, convert
 from localchat.errors import UsageError
-from localchat.measure.sweep import BenchVariant
 from localchat.suggestions import did_you_mean
 
 PARALLEL: Final = "parallel"
-"""A key beside those of the settings: requests that the server computes at once."""
-_LOAD_KEYS: Final = (
-    *("backend", "llamacpp_library", "context_length", "kv_cache_type", "cache_ram_mib"),
-    *("gpu_layers", "experts_on_cpu", "vram_gb", "kv_gb", "threads", "speculation"),
-    *("head_int8", "dummy_weights", "quantize", "draft"),
+"""Key for the requests that a server computes at once, which is not a setting."""
+_SAME_SPEED: Final = ("cache_disk_gb", "require_gpu", "anyway")
+"""Settings of a load that change neither speed nor answers."""
+_LOAD_KEYS: Final = tuple(
+    key for key, parameter in PARAMETERS.items() if parameter.loads and key not in _SAME_SPEED
 )
 """Settings that change how a model is loaded or runs."""
 _ON_OFF: Final = {"on": "true", "off": "false"}
-_MOST_PARALLEL: Final = 255
+_MAX_PARALLEL: Final = 255
+
+
+class BenchVariant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model with settings, measured beside others."""
+
+    name: str
+    """Unique name within the measurement."""
+    model: str
+    """Name of the model as the user wrote it, or the address of a server."""
+    settings: dict[str, str] = {}
+    """Values by key, which override the settings file."""
+    parallel: int | None = None
+    """Requests that its server computes at once."""
 
 
 def variants(
     models: Sequence[str], varied: Mapping[str, Sequence[str]], parallel: int | None
 ) -> tuple[BenchVariant, ...]:
-    """Every model with every combination of values. varied: of `parse_vary`, over all models.
+    """Combine every model with every combination of `varied`, which `parse_vary` returns.
 
-    Raises UsageError for the same model twice, and for settings of a server that already runs."""
-    if varied and (running := next((word for word in models if is_running(word)), None)):
+    Raises UsageError if a variant appears twice, or if settings of a running server would vary.
+    """
+    if varied and (running := next(filter(is_running, models), None)):
         raise UsageError(
             f"--vary cannot change the settings of {running}, which runs already",
             hint="name a model of this machine: each of its variants gets a server of its own",
         )
-    found = []
+    combinations = []
     for model in models:
         for values in product(*varied.values()):
             settings = dict(zip(varied, values, strict=True))
+            names = [f"{flag_name(key)}={value}" for key, value in settings.items()]
+            if len(models) > 1 or not varied:
+                names.insert(0, model)
             slots = int(settings.pop(PARALLEL)) if PARALLEL in settings else parallel
-            words = [model] if len(models) > 1 or not varied else []
-            words += [
-                f"{flag_word(key)}={value}" for key, value in zip(varied, values, strict=True)
-            ]
-            found.append(BenchVariant(" ".join(words), model, settings, slots))
-    names = [one.name for one in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"{twice} is named twice", hint="name each model and each value once")
-    return tuple(found)
+            combinations.append(BenchVariant(" ".join(names), model, settings, slots))
+    all_names = [variant.name for variant in combinations]
+    if duplicate := next((name for name in all_names if all_names.count(name) > 1), None):
+        raise UsageError(
+            f"{duplicate} is named twice", hint="name each model and each value only once"
+        )
+    return tuple(combinations)
 
 
-def is_running(word: str) -> bool:
-    """Whether a word means a server that runs already, not a model of this machine."""
-    return word.startswith("remote:") or "://" in word
+def is_running(model: str) -> bool:
+    """Return True if the name means a running server, not a model."""
+    return model.startswith("remote:") or "://" in model
 
 
-def parse_vary(words: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Values to try, by the key of the setting: of `kv-type=f16,q8_0`. Raises UsageError."""
-    found: dict[str, tuple[str, ...]] = {}
-    for word in words:
-        name, equals, values = word.partition("=")
+def parse_vary(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Parse values of `--vary`, such as `kv-type=f16,q8_0`, by key. Raises UsageError."""
+    varied: dict[str, tuple[str, ...]] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
         key = setting_key(name.strip())
         if key is None:
-            known = [flag_word(one) for one in (*_LOAD_KEYS, PARALLEL)]
+            names = [flag_name(key) for key in (*_LOAD_KEYS, PARALLEL)]
             raise UsageError(
-                f"--vary: there is no setting {name!r} of a load",
-                hint=did_you_mean(name, known) or f"use one of {', '.join(known)}",
+                f"--vary: {name!r} is not a setting of a load",
+                hint=did_you_mean(name, names) or f"use one of {', '.join(names)}",
             )
-        texts = tuple(_ON_OFF.get(text.strip().lower(), text.strip()) for text in values.split(","))
-        if not equals or not all(texts) or len(texts) < 2:
+        values = tuple(
+            _ON_OFF.get(value.strip().lower(), value.strip()) for value in text.split(",")
+        )
+        if not equals or not all(values) or len(values) < 2:
             raise UsageError(
-                f"--vary {word}: it needs at least two values",
-                hint=f"as in --vary {flag_word(key)}=A,B",
+                f"--vary {argument}: expected two values or more",
+                hint=f"as in --vary {flag_name(key)}=A,B",
             )
-        for text in texts:
-            _check(key, text)
-        found[key] = texts
-    return found
+        for value in values:
+            _check(key, value)
+        varied[key] = values
+    return varied
 
 
 def setting_key(name: str) -> str | None:
-    """The key of a setting by its own name or its flag's; None for none of a load."""
+    """Return the key of a name or flag; None if it is not a load setting."""
     written = name.lower().removeprefix("--")
     for key in (*_LOAD_KEYS, PARALLEL):
-        if written.replace("-", "_") == key or written == flag_word(key):
+        if written.replace("-", "_") == key or written == flag_name(key):
             return key
     return None
 
 
-def flag_word(key: str) -> str:
-    """The name of a setting as its flag has it: `kv-type` for kv_cache_type."""
-    if key in KEYS:
-        return KEYS[key].flag.removeprefix("--").removeprefix("no-")
+def flag_name(key: str) -> str:
+    """Return the name of a key's flag without dashes: `kv-type` for kv_cache_type."""
+    if key in PARAMETERS:
+        return PARAMETERS[key].flag.removeprefix("--").removeprefix("no-")
     return key
 
 
-def _check(key: str, text: str) -> None:
+def setting_text(value: object) -> str:
+    """Write the value of a setting as a flag takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _check(key: str, value: str) -> None:
     if key != PARALLEL:
-        convert(key, Given(text, f"--vary {flag_word(key)}"))
-    elif not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_PARALLEL):
-        raise UsageError(f"--vary parallel must be a whole number from 1 to 255, not {text!r}")
+        convert(key, Given(value, f"--vary {flag_name(key)}"))
+    elif not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _MAX_PARALLEL):
+        raise UsageError(
+            f"--vary parallel must be a whole number from 1 to {_MAX_PARALLEL}, not {value!r}"
+        )

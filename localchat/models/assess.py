@@ -53,20 +53,20 @@ class FitReport:
     backend: str
     """Its name, as --backend takes it."""
     why: str
-    """One sentence on the choice."""
+    """Sentence on the choice of the backend."""
     alternatives: tuple[str, ...]
-    """Sentences."""
+    """Sentences on other backends and formats."""
     memory_bytes: int
-    """All of the memory that bounds the plan."""
+    """Total memory that bounds the plan."""
     others_bytes: int
-    """The part of it that is taken."""
+    """Part of it that other programs use."""
     expected_speed: ExpectedSpeed | None
-    """None where there is no estimate."""
+    """None without an estimate."""
     layers_tokens_per_s: float | None = None
-    """Where experts stay in RAM and that is faster: the expected speed with whole layers there instead."""
+    """Expected speed with whole layers in RAM, if experts in RAM are faster."""
 
     def record(self) -> dict[str, Any]:
-        """The fields of `--json`, whose names are stable."""
+        """Return the fields of `--json`, whose names are stable."""
         plan = self.plan
         speed = self.expected_speed
         return {
@@ -112,13 +112,13 @@ class Subject(NamedTuple):
     name: str
     model: ModelSummary
     path: Path | None = None
-    """Of its files here; None for one on a hub."""
+    """Path of its files. None for a model on a hub."""
     backend: str | None = None
-    """Name of the backend that the user asked for."""
+    """Name of the backend that the user requested."""
 
     @property
     def kind(self) -> Kind:
-        """The kind of its files."""
+        """Kind of its files."""
         if isinstance(self.model, Checkpoint):
             return "safetensors"
         return "gguf"
@@ -164,7 +164,7 @@ def assess(
     if plan.experts_on_cpu and expected is not None:
         by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)
         other = _expected_speed(subject, backend, by_layers, threads, history)
-        # Beside a longer context or only a few experts the other way may be as fast, which is no gain to tell.
+        # With a longer context or few experts, whole layers may be as fast. Then there is no gain to report.
         if other is not None and other.tokens_per_s < expected.tokens_per_s:
             layers_rate = other.tokens_per_s
     return FitReport(
@@ -185,20 +185,23 @@ def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
 
 
 def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> tuple[str, ...]:
-    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
+    others = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
     if subject.kind == "safetensors":
         if plan.missing:
-            return asked  # the plan's advice names it
-        return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
+            return others  # the plan's advice already suggests a GGUF
+        return (*others, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
     if "safetensors" in chosen.backend.kinds:
-        return asked
-    if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
-        return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
-    return asked
+        return others
+    if any(
+        "safetensors" in backend.kinds and backend.available().ok
+        for backend in find_backends().values()
+    ):
+        return (*others, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
+    return others
 
 
 def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
-    """Total memory that the plan uses (RAM, with the GPUs if used), and the part that is taken."""
+    """Return the total memory of the kinds that the plan uses, and the part that others use."""
     total = free = 0
     if plan.gpu_bytes < plan.total_bytes or not plan.gpu_bytes:
         total = machine.ram_total_bytes

@@ -151,8 +151,6 @@ def published_names(reference: Reference) -> tuple[str, ...]:
     )
 
 
-# ---------------------------------------------------------------------------- layers
-
 _KERNEL = 4
 """Width of the convolution in a recurrent layer."""
 
@@ -271,8 +269,6 @@ def _feed_forward_matrices(published: PublishedShape, layer: int) -> Iterator[Ma
             yield Matrix("feed", (width, dense))
         yield Matrix("down", (dense, width))
 
-
-# ---------------------------------------------------------------------------- GGUF files
 
 _FORMATS: Final = {format_.name: format_ for format_ in NUMBER_FORMATS.values()}
 
@@ -400,8 +396,6 @@ def _weight(
         format_ = _FORMATS[_FORMAT_OF_ODD_ROWS[format_name]]
     return Weight(part, format_, shape, stored_bytes(format_, prod(shape)), layer, routed)
 
-
-# ---------------------------------------------------------------------------- safetensors checkpoints
 
 _CLASSES: Final = {
     "gemma3": "Gemma3ForCausalLM",

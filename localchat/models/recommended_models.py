@@ -1,8 +1,7 @@
 """Chooses the models of the catalogue that suit this machine: quick, balanced and best answers.
 
-The only place that decides. `run`, `fit`, the first run, the model screen and the guide show its result. It
-needs neither the network nor a benchmark: the choice follows the hardware, unless an earlier measurement
-differs from it by far. So all of them name the same models.
+`run`, `fit`, the first run, the model screen and the guide all show its result, so they name the same models.
+The choice needs no network. It follows the hardware, unless earlier runs were far slower or faster.
 """
 
 from collections.abc import Iterator
@@ -43,11 +42,11 @@ _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
     ("fast", "best"),
     ("fast", "balanced", "best"),
 )
-"""Roles of so many models, from weak to strong."""
+"""Roles by the number of models, from weak to strong."""
 _WORDS_PER_TOKEN: Final = 0.75
-"""Of English text."""
+"""Ratio for English text."""
 _STRENGTH_STEP: Final = 0.6
-"""Each role's model is at most this share of the strength of the next better one."""
+"""Limit on the strength of each role's model, as a share of the next better one."""
 _CONTEXT_TOKENS: Final = 4096
 """Context that a recommended model must have room for."""
 _SLOTS: Final = 2
@@ -55,9 +54,9 @@ _MEMORY_SHARE: Final = 0.5
 """Largest share of the RAM for the weights, so that other programs keep running."""
 _CORE_BYTES_PER_S: Final = 7.5e9
 _CPU_BYTES_PER_S: Final = 15e9
-"""At which the CPU of a usual laptop reads weights, and one core of it."""
+"""Rate at which the CPU of a usual laptop reads weights."""
 _UNIFIED_BYTES_PER_S: Final = 60e9
-"""The same of a GPU that shares the RAM."""
+"""Rate at which a GPU that shares the RAM reads weights."""
 _GPU_SHARE: Final = 0.9
 """Share of a GPU's bandwidth that decoding reaches."""
 _FAR_OFF: Final = 2.5
@@ -70,23 +69,23 @@ class Recommendation:
 
     role: Role
     name: str
-    """As `localchat pull` takes it."""
+    """Name for `localchat pull`."""
     about: str
     parameters: int
     size_bytes: int
     download_s: float
-    """At the rate of the last download."""
+    """Download time at the rate of the last download."""
     context_tokens: int
     gpu_layers: int
     layers: int
     tokens_per_s: float | None
     """Estimated decode rate. None for a GPU of unknown bandwidth."""
     why: str
-    """One sentence on the backend and the place of the layers."""
+    """Sentence on the backend and the memory that holds the layers."""
 
     @property
     def words_per_s(self) -> int | None:
-        """Estimated words of English text a second; None if the speed is unknown."""
+        """Estimated words of English text per second. None if the speed is unknown."""
         if self.tokens_per_s is None:
             return None
         words = self.tokens_per_s * _WORDS_PER_TOKEN
@@ -103,7 +102,7 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The command that downloads it."""
+        """Command that downloads it."""
         return f"localchat pull {self.name}"
 
 
@@ -124,7 +123,7 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
 
 
 def recommended_names(paths: Paths, machine: Machine) -> list[str]:
-    """Names of the recommended models, the best first; empty if the user's catalogue cannot be read."""
+    """Return the names of the recommended models, best first. Empty if the catalogue cannot be read."""
     try:
         recommendations = recommended_models(paths, machine)
     except LocalchatError:
@@ -140,7 +139,7 @@ def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = No
 
 
 def guide_phrases(paths: Paths) -> dict[str, str]:
-    """Replacements in the guide's fixed answers, which were trained with the names of other models."""
+    """Return replacements for the model names in the guide's fixed answers."""
     names = recommended_names(paths, usable_machine())
     if not names:
         return {}
@@ -224,7 +223,7 @@ def _ladder(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
-    """Chat models that fit, in their default quantization; with a GPU those that fit on it whole."""
+    """Yield the chat models that fit in their default quantization, with a GPU only whole ones."""
     shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
     for name, entry in catalog.items():
@@ -256,7 +255,7 @@ def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
 def _report(
     name: str, entry: CatalogEntry, shape: ModelShape, machine: Machine
 ) -> FitReport | None:
-    """The plan of a short context. None if the model does not run here, or only slowly."""
+    """Return the plan of a short context. None if the model does not run here, or only slowly."""
     if not machine.gpus and shape.weights_bytes > _MEMORY_SHARE * machine.ram_total_bytes:
         return None
     context = min(_CONTEXT_TOKENS, entry.context_tokens)
@@ -277,7 +276,7 @@ def _is_split(plan: MemoryPlan, machine: Machine) -> bool:
 
 
 def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths) -> float | None:
-    """Bytes of weights a second. None if a GPU does not report its bandwidth."""
+    """Return the bytes of weights read per second. None if a GPU does not report its bandwidth."""
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
@@ -300,7 +299,7 @@ def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths)
 
 
 def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
-    """Bytes of weights a second of such hardware; None for a GPU of unknown bandwidth."""
+    """Return the bytes of weights that such hardware reads per second. None for an unknown GPU."""
     if not on_gpu:
         return min(_CORE_BYTES_PER_S * max(machine.cores, 1), _CPU_BYTES_PER_S)
     if machine.unified_memory:

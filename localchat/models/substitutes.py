@@ -1,4 +1,4 @@
-"""All nine steps for a model that does not fit: those of the load, and weights that take less."""
+"""Completes the nine steps for a model that does not fit, by weights that take less memory."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,11 +23,11 @@ from localchat.models.resolve import GUIDE
 from localchat.units import size
 
 _FOUR_BITS: Final = 0.3
-"""Share of 16-bit weights that AWQ and GPTQ keep, embeddings included."""
-_LEAST_SHARE: Final = 0.05
-"""Of the weights that do not fit: what is smaller is no substitute."""
-_MOST_READ: Final = 12
-"""Models whose headers are read for the step to a smaller one."""
+"""Size of AWQ and GPTQ weights relative to 16 bits, embeddings included."""
+_MIN_SHARE: Final = 0.05
+"""Share of the weights that do not fit, below which a model is no substitute."""
+_MAX_READ: Final = 12
+"""Limit on the models whose headers are read for the step to a smaller one."""
 
 
 def memory_steps(
@@ -38,7 +38,7 @@ def memory_steps(
     environ: Mapping[str, str],
     slots: SlotLimit | None = None,
 ) -> tuple[MemoryStep, ...]:
-    """The nine steps for a load that does not fit, in order. Blocks for a moment. Raises LocalchatError."""
+    """Return the nine steps for a load that does not fit, in order. Blocks briefly. Raises LocalchatError."""
     backend = choose_for_load(
         subject.model, subject.kind, options, machine, subject.backend
     ).backend
@@ -49,8 +49,8 @@ def memory_steps(
     has_gpu = bool(machine.gpus) or machine.unified_memory
     first = load_steps(options, plan, has_gpu=has_gpu, slots=slots)
     base = plan(options)
-    found = _Substitutes(subject, options, machine, paths, environ, base)
-    return (*first, found.quantization(), found.model())
+    substitutes = _Substitutes(subject, options, machine, paths, environ, base)
+    return (*first, substitutes.quantization(), substitutes.model())
 
 
 class _Substitutes:
@@ -73,7 +73,7 @@ class _Substitutes:
         self._base = base
 
     def quantization(self) -> MemoryStep:
-        """The finest quantization of the same model that fits, else the coarsest."""
+        """Return the finest quantization of the same model that fits, else the coarsest."""
         if isinstance(self._subject.model, ModelShape):
             return self._gguf_quantization(self._subject.model)
         return self._checkpoint_quantization()
@@ -87,19 +87,19 @@ class _Substitutes:
 
     def _scaled(self, shape: ModelShape, name: str, share: float) -> MemoryStep:
         weights = tuple(
-            one._replace(size_bytes=round(one.size_bytes * share)) for one in shape.weights
+            weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
         )
         plan = self._planner(replace(shape, weights=weights, quantization=name))(self._options)
         rough = ", which answers much worse" if is_rough(name) else ""
         total = round(shape.weights_bytes * share)
-        word = self._published(name)
+        pull_name = self._published(name)
         return MemoryStep(
             "quantization",
             f"{name} of this model, about {size(total)}, rather than {shape.quantization}{rough}",
             shape.weights_bytes - total,
             suffices=plan.fits,
-            flag=f"localchat pull {word}" if word else "",
-            model=word,
+            flag=f"localchat pull {pull_name}" if pull_name else "",
+            model=pull_name,
         )
 
     def _planner(self, shape: ModelShape) -> Planner:
@@ -109,18 +109,18 @@ class _Substitutes:
         return lambda options: backend.plan(shape, options, self._machine)
 
     def _published(self, quantization: str) -> str:
-        """The name of the catalogue for this model in a quantization; empty: it has none."""
+        """Return the catalogue's name for this model in a quantization. Empty without one."""
         try:
             reference = parse(self._subject.name, read_catalog(self._paths))
         except LocalchatError:
             return ""
-        wanted = f"-{quantization.lower()}"
-        return next((name for name in published_names(reference) if name.endswith(wanted)), "")
+        suffix = f"-{quantization.lower()}"
+        return next((name for name in published_names(reference) if name.endswith(suffix)), "")
 
     def _checkpoint_quantization(self) -> MemoryStep:
-        known = self._subject.model.quantization
-        if known not in ("", "F16", "BF16", "F32", "FP16"):
-            return MemoryStep("quantization", f"{known} is small already")
+        quantization = self._subject.model.quantization
+        if quantization not in ("", "F16", "BF16", "F32", "FP16"):
+            return MemoryStep("quantization", f"{quantization} is small already")
         saved = round(self._base.weights_bytes * (1 - _FOUR_BITS))
         return MemoryStep(
             "quantization",
@@ -130,7 +130,7 @@ class _Substitutes:
         )
 
     def model(self) -> MemoryStep:
-        """The largest other model that is here and fits, else one of the catalogue that would."""
+        """Return the largest other model here that fits, else one of the catalogue that would fit."""
         for name, total in self._here():
             return MemoryStep(
                 "model",
@@ -152,7 +152,7 @@ class _Substitutes:
         )
 
     def _guide(self) -> MemoryStep:
-        """The model in the package, for a machine that holds none of the catalogue."""
+        """Return the built-in guide, for a machine too small for the catalogue."""
         if self._subject.name == GUIDE:
             return MemoryStep("model", "none is smaller than the guide; close other programs")
         return MemoryStep(
@@ -164,30 +164,32 @@ class _Substitutes:
         )
 
     def _here(self) -> Iterator[tuple[str, int]]:
-        """Names of models that are here and fit, the largest first, with the memory that they take."""
+        """Yield the names of fitting models here and the memory that they need, largest first."""
         try:
             models = read_index(self._paths, self._environ).models
         except LocalchatError:
             return
-        most = self._subject.model.weights_bytes
+        max_bytes = self._subject.model.weights_bytes
         fitting = [
-            one
-            for one in models
-            if one.path is not None
-            and not one.trouble
-            and one.path != self._subject.path
-            and one.name != GUIDE
-            and most * _LEAST_SHARE < one.size_bytes < min(most, self._base.free_bytes)
+            candidate
+            for candidate in models
+            if candidate.path is not None
+            and not candidate.trouble
+            and candidate.path != self._subject.path
+            and candidate.name != GUIDE
+            and max_bytes * _MIN_SHARE
+            < candidate.size_bytes
+            < min(max_bytes, self._base.free_bytes)
         ]
-        for one in sorted(fitting, key=lambda one: -one.size_bytes)[:_MOST_READ]:
-            assert one.path is not None
+        for candidate in sorted(fitting, key=lambda candidate: -candidate.size_bytes)[:_MAX_READ]:
+            assert candidate.path is not None
             try:
-                summary = read_summary(one.path)
+                summary = read_summary(candidate.path)
                 if isinstance(summary, ModelShape) and summary.pooling:
                     continue  # embeddings, no chat
-                subject = Subject(one.name, summary, one.path)
+                subject = Subject(candidate.name, summary, candidate.path)
                 plan = assess(subject, self._options, self._machine, None, speed=False).plan
             except LocalchatError:
                 continue
             if plan.fits:
-                yield one.name, needed_bytes(plan)
+                yield candidate.name, needed_bytes(plan)

@@ -89,12 +89,14 @@ def create_app(
 
     app = Starlette(
         routes=[*ROUTES, *private],
+        # The access log comes first, so that it also logs the requests that the second rejects.
         middleware=[
             Middleware(AccessLogMiddleware),
             Middleware(SecurityMiddleware, config=config, on_refused=count),
         ],
         exception_handlers=exception_handlers(count),
     )
+    # The AccessLogMiddleware normalizes slashes, so that no redirect is needed.
     app.router.redirect_slashes = False
     app.state.service = service
     app.state.bodies = BodyBudget(config.limits.bodies_bytes)

@@ -9,7 +9,7 @@ from typing import Final
 from localchat.server.errors import unavailable
 
 FREE_BYTES: Final = 256 << 10
-"""Part of each body that needs no budget, so that large bodies cannot block small requests."""
+"""Part of each body that needs no budget: large bodies must not block small requests."""
 _TRIM_BYTES: Final = 1 << 20
 _TRIM_PAUSE_S: Final = 1.0
 
@@ -42,6 +42,7 @@ class BodyBudget:
     def give_back(self, size_bytes: int) -> None:
         """Return bytes. After a large body, free memory returns to the system a moment later."""
         self._used_bytes -= size_bytes
+        # One trim serves all large bodies that end within the pause.
         if size_bytes >= _TRIM_BYTES and self._trim_timer is None:
             loop = asyncio.get_running_loop()
             self._trim_timer = loop.call_later(_TRIM_PAUSE_S, self._trim, loop)

@@ -132,6 +132,7 @@ def startup_task(
         announce()
         service.engines.models()  # starts the refresh, so that the first client gets a complete list
         async with await service.engines.lease("", user=_OWNER):
+            # This lease prevents a short keep-alive from unloading the model before it is ready.
             while not await _is_loaded(service.engines):
                 await asyncio.sleep(_POLL_S)
         service.ready = True

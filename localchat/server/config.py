@@ -60,8 +60,7 @@ class ServerConfig:
     hosts: frozenset[str] = frozenset()
     """Names allowed in the Host header, in addition to loopback's."""
     any_address: bool = False
-    """Allow every IP address in the Host header, for a server that listens on all of them. Unlike a name, an
-    address cannot be rebound."""
+    """Allow every IP address in the Host header. Unlike a name, an address cannot be rebound."""
     origins: tuple[str, ...] = ()
     """Allowed Origins. A `*` may replace the port or the host."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)

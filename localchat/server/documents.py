@@ -39,6 +39,7 @@ class OfferedDocuments:
 
     def split(self, model: str) -> NamedModel:
         """Split `MODEL@NAME`. Ollama's clients append `:latest`."""
+        # A model's own name may contain "@", so that only known documents count.
         before, sign, after = model.rpartition("@")
         name = after.partition(":")[0]
         if sign and name in self.names:
@@ -61,8 +62,7 @@ class OfferedDocuments:
         assert self._library is not None
         texts = [message.content for message in prompt.messages]
         questions = [message.content for message in prompt.messages if message.role == "user"]
-        question = questions[-1] if questions else ""
-        return self._library.excerpt(name, question, lease.engine, texts)
+        return self._library.excerpt(name, "".join(questions[-1:]), lease.engine, texts)
 
     def _embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
         with self._engines.pool.lease(model, "documents") as lease:

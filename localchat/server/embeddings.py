@@ -84,6 +84,7 @@ def embed(
             message = "This model does not give embeddings; load an embedding model and name it in 'model'."
             raise bad_request(message, param="model", code="not_supported") from error
         raise
+    # Some models could be cut to fewer dimensions, but their files do not say so.
     size = len(vectors[0]) if vectors else 0
     if dimensions is not None and dimensions != size:
         raise bad_request(

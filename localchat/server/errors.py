@@ -93,9 +93,11 @@ class PromptTooLong(ApiError):
         if context_tokens:
             sentence += " tokens"
         if context_tokens and prompt_tokens:
-            total = f"{'at least ' if at_least else ''}{prompt_tokens + answer_tokens}"
+            sentence += ". However, you requested "
+            if at_least:
+                sentence += "at least "
             sentence += (
-                f". However, you requested {total} tokens ({prompt_tokens} in the messages, "
+                f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the messages, "
                 f"{answer_tokens} in the completion)"
             )
         super().__init__(
@@ -145,8 +147,9 @@ def _failure(status: int, code: str, message: str) -> ApiError:
 
 def model_not_found(name: str) -> ApiError:
     """404: no model has this name."""
-    short = name if len(name) <= 100 else f"{name[:100]}…"
-    message = f"The model {short!r} does not exist; GET /v1/models lists those that do."
+    if len(name) > 100:
+        name = f"{name[:100]}…"
+    message = f"The model {name!r} does not exist; GET /v1/models lists those that do."
     return ApiError(404, "model_not_found", message, param="model")
 
 
@@ -175,10 +178,11 @@ def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) 
             message = "The engine stopped unexpectedly and is restarting; try again."
             return unavailable(message, "engine_died")
         case EngineBusy():
+            busy = unavailable(_sentence(error.message))
             retry_s = error.details.get("retry_after_s")
-            return unavailable(
-                _sentence(error.message), retry_s=retry_s if isinstance(retry_s, int) else 1
-            )
+            if isinstance(retry_s, int):
+                busy.headers["retry-after"] = str(retry_s)
+            return busy
         case EngineClosed():
             return unavailable(_sentence(error.message), "model_unloaded")
         case NetworkError():
@@ -254,7 +258,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def openai_error(error: ApiError) -> bytes:
-    """Return the JSON of an error, for a response or for the last event of a stream."""
+    """Return the JSON of an error, for a response or the end of a stream."""
     body: dict[str, object] = {
         "message": error.message,
         "type": error.kind,
@@ -267,7 +271,7 @@ def openai_error(error: ApiError) -> bytes:
 
 
 def anthropic_error(error: ApiError, id_: str) -> bytes:
-    """Return the JSON of an error, for a response or for the last event of a stream."""
+    """Return the JSON of an error, for a response or the end of a stream."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if isinstance(error, PromptTooLong):

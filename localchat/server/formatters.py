@@ -13,7 +13,7 @@ from localchat.server.generation import OutputEvent
 
 
 class AnswerFormatter(Protocol):
-    """Writes one answer in a protocol, as the events of a stream or as one response."""
+    """Writes one answer in a protocol, as a stream of events or as a response."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         """Return the events before the first token. `prompt_tokens`: sum of all prompts."""

@@ -43,7 +43,7 @@ from localchat.tries.spec import TriesSpec
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
 _TYPICAL_ANSWER_TOKENS = 256
-"""Tokens that a shortened prompt should leave for its answer, if the client requested that many."""
+"""Tokens that a shortened prompt should leave for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Generation:
         self._engine = engine
         self._tracked = tracked
         self._sources: list[tuple[list[Event], Stream]] = []
-        """For each prompt, the events that arrived with its acceptance, and its stream."""
+        """Stream of each prompt, after the events that arrived with its acceptance."""
         self._choices = [_Choice() for _ in range(spec.choices)]
         if spec.early_stop is not None:
             for choice in self._choices:
@@ -234,6 +234,7 @@ class Generation:
                     continue
                 raise
             assert isinstance(accepted, Accepted)
+            # The prompt fits, but its answer would be cut off at once.
             if not is_last and self.spec.shorten_to_fit and _is_cramped(accepted, request):
                 stream.close()
                 continue
@@ -299,6 +300,7 @@ class Generation:
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield the events of all prompts as they arrive, with the index of their prompt."""
+        # Nearly all requests have one prompt. They need neither tasks nor a queue.
         if len(self._sources) == 1:
             events, stream = self._sources[0]
             while events := events or await stream.batch():

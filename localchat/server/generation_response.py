@@ -115,7 +115,9 @@ class GenerationResponse:
                     error.steps = await _steps(error, lease.engine)
                 raise
             if generation.relaxed:
-                log.warning("%s: not enforced: %s", tracked.id, ", ".join(generation.relaxed))
+                keywords = ", ".join(generation.relaxed)
+                log.warning("%s: schema keywords not enforced: %s", tracked.id, keywords)
+            # Only an accepted request may change how long its model stays loaded.
             if spec.fills_gap:
                 lease.fill_gap()
             if spec.keep_alive_s is not None:
@@ -180,6 +182,7 @@ class GenerationResponse:
                 reason = tracked.abort_error or error
                 end = formatter.error(self._count_error(service, tracked, reason))
             except Exception:
+                # The status is sent already, so that an exception handler could not answer any more.
                 log.exception("%s failed in the middle of its stream", tracked.id)
                 end = formatter.error(self._count_error(service, tracked, internal_error()))
             tracked.answered = True
@@ -198,7 +201,7 @@ class GenerationResponse:
 
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:
-    """Return ways to make room for a prompt that is too long; empty if its length is unknown."""
+    """Return ways to make room for a prompt that is too long."""
     prompt = error.details.get("prompt_tokens")
     context = error.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):

@@ -103,11 +103,8 @@ async def slots(request: Request) -> Response:
     An idle model has one idle slot.
     """
     slots: list[dict[str, Any]] = []
-    for name, engine in service_of(request).engines.loaded():
-        try:
-            context, stats = await asyncio.to_thread(_context_and_stats, engine)
-        except LocalchatError:
-            continue  # the engine exited between the two calls
+    engines = service_of(request).engines
+    for name, _, (context, stats) in await engines.query_loaded(_context_and_stats):
         for running in stats.requests or (None,):
             slot = {"id": len(slots), "model": name, "n_ctx": context, "speculative": False}
             slots.append({**slot, **_progress(running)})
@@ -130,11 +127,7 @@ def _progress(running: RunningRequest | None) -> dict[str, Any]:
 
 
 async def metrics(request: Request) -> Response:
+    """Report Prometheus metrics."""
     service = service_of(request)
-    stats: list[tuple[str, Engine, EngineStats]] = []
-    for name, engine in service.engines.loaded():
-        try:
-            stats.append((name, engine, await asyncio.to_thread(engine.stats)))
-        except LocalchatError:
-            continue  # the engine exited between the two calls
+    stats = await service.engines.query_loaded(lambda engine: engine.stats())
     return Response(service.metrics.render(stats), headers={"content-type": CONTENT_TYPE})

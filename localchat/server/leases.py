@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -68,7 +69,7 @@ class AsyncEnginePool:
         self._infos: dict[int, tuple[Engine, EngineInfo]] = {}
         """Loaded engines with their final info, by id of the engine."""
         self._last_infos: dict[str, EngineInfo] = {}
-        """Info of each model at its last lease, by name, even if the model was unloaded since."""
+        """Info of each model at its last lease, by name. The model may be unloaded since."""
         self._refresh: asyncio.Task[None] | None = None
 
     async def lease(self, model: str, *, user: str = "") -> AsyncLease:
@@ -114,6 +115,7 @@ class AsyncEnginePool:
             cancelled.set()
             raise
         self._last_infos[lease.name] = lease.info
+        # A loaded engine's info never changes. Caching it saves each request a question to the process.
         if lease.info.loaded and self._final_info(lease.engine) is None:
             running = {id(engine) for _, engine in self.pool.engines()}
             self._infos = {key: item for key, item in self._infos.items() if key in running}
@@ -157,6 +159,17 @@ class AsyncEnginePool:
     def loaded(self) -> list[tuple[str, Engine]]:
         """Return the running engines with their model names."""
         return list(self.pool.engines())
+
+    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, Engine, R]]:
+        """Query each running engine on a thread. Returns model name, engine and result.
+
+        An engine that exits meanwhile is left out.
+        """
+        results: list[tuple[str, Engine, R]] = []
+        for name, engine in self.loaded():
+            with suppress(LocalchatError):
+                results.append((name, engine, await asyncio.to_thread(query, engine)))
+        return results
 
     def close(self) -> None:
         """Unload every model. Later leases raise EngineClosed. Blocking and idempotent."""

@@ -90,6 +90,7 @@ class Metrics:
 
     def _reason(self, text: str) -> str:
         """Return a reason as the value of a label: without numbers, and one of at most 64."""
+        # Each new value of a label is a time series that Prometheus stores for good.
         reason = _NUMBER.sub("N", text)
         if len(self._reasons) < _MAX_REASONS:
             self._reasons.add(reason)

@@ -50,6 +50,7 @@ async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
     with budget.reservation() as reservation:
         body = await _read_body(request, limits, reservation)
         value = decode(body, kind, limits)
+        # A second decoding shows the fields that the type does not have.
         note_ignored(request.scope, check_unknown_fields(decode(body, object, limits), kind))
         return value
 
@@ -68,6 +69,7 @@ async def _read_body(request: Request, limits: ServerLimits, reservation: BodyRe
             408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
         ) from None
     encoding = request.headers.get("content-encoding", "")
+    # A large body would block the event loop, and its size after decompression is unknown.
     if encoding and len(body) > _LARGE_BYTES:
         reservation.resize(len(body) + limits.unpacked_bytes)
         return await asyncio.to_thread(decompress, body, encoding, limits.unpacked_bytes)
@@ -261,6 +263,7 @@ def too_large(max_bytes: int, subject: str = "The request is") -> ApiError:
 def _decompress(body: bytes, make: Callable[[bytes], Any], max_bytes: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
+    # A gzip body may consist of several streams, one after the other.
     while body or not pieces:
         if len(pieces) == _MAX_MEMBERS:
             raise _unreadable(f"it has more than {_MAX_MEMBERS} parts")
@@ -283,12 +286,8 @@ def _unreadable(why: str) -> ApiError:
     return bad_request(f"The compressed body cannot be read: {why}.", code="invalid_json")
 
 
-def _gzip(_: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
-    return zlib.decompressobj(_GZIP)
-
-
-def _deflate(body: bytes) -> Any:  # noqa: ANN401
-    """Return a decompressor for deflate with a zlib header, as the standard requires, or without one."""
+def _deflate(body: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
+    """Return a decompressor for deflate, with the standard's zlib header or without."""
     wrapped = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
     return zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
 
@@ -313,7 +312,7 @@ def _zstd(_: bytes) -> Any:  # noqa: ANN401
 
 
 DECOMPRESSORS: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "gzip": _gzip,
+    "gzip": lambda body: zlib.decompressobj(_GZIP),
     "deflate": _deflate,
     **({"zstd": _zstd} if _ZSTD else {}),
 }

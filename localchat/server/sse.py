@@ -17,6 +17,7 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 _HEADERS: Final = [
     (b"cache-control", b"no-cache"),
+    # nginx would collect the events otherwise.
     (b"x-accel-buffering", b"no"),
 ]
 

@@ -29,7 +29,9 @@ def answer_timings(usage: Usage, done: Done | None, *, own: bool = False) -> dic
         timings["draft_n_accepted"] = done.speculation.accepted
     if done.why_missed:
         timings["why_missed"] = done.why_missed
-    return timings | _own_timings(done) if own else timings
+    if own:
+        timings |= _own_timings(done)
+    return timings
 
 
 def llamacpp_timings(usage: Usage, prompt_ms: float, predicted_ms: float) -> dict[str, Any]:

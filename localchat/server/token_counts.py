@@ -14,7 +14,7 @@ from localchat.server.chat.template_variants import template_variants
 from localchat.server.state import service_of
 
 _BYTES_PER_TOKEN: Final = 3.6
-"""English text has 4 to 4.5 bytes per token, code about 3, text in other scripts 2 to 4."""
+"""English text has 4 to 4.5 bytes per token, code about 3, other scripts 2 to 4."""
 _MESSAGE_TOKENS: Final = 4
 """Tokens of a template's markup around a message."""
 
@@ -29,6 +29,7 @@ async def count_prompt_tokens(request: Request, model: str | None, prompt: Messa
             variants = await template_variants(lease, prompt)
             return await asyncio.to_thread(_count, lease.engine, variants)
         except NetworkError as error:
+            # These statuses mean that the remote server cannot count. Others are failures.
             if error.details.get("status") not in (404, 405, 501):
                 raise
             return estimated_tokens(prompt)

@@ -124,7 +124,8 @@ def is_known(name: str) -> bool:
 def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     """Return a hint for a name without its slash that is not a command."""
     # Imported late: the first frame needs the commands, but no settings.
-    from localchat.config.settings import KEYS, find_key
+    from localchat.config.parameters import PARAMETERS
+    from localchat.config.settings import find_key
 
     name = name.lower()
     if advice := slash_advice(name):
@@ -132,7 +133,7 @@ def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     if name in VERBS or name in ALIASES:
         verb = " ".join(ALIASES.get(name, (name,)))
         return f"in the shell there is `localchat {verb}`"
-    keys = [key for key in KEYS if key.startswith(name)] if len(name) > 1 else []
+    keys = [key for key in PARAMETERS if key.startswith(name)] if len(name) > 1 else []
     if len(keys) == 1 and not matching(name):
         return f"use /set {keys[0]} VALUE"
     try:

@@ -32,17 +32,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from localchat.backend_api.registry import usable_machine
-from localchat.measure.bench_record import BenchRecord, MachineRecord, now
 from localchat.measure.capacity import RequestLengths, capacity, simulate, simulated_requests
 from localchat.measure.client import RequestSample
 from localchat.measure.endpoint import BenchEndpoint, prepared
 from localchat.measure.load import LoadSpec, run_load
 from localchat.measure.memory_roof import MemoryRoof
+from localchat.measure.records import BenchRecord, MachineRecord, now
 from localchat.measure.server_process import ServerCommand, server_process
 from localchat.measure.service_plan import measured_source
 from localchat.measure.statistics import LatencyTarget, figures
-from localchat.measure.sweep import BenchVariant, Sweep, SweepSpec
-from localchat.measure.variants import is_running
+from localchat.measure.sweep import Sweep, SweepSpec
+from localchat.measure.variants import BenchVariant, is_running
 from localchat.measure.workload import Shape, messages, parse_shape
 
 _BEYOND: Final = 3

@@ -17,7 +17,7 @@ from unittest import mock
 import click
 
 from localchat.cli.main import run
-from localchat.config.settings import KEYS
+from localchat.config.parameters import PARAMETERS
 from localchat.verbs import VERBS
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
@@ -87,10 +87,10 @@ def reference() -> str:
         for words in commands()
     )
     rows = "".join(
-        f"| `{name}` | `{key.flag}` | {key.valid} | {key.about} |\n".replace(
+        f"| `{name}` | `{row.flag}` | {row.valid} | {row.help} |\n".replace(
             "[remotes]", "`[remotes]`"
         )
-        for name, key in KEYS.items()
+        for name, row in PARAMETERS.items()
     )
     return f"{_HEAD}{_SETTINGS}{rows}\n## Help pages\n{pages}"
 

@@ -61,7 +61,7 @@ def test_looking_imports_neither_torch_nor_triton(folder: Path) -> None:
     [
         (HOPPER, "", "without CUDA"),
         (Gpu(0, "GTX 1080", 8 << 30, 8 << 30, (6, 1), "580.1"), "13.0", "compute capability 6.1"),
-        (Gpu(0, "A100", 8 << 30, 8 << 30, (8, 0), "470.57"), "12.8", "driver 470.57 is older"),
+        (Gpu(0, "A100", 8 << 30, 8 << 30, (8, 0), "470.57"), "12.8", "driver 470.57 is too old"),
     ],
 )
 def test_obstacles_are_named_with_a_remedy(gpu: Gpu, toolkit: str, said: str) -> None:

@@ -11,7 +11,6 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda.architectures import gemma3n
 from localchat_cuda.compile_ahead import trace
 from localchat_cuda.config.model import rounded_config
 from localchat_cuda.config.reader import parse_config, read_config
@@ -104,7 +103,7 @@ def test_what_reads_rows_without_a_norm_is_never_rounded(to: Any, pair: tuple[An
     model, folder = pair
     config = rounded_config(read_config(folder), to, "it")
     source = CheckpointWeights(folder, CPU)
-    held = load(config, gemma3n.FAMILY.names, source, CPU)
+    held = load(config, source, CPU)
     for layer in held.layers:
         kept: list[Weight] = [layer.linears[name] for name in FLOATING]
         assert all(isinstance(each, torch.Tensor) for each in kept)
@@ -112,11 +111,11 @@ def test_what_reads_rows_without_a_norm_is_never_rounded(to: Any, pair: tuple[An
     assert not held.packed
     planned = weights_bytes(config, source.headers.values())
     assert held.bytes <= planned <= 1.001 * held.bytes
-    random = load(config, gemma3n.FAMILY.names, RandomWeights(CPU), CPU)
+    random = load(config, RandomWeights(CPU), CPU)
     assert random.bytes == held.bytes
     assert random.bytes <= dummy_bytes(config) <= 1.001 * random.bytes
     ours, rounded, tokens = Tiny(folder, torch.float32), deepcopy(model), tokens_of(42, 30)
-    ours.weights = load(config, gemma3n.FAMILY.names, source, CPU, dtype=torch.float32)
+    ours.weights = load(config, source, CPU, dtype=torch.float32)
     for layer, theirs in zip(ours.weights.layers, rounded.model.layers, strict=True):
         take_rounded(layer, theirs)
     found, wanted = ours.prompt(tokens, 30), wanted_of(rounded, tokens)

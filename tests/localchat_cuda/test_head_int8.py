@@ -31,8 +31,7 @@ from tests.support.tiny_models import CPU, Tiny, tokens_of
 
 def rounded(folder: Path, dtype: torch.dtype) -> ModelWeights:
     config = read_config(folder)
-    names = config.family.names
-    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=dtype, head_int8=True)
+    return load(config, CheckpointWeights(folder, CPU), CPU, dtype=dtype, head_int8=True)
 
 
 def logs(logits: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:

@@ -125,8 +125,7 @@ def test_layers_of_four_bits_are_transformers(kind: str, stored: str, tmp_path: 
 def test_weights_that_make_keys_and_values_are_not_rounded_at_the_load(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("glm4-moe-lite"), tmp_path)
     config = rounded_config(read_config(tmp_path), "int4", "it")
-    names = config.family.names
-    weights = load(config, names, CheckpointWeights(tmp_path, CPU), CPU, dtype=torch.float32)
+    weights = load(config, CheckpointWeights(tmp_path, CPU), CPU, dtype=torch.float32)
     plain = Tiny(tmp_path, torch.float32).weights
     assert weights.packed
     for rounded, own in zip(weights.layers, plain.layers, strict=True):
@@ -143,8 +142,8 @@ def test_a_layer_after_the_last_one_is_neither_loaded_nor_counted(tmp_path: Path
     held["model.layers.2.stray.weight"] = torch.zeros(1)
     safetensors.torch.save_file(held, path)
     assert weights_bytes(config, [read_safetensors(path)]) == counted + 4
-    source, names = CheckpointWeights(tmp_path, CPU), config.family.names
-    load(config, names, source, CPU, notify=said.append)
+    source = CheckpointWeights(tmp_path, CPU)
+    load(config, source, CPU, notify=said.append)
     [note] = said
     assert "layers.2.stray" in note and "more" not in note
 

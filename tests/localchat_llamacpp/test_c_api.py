@@ -80,5 +80,5 @@ def test_where_the_end_of_a_struct_cannot_be_seen_its_values_still_decide(
     assert bind(known, "known").llama_context_default_params().no_perf == 1
     # What comes after the fields that are known goes back as the library wrote it, and does no harm.
     assert bind(longer, "longer").llama_context_default_params().no_perf == 1
-    with pytest.raises(LocalchatError, match="its structs are none that localchat knows"):
+    with pytest.raises(LocalchatError, match="localchat does not know its structs"):
         bind(other, "other")

@@ -22,7 +22,7 @@ from localchat.models.published_shapes import published_model
 from localchat_llamacpp import native_model
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Placement, load_weights
-from localchat_llamacpp.plan.layer_split import layer_weights, split_layers, tensor_split
+from localchat_llamacpp.plan.buffers import layer_weights, split_layers, tensor_split
 from localchat_llamacpp.plan.memory_plan import plan
 from localchat_llamacpp.plan.speed import expected_rate, routed_token_bytes
 from tests.support.llamacpp_models import LAYERS, write_experts

@@ -11,7 +11,7 @@ from localchat.config.settings_file import read_settings
 from localchat.core.scheduler.scheduler import PromptShares
 from localchat.errors import UsageError
 from localchat.measure.capacity import (
-    LEAST_CHUNK,
+    MIN_CHUNK,
     RequestLengths,
     ServerCosts,
     capacity,
@@ -30,7 +30,7 @@ from localchat.measure.service_plan import (
     predicted_source,
 )
 from localchat.measure.statistics import LatencyTarget, Percentiles, PointFigures
-from localchat.measure.sweep import Point, PointPlace
+from localchat.measure.sweep import Point, PointKey
 from tests.support.bench_samples import record
 from tests.support.memory_plans import PLAN
 
@@ -67,12 +67,12 @@ def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point
         drafted=100,
         accepted=50,
     )
-    return Point(PointPlace("m", "chat", 0, clients), 0, found)
+    return Point(PointKey("m", "chat", 0, clients), 0, found)
 
 
 def test_a_chunk_is_that_of_the_scheduler() -> None:
     can = Capabilities(context_tokens=64, kv_tokens=64, max_slots=1, max_rows=1, max_step_tokens=64)
-    assert PromptShares(can).min_tokens == LEAST_CHUNK
+    assert PromptShares(can).min_tokens == MIN_CHUNK
 
 
 @pytest.mark.parametrize("tokens_per_s", [0.5, 5, 50])
@@ -242,7 +242,7 @@ def test_energy_goes_to_prefill_decode_and_wasted_drafts() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    silent = msgspec.structs.replace(source(), line=())
+    silent = msgspec.structs.replace(source(), series=())
     found = make_plan(silent, demand(), Prices()).price
     assert (found.joules, found.energy_money, found.machine_money, found.hosted_money) == (
         None,
@@ -269,6 +269,6 @@ def test_prices_stand_in_the_settings_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["kwh", "kwh=x", "kwh=-1", "kwh=nan", "kwh=inf", "other=1"])
 def test_a_wrong_price_is_refused(word: str) -> None:
-    with pytest.raises(UsageError, match="it is no price"):
+    with pytest.raises(UsageError, match="is not a price"):
         parse_price(word, msgspec.structs.asdict(Prices()))
     assert parse_price("kwh=0.5", msgspec.structs.asdict(Prices())) == ("kwh", 0.5)

@@ -4,11 +4,10 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from localchat.measure import limits
-from localchat.measure.bench_record import BenchRecord
-from localchat.measure.bench_report import _times
+from localchat.measure.bench_report import _times, limit_sentences, missed_targets
+from localchat.measure.records import BenchRecord
 from localchat.measure.statistics import PointFigures, percentiles
-from localchat.measure.sweep import Point, PointPlace
+from localchat.measure.sweep import Point, PointKey
 
 
 class Variant:
@@ -42,11 +41,11 @@ def point(clients: int, rate: float = 10.0, **changes: Any) -> Point:
         ttft_ms=percentiles([0.1, 0.2]),
         **changes,
     )
-    return Point(PointPlace("m", "300+40", 0, clients), 0, figures)
+    return Point(PointKey("m", "300+40", 0, clients), 0, figures)
 
 
 def told(*line: Point) -> str:
-    return " ".join(limits.limit_sentences(cast(BenchRecord, Record()), line))
+    return " ".join(limit_sentences(cast(BenchRecord, Record()), line))
 
 
 def test_a_cache_without_room_for_all_clients_is_the_limit() -> None:
@@ -74,15 +73,15 @@ def test_a_saturated_series_is_limited_by_bandwidth_or_compute(
 def test_a_missed_target_is_told_for_named_clients_and_for_the_first_point_of_a_sweep() -> None:
     record = Record()
     record.points = (point(1, good_share=1.0), point(4, good_share=0.5))
-    assert len(limits.missed_targets(cast(BenchRecord, record))) == 1
+    assert len(missed_targets(cast(BenchRecord, record))) == 1
 
     class Sweep:
         clients = ()
 
     record.spec = cast(Any, Sweep())
-    assert limits.missed_targets(cast(BenchRecord, record)) == []
+    assert missed_targets(cast(BenchRecord, record)) == []
     record.points = (point(1, good_share=0.5),)
-    assert limits.missed_targets(cast(BenchRecord, record))
+    assert missed_targets(cast(BenchRecord, record))
 
 
 def test_few_times_are_shown_with_their_range() -> None:

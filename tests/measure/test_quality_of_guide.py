@@ -16,10 +16,10 @@ from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
 from localchat.measure.comparison import Comparison, QualityTarget
-from localchat.measure.quality_record import VariantQuality
-from localchat.measure.sample_text import sample_text
-from localchat.measure.sweep import BenchVariant
+from localchat.measure.records import VariantQuality
+from localchat.measure.variants import BenchVariant
 from localchat.measure.verdict import verdict
+from localchat.measure.workload import sample_text
 from tests.support.quality_specs import quality_spec
 
 ROOT = Path(__file__).resolve().parents[2]

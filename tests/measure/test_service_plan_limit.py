@@ -3,9 +3,9 @@
 import pytest
 
 from localchat.measure.capacity import RequestLengths, ServerCosts, capacity
-from localchat.measure.service_plan import _not_above
+from localchat.measure.service_plan import _capped
 from localchat.measure.statistics import PointFigures, percentiles
-from localchat.measure.sweep import Point, PointPlace
+from localchat.measure.sweep import Point, PointKey
 
 COSTS = ServerCosts(
     prefill_s=0.001,
@@ -27,18 +27,18 @@ def measured(requests_per_s: float) -> Point:
         completion_tokens=50,
         ttft_ms=percentiles([0.1, 0.2]),
     )
-    return Point(PointPlace("m", "200+50", 0, 4), 0, figures)
+    return Point(PointKey("m", "200+50", 0, 4), 0, figures)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.81, 0.99])
 def test_a_promise_beyond_the_measurement_is_lowered_to_it(share: float) -> None:
     promised = capacity(COSTS, LENGTHS).requests_per_s
     line = [measured(promised * share), measured(promised * share / 2)]
-    lowered = capacity(_not_above(COSTS, line), LENGTHS).requests_per_s
+    lowered = capacity(_capped(COSTS, line), LENGTHS).requests_per_s
     assert lowered <= promised * share * 1.001
     assert lowered == pytest.approx(promised * share, rel=0.02)
 
 
 def test_a_promise_below_the_measurement_stays() -> None:
     promised = capacity(COSTS, LENGTHS).requests_per_s
-    assert _not_above(COSTS, [measured(promised * 1.2)]) == COSTS
+    assert _capped(COSTS, [measured(promised * 1.2)]) == COSTS

@@ -12,10 +12,9 @@ from localchat.engine.events import Finished, ToolCall
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import UsageError
 from localchat.measure.comparison import Comparison, QualityTarget
-from localchat.measure.quality_record import VariantQuality
-from localchat.measure.schemas import fits, schema_task, tool_task
-from localchat.measure.sweep import BenchVariant
-from localchat.measure.tasks import is_right, read_questions
+from localchat.measure.records import VariantQuality
+from localchat.measure.tasks import fits, is_right, read_questions, schema_task, tool_task
+from localchat.measure.variants import BenchVariant
 from localchat.measure.verdict import verdict, verdicts
 from tests.support.quality_specs import quality_spec
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine

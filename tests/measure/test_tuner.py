@@ -13,9 +13,9 @@ from localchat.errors import DoesNotFit
 from localchat.fit.hardware import Gpu, Machine
 from localchat.measure.endpoint import BenchEndpoint
 from localchat.measure.memory_roof import MemoryRoof
-from localchat.measure.sweep import BenchVariant, Point, PointPlace, Sweep, SweepEvent
-from localchat.measure.tuned_settings import TunedSettings
-from localchat.measure.tuner import Knob, Tuner, knobs
+from localchat.measure.sweep import Point, PointKey, Sweep, SweepEvent
+from localchat.measure.tuner import Knob, TunedSettings, Tuner, knobs
+from localchat.measure.variants import BenchVariant
 from tests.support.bench_samples import point
 from tests.support.memory_plans import GB, PLAN
 
@@ -46,8 +46,8 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuner]:
             assert isinstance(number, int)
             rate = speed(variant.settings, number)
             for shape in self.spec.shapes:
-                place = PointPlace(variant.name, shape.name, 0, 1)
-                self.points.append(Point(place, number, point(rate).figures))
+                key = PointKey(variant.name, shape.name, 0, 1)
+                self.points.append(Point(key, number, point(rate).figures))
 
         monkeypatch.setattr(Sweep, "_run_variant", measured)
         monkeypatch.setattr("localchat.measure.sweep.prepared", lambda endpoint, *rest: endpoint)

@@ -1,5 +1,7 @@
 """Workloads: lengths that a server counts as asked for, and prefixes only where the shape says so."""
 
+from statistics import mean
+
 import pytest
 
 from localchat.errors import UsageError
@@ -32,6 +34,17 @@ def test_a_prompt_has_the_tokens_of_its_shape(name: str) -> None:
     assert 15 + 2.5 * words == pytest.approx(SHAPES[name].prompt_tokens, abs=3)
 
 
+def test_prompts_have_on_average_the_length_that_a_server_counts() -> None:
+    # The server counts characters. Single prompts are off by 4 %, because sentences differ.
+    lengths = []
+    for run in range(100):
+        probes = [(words, len(prose(words, f"{run} scale {words}"))) for words in (16, 144)]
+        scale = TokenScale.of(probes)
+        lengths.append(len(messages(Shape("600+4", 600, 4), scale, f"{run}", "run")[0]["content"]))
+    assert mean(lengths) == pytest.approx(600, rel=0.02)
+    assert all(length == pytest.approx(600, rel=0.15) for length in lengths)
+
+
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "prefix"])
 def test_two_prompts_share_no_prefix(name: str) -> None:
     assert shared_words(text(SHAPES[name], "a"), text(SHAPES[name], "b")) <= 1
@@ -58,8 +71,8 @@ def test_an_earlier_turn_is_as_long_as_asked_for() -> None:
 
 
 def test_without_usage_lengths_are_estimates() -> None:
-    assert not TokenScale.of([(16, 0), (144, 0)]).known
-    assert SCALE.known
+    assert not TokenScale.of([(16, 0), (144, 0)]).measured
+    assert SCALE.measured
     assert TokenScale().words(200) == 143
 
 

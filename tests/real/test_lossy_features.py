@@ -59,5 +59,5 @@ def test_rounded_weights_stay_near(real_model: RealModel, to: RoundedType) -> No
     model = Tiny(real_model.folder, torch.float32)
     config = rounded_config(model.config, to, "it")
     source = CheckpointWeights(real_model.folder, CPU)
-    model.weights = load(config, model.architecture.FAMILY.names, source, CPU, dtype=torch.float32)
+    model.weights = load(config, source, CPU, dtype=torch.float32)
     assert 0 < real_model.divergence(model) < ROUNDED_LIMITS[to]

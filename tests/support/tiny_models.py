@@ -503,7 +503,6 @@ class Tiny:
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.weights: ModelWeights = load(
             self.config,
-            self.architecture.FAMILY.names,
             CheckpointWeights(folder, CPU),
             CPU,
             dtype=dtype,

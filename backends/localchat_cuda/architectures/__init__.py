@@ -1,71 +1,44 @@
 """Supported model families: one module each, with FAMILY, its data, and `forward`. Imports no torch."""
 
+from importlib import import_module
 from types import ModuleType
 
-from localchat_cuda.architectures import (
-    deepseek_v2,
-    gemma2,
-    gemma3,
-    gemma3n,
-    gemma4,
-    glm4,
-    glm4_moe_lite,
-    gpt_oss,
-    granite,
-    granite4,
-    granite4_moe,
-    granite_moe,
-    llama,
-    mistral,
-    mixtral,
-    olmo2,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    seed_oss,
-    smollm3,
-)
 from localchat_cuda.architectures.family import Family
 
+# In the order in which messages list the models.
 ARCHITECTURES: dict[str, ModuleType] = {
-    module.FAMILY.name: module
-    for module in (
-        llama,
-        mistral,
-        mixtral,
-        qwen2,
-        qwen3,
-        qwen2_moe,
-        qwen3_moe,
-        qwen3_next,
-        qwen3_5,
-        qwen3_5_moe,
-        gemma2,
-        gemma3,
-        gemma3n,
-        gemma4,
-        phi3,
-        gpt_oss,
-        deepseek_v2,
-        glm4,
-        glm4_moe_lite,
-        granite,
-        granite_moe,
-        granite4,
-        granite4_moe,
-        olmo2,
-        olmo3,
-        seed_oss,
-        smollm3,
+    name: import_module(f"localchat_cuda.architectures.{name}")
+    for name in (
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen2_moe",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "gemma2",
+        "gemma3",
+        "gemma3n",
+        "gemma4",
+        "phi3",
+        "gpt_oss",
+        "deepseek_v2",
+        "glm4",
+        "glm4_moe_lite",
+        "granite",
+        "granite_moe",
+        "granite4",
+        "granite4_moe",
+        "olmo2",
+        "olmo3",
+        "seed_oss",
+        "smollm3",
     )
 }
-"""Modules by the name of their family, in the order in which messages list them."""
+"""Modules by the name of their family."""
 
 
 def families() -> list[Family]:

@@ -1,6 +1,6 @@
 """DeepSeek-V2: attention over latents, first layers without experts, and shared experts in the others.
 
-DeepSeek-AI, 2024 (arXiv 2405.04434). The Lite model has no latent of queries. One gemm makes the queries, or
+DeepSeek-AI, 2024 (arXiv 2405.04434). The Lite model has no latent of queries. One gemm computes the queries, or
 their latent, and the latent of keys and values.
 """
 
@@ -65,7 +65,7 @@ FAMILY = Family(
 
 
 def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
-    """Attention of a layer over its latents."""
+    """Attend over the latents of a layer."""
     linears = layer.linears
     norms = layer.norms
     assert layer.kv is not None

@@ -1,6 +1,6 @@
-"""What a model family has in common: classes in config.json, defaults, names of tensors and traits.
+"""Data of a model family: classes in config.json, defaults, names of tensors, and traits.
 
-Imports no torch: the memory plan reads families before torch is loaded.
+Imports no torch, because the memory plan reads families before torch is loaded.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ class ExpertTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTraits:
-    """How llama.cpp's GGUF files of a family differ from those of a Llama."""
+    """Differences between llama.cpp's GGUF files of a family and those of a Llama."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint names by those of the file, without `blk.N.` and the suffix."""
     paired_rows: bool = False
-    """llama.cpp rotates neighboring columns of a head, so its converter reorders rows of queries and keys."""
+    """Rows of queries and keys are reordered, because llama.cpp rotates neighboring columns."""
     partial_rotation: bool = False
     """Only the first `rope.dimension_count` columns of a head rotate."""
     space_kept_after: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class Family:
 
     @property
     def normed_projections(self) -> bool:
-        """True if queries and keys are normalized over all heads; then inputs of layers have no norms."""
+        """True if queries and keys are normalized over all heads. Inputs of layers are not."""
         return "attention" not in self.names.norms
 
     @property

@@ -1,7 +1,7 @@
 """Gemma 2: norms before and after attention and feed-forward, GELU, a window in every second layer.
 
-Gemma Team, 2024 (arXiv 2408.00118). Norms store their weights minus one. The config has the scaled
-embedding, the soft caps of attention and head, the windows and the attention's scale.
+Gemma Team, 2024 (arXiv 2408.00118). Norms store their weights minus one. The config contains the
+scale of the embedding, the soft caps of attention and head, the windows and the scale of attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gemma 3: Gemma 2 with queries and keys normalized per head instead of soft caps.
 
-Gemma Team, 2025 (arXiv 2503.19786). Five layers with a window and one rotation, then one without
-a window and with another rotation; the config has both. Of models that see images, only the text part runs.
+Gemma Team, 2025 (arXiv 2503.19786). Five layers with a window alternate with one without a
+window, which has another rotation. Of models that read images, only the text part runs.
 """
 
 from __future__ import annotations

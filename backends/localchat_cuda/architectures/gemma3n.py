@@ -1,9 +1,9 @@
 """Gemma 3n: several streams of the residual, and the second embedding and shared keys of a small Gemma 4.
 
-Google, 2025 (huggingface.co/docs/transformers/model_doc/gemma3n). Beside attention is a low-rank product, and
-MLPs of the first layers leave most of their gates at 0. All heads have one width. Weights that read rows
-without a norm, beyond the range of fp16, stay floating, as published 4-bit checkpoints have them. Only the
-text part runs.
+Google, 2025 (huggingface.co/docs/transformers/model_doc/gemma3n). A low-rank product is added to attention, and
+MLPs of the first layers set most of their gates to 0. All heads have one width. Weights that read rows without
+a norm, which exceed the range of fp16, stay floating, as in published 4-bit checkpoints. Only the text part
+runs.
 """
 
 from __future__ import annotations

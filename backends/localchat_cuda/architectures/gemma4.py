@@ -1,10 +1,9 @@
 """Gemma 4: Gemma 3 with normed values, and wider heads in layers without a window.
 
 Google, 2026 (huggingface.co/docs/transformers/model_doc/gemma4). Each layer scales the residual. The small
-models have a second embedding of each token, of which every layer adds a part by a gate, and last layers that
-read earlier layers' keys and values. 26B-A4B has experts beside the MLP, which both read the same residual, and
-whose router has a scale of its own in place of a norm's weight. Norms store their weights. Only the text part
-runs.
+models have a second embedding of each token, of which every layer adds a gated part. Their last layers read the
+keys and values of earlier layers. 26B-A4B has experts beside the MLP. Both read the same residual, and the
+router has a scale instead of a norm's weight. Norms store their weights. Only the text part runs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from localchat_cuda.layers.dense import Layers, X
     from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
-BESIDE_DENSE_FORMATS = "experts beside a dense layer are possible in bf16 and fp16"
+BESIDE_DENSE_FORMATS = "experts beside a dense layer support bf16 and fp16"
 FAMILY = Family(
     name="gemma4",
     classes=(
@@ -93,19 +92,21 @@ FAMILY = Family(
 
 
 def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
-    """Attention of a layer; one without keys of its own has no norm for them, either."""
+    """Run the attention of a layer. A layer without its own keys has no norm for them."""
     q_norm = layer.norms["q_norm"]
     norms = HeadNorms(q_norm, layer.norms.get("k_norm", q_norm), values=True)
     return ops.attend(ops.gemm(x, layer.linears["qkv"]), number, None, norms)
 
 
 def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
-    """Partial sums of the MLP, or of what it and the experts add up to."""
+    """Return the partial sums of the MLP, or the sum of MLP and experts."""
     y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
     if layer.experts is None:
         return y
-    found = ops.run_experts(None, layer.norms["experts"], layer.experts)
-    return ops.add_normed((y, layer.norms["post_dense"]), (found, layer.norms["post_experts"]))
+    expert_sums = ops.run_experts(None, layer.norms["experts"], layer.experts)
+    return ops.add_normed(
+        (y, layer.norms["post_dense"]), (expert_sums, layer.norms["post_experts"])
+    )
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """GLM-4-0414: Gemma 2's two norms around each part, merged gate and up, and rotations of neighbouring columns.
 
-Zhipu AI, 2025 (arXiv 2406.12793). Half of a head's columns turn, in pairs of neighbours; ours are half of those
-columns apart, so the rows of queries and keys are loaded in that order.
+Zhipu AI, 2025 (arXiv 2406.12793). Half of a head's columns rotate, in pairs of neighbors. Kernels rotate pairs
+that are half of those columns apart, so the rows of queries and keys are loaded in that order.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def pairs_apart(config: ModelConfig) -> torch.Tensor:
-    """Rows of the merged queries, keys and values, those of a rotated pair half the rotated columns apart."""
+    """Return rows of queries, keys and values with rotated pairs half the rotated columns apart."""
     import torch
 
     heads = config.heads
     keys = config.key_heads
     d = config.head_dim
-    turned = config.rotation.columns or d
+    rotated = config.rotation.columns or d
     rows = torch.arange((heads + 2 * keys) * d).view(-1, d)
-    pairs = rows[: heads + keys, :turned].view(-1, turned // 2, 2).transpose(1, 2)
-    rows[: heads + keys, :turned] = pairs.reshape(-1, turned)
+    pairs = rows[: heads + keys, :rotated].view(-1, rotated // 2, 2).transpose(1, 2)
+    rows[: heads + keys, :rotated] = pairs.reshape(-1, rotated)
     return rows.flatten()
 
 

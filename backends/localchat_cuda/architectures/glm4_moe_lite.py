@@ -1,7 +1,7 @@
-"""GLM-4.7-Flash: DeepSeek-V2 with experts weighed by sigmoids, and a correction by which they are chosen.
+"""GLM-4.7-Flash: DeepSeek-V2 with experts weighted by sigmoids, and a correction that chooses them.
 
-Z.ai, 2026 (huggingface.co/docs/transformers/model_doc/glm4_moe_lite). Its prediction head, a layer after the
-last one, is not loaded.
+Z.ai, 2026 (huggingface.co/docs/transformers/model_doc/glm4_moe_lite). Its prediction head, a layer after
+the last one, is not loaded.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """gpt-oss: layers of experts, with biases, sinks in attention, and a window in every second layer.
 
-OpenAI, 2025 (arXiv 2508.10925). The experts are stored in MXFP4, and their gates are clamped.
+OpenAI, 2025 (arXiv 2508.10925). Experts are stored in MXFP4, and their gates are clamped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FAMILY = Family(
     },
     qkv_bias="required",
     windows="pattern",
-    experts=ExpertTraits(clamped=True, fixed_formats="its experts are possible in bf16 and MXFP4"),
+    experts=ExpertTraits(clamped=True, fixed_formats="its experts support bf16 and MXFP4"),
 )
 
 

@@ -1,6 +1,6 @@
-"""Mistral: the Llama layer; its first versions have a sliding window, which the config states.
+"""Mistral: the Llama layer. The first versions have a sliding window, which the config states.
 
-Mistral AI, 2023 (arXiv 2310.06825). Of models that see images, only the text part runs.
+Mistral AI, 2023 (arXiv 2310.06825). Of models that read images, only the text part runs.
 """
 
 from localchat_cuda.architectures import llama

@@ -1,4 +1,4 @@
-"""Names of an architecture's tensors in a checkpoint, by their part in a layer."""
+"""Names of a family's tensors in a checkpoint, by their part in a layer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Checkpoint names of a layer's experts, as they follow `Names.layer`."""
+    """Checkpoint names of a layer's experts, after `Names.layer`."""
 
     router: str
     gate_up: tuple[str, str]
@@ -22,23 +22,23 @@ class ExpertNames:
     shared: tuple[tuple[str, ...], str] | None = None
     """Linear layers of a shared expert: gate and up, or both as one, and down."""
     shared_gate: str = ""
-    """Empty: tokens take the shared expert as it is."""
+    """Router of the shared expert; empty: the shared expert has a weight of 1."""
     interleaved: str = ""
-    """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
+    """Prefix of tensors with all experts (interleaved_experts.py), which replace those names."""
     stacked: tuple[str, str] | None = None
-    """Tensors of all experts that a checkpoint may have in place of numbered layers: gate with up, and down."""
+    """Tensors with all experts, gate with up and down, which may replace numbered layers."""
     correction: str = ""
-    """Of sigmoids by which experts are chosen; empty: there is none."""
+    """Correction of the sigmoids that choose experts; empty: softmax chooses them."""
     scales: tuple[str, str] | None = None
-    """Factors of the columns that the router reads, whose norm has no weight, and of each expert's output."""
+    """Factors of the router's columns, whose norm has no weight, and of each expert's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetNames:
-    """Checkpoint names of a layer's delta net, as they follow `Names.layer`."""
+    """Checkpoint names of a layer's delta net, after `Names.layer`."""
 
     ba: tuple[str, ...]
-    """Linear layers of b and a. They stay floating, and join `qkvz` if that is."""
+    """Linear layers of b and a. They stay floating, and join `qkvz` if it is floating, too."""
     conv: str = "linear_attn.conv1d.weight"
     a_log: str = "linear_attn.A_log"
     dt_bias: str = "linear_attn.dt_bias"
@@ -47,7 +47,7 @@ class DeltaNetNames:
 
 @dataclass(frozen=True, slots=True)
 class AltUpNames:
-    """Checkpoint names of alternating updates: of a layer, as they follow `Names.layer`, and of the streams."""
+    """Checkpoint names of alternating updates, after `Names.layer`, and of the streams."""
 
     router: str = "altup.modality_router"
     norm: str = "altup.router_norm.weight"
@@ -55,13 +55,16 @@ class AltUpNames:
     correction: str = "altup.correction_coefs"
     scale: str = "altup.correct_output_scale"
     begin: str = "model.altup_projections.{}"
-    """Linear layers that make each stream but the first of the embeddings, with braces for its number."""
+    """Linear layers from the embeddings to each stream but the first, with braces for its number."""
     end: str = "model.altup_unembed_projections.{}"
+    """Linear layers from each stream but the first to the last state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Checkpoint names of an architecture's tensors."""
+    """Checkpoint names of a family's tensors.
+
+    Size: one field for each kind of tensor. Most families use the first six."""
 
     embedding: str
     last_norm: str
@@ -70,24 +73,24 @@ class Names:
     """Prefix of a layer's tensors, with braces for its number."""
     norms: Mapping[str, str]
     merged: Mapping[str, tuple[str, ...]]
-    """Linear layers (without `.weight`) of each gemm, in output order; one alone is stored merged."""
+    """Linear layers of each gemm, without `.weight`, in output order. A single one is stored merged."""
     biased: frozenset[str] = frozenset()
     """Gemms with a bias."""
     norm_offset: float = 0.0
-    """Added to the weights of norms, which then stay in fp32."""
+    """Number added to the weights of norms, which then stay in fp32."""
     experts: ExpertNames | None = None
-    """In place of `gate_up` and `down`."""
+    """Experts, which replace `gate_up` and `down`."""
     sinks: str = ""
-    """Of attention; empty: there are none."""
+    """Sinks of attention; empty: attention has none."""
     delta_net: DeltaNetNames | None = None
     orders: Mapping[str, Callable[..., torch.Tensor]] = dataclasses.field(default_factory=dict)
-    """Functions of the ModelConfig, by gemm: rows of the checkpoint in the order of computation, int64 [N]."""
+    """Functions of the ModelConfig: a gemm's rows in the order of computation, int64 [N]."""
     floating: frozenset[str] = frozenset()
     """Gemms whose weights are never rounded."""
     scale: str = ""
-    """Number by which a layer multiplies the residual; empty: there is none."""
+    """Number by which a layer multiplies the residual; empty: 1."""
     kv: str = ""
-    """Linear layer that makes keys and values of a latent; empty: there is none."""
+    """Linear layer from a latent to keys and values; empty: attention has no latents."""
     inputs: tuple[str, str, str] | None = None
-    """Of a second embedding that each layer reads: its table, projection and norm."""
+    """Table, projection and norm of a second embedding that each layer reads."""
     altup: AltUpNames | None = None

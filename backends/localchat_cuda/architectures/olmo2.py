@@ -1,6 +1,6 @@
 """OLMo 2: norms after attention and feed-forward only, queries and keys normalized over all heads together.
 
-OLMo Team, 2024 (arXiv 2501.00656). What a layer reads is the residual itself.
+OLMo Team, 2024 (arXiv 2501.00656). Layers read the residual itself, without a norm.
 """
 
 from __future__ import annotations

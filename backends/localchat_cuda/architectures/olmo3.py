@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a window in three layers of four, whose rotations no scaling stretches.
+"""OLMo 3: OLMo 2 with a window in three of four layers, whose rotations are not scaled.
 
 OLMo Team, 2025 (arXiv 2512.13961).
 """

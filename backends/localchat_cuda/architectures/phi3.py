@@ -1,7 +1,7 @@
 """Phi-3, Phi-4 and Phi-4-mini: the Llama layer, stored with merged weights.
 
 Microsoft, 2024 and 2025 (arXiv 2404.14219, 2412.08905, 2503.01743). The minis rotate a part of
-each head's columns and slow them by LongRoPE's factors; the config's rotation has both.
+each head's columns and slow them by LongRoPE's factors. The config's rotation contains both.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and a shared one that each token weighs by a gate.
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and a gated shared expert.
 
 Qwen Team, 2024 (arXiv 2407.10671).
 """

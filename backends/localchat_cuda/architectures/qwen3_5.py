@@ -1,7 +1,7 @@
-"""Qwen3.5 and 3.6, dense: the layers of Qwen3-Next without experts, the gemms of delta nets stored apart.
+"""Qwen3.5 and 3.6, dense: the layers of Qwen3-Next without experts, with separate gemms of delta nets.
 
-Qwen Team, 2026. Of models that see images, only the text part runs: there the three positions of a token are
-equal, so that rotations are those of Qwen3-Next.
+Qwen Team, 2026. Of models that read images, only the text part runs. In text, the three positions of a token
+are equal, so rotations are those of Qwen3-Next.
 """
 
 from __future__ import annotations

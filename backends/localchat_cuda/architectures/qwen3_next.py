@@ -1,8 +1,8 @@
 """Qwen3-Next: gated delta nets in three of four layers, gated attention in the others, and experts.
 
-Qwen Team, 2025; gated delta nets: Yang et al., 2024 (arXiv 2412.06464). Norms but those of the delta nets store
-their weights minus one. Attention rotates a part of each head's columns. The checkpoint has queries and gates
-of attention, and the parts of delta nets, head by head; here each part is in one piece.
+Qwen Team, 2025; gated delta nets: Yang et al., 2024 (arXiv 2412.06464). All norms except those of the delta
+nets store their weights minus one. Attention rotates a part of each head's columns. The checkpoint stores
+queries and gates of attention, and the parts of delta nets, head by head. Here each part is contiguous.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HYBRID_DEFAULTS = {
 
 
 def gates_last(config: ModelConfig) -> torch.Tensor:
-    """Rows of the attention's gemm: queries, keys and values, and only then the gates."""
+    """Return the rows of attention's gemm with the gates after queries, keys and values."""
     import torch
 
     heads = config.heads
@@ -43,7 +43,7 @@ def gates_last(config: ModelConfig) -> torch.Tensor:
 
 
 def _parts(*widths: int, groups: int) -> torch.Tensor:
-    """Rows of a gemm whose parts come group by group, part by part."""
+    """Return the rows of a gemm part by part. The checkpoint stores them group by group."""
     import torch
 
     rows = torch.arange(groups * sum(widths)).view(groups, -1)
@@ -96,7 +96,7 @@ FAMILY = Family(
 
 
 def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> torch.Tensor:
-    """Attention or the delta net of a layer, with its last gemm: partial sums [S, T, hidden]."""
+    """Run the attention or the delta net of a layer: partial sums [S, T, hidden]."""
     if layer.delta_net is not None:
         x = ops.run_delta_net(x, layer.linears, layer.delta_net, number)
         return ops.gemm(x, layer.linears["out"])

@@ -1,4 +1,4 @@
-"""SmolLM3: the Llama layer, in every fourth layer without rotations.
+"""SmolLM3: the Llama layer, without rotations in every fourth layer.
 
 Hugging Face, 2025 (huggingface.co/blog/smollm3); layers without positions: Yang et al., 2025 (2501.18795).
 """

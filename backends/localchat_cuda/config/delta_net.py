@@ -66,7 +66,7 @@ def read_delta_net(fields: ConfigFields, layers: int) -> DeltaNet:
         raise fields.unsupported("delta nets in all layers, and attention in none")
     taps = fields.integer("linear_conv_kernel_dim", TAPS)
     if taps != TAPS:
-        raise fields.unsupported(f"convolutions over {taps} tokens ({TAPS} are possible)")
+        raise fields.unsupported(f"convolutions over {taps} tokens (supported: {TAPS})")
     net = DeltaNet(
         tuple(kind == _KINDS[0] for kind in kinds),
         fields.integer("linear_num_key_heads", 16),
@@ -80,6 +80,6 @@ def read_delta_net(fields: ConfigFields, layers: int) -> DeltaNet:
         )
     for columns in (net.key_dim, net.value_dim):
         if columns not in _DIMENSIONS:
-            possible = ", ".join(map(str, _DIMENSIONS))
-            raise fields.unsupported(f"delta nets of {columns} columns ({possible} are possible)")
+            supported = ", ".join(map(str, _DIMENSIONS))
+            raise fields.unsupported(f"delta nets of {columns} columns (supported: {supported})")
     return net

@@ -17,7 +17,7 @@ class ConfigFields:
 
     def unsupported(self, what: str) -> ModelInvalid:
         """Return the error for a config that needs an unsupported feature."""
-        return ModelInvalid(f"{self.name} asks for {what}.", hint=self.hint, path=self.name)
+        return ModelInvalid(f"{self.name} needs {what}.", hint=self.hint, path=self.name)
 
     def integer(
         self,
@@ -63,7 +63,7 @@ class ConfigFields:
         return tuple(self.number(field, 0.0, {field: number}) for number in numbers)
 
     def kinds_of_layers(
-        self, field: str, layers: int, possible: Collection[str]
+        self, field: str, layers: int, supported: Collection[str]
     ) -> tuple[str, ...] | None:
         """Return the kind of each layer; None if the field is missing. Raises ModelInvalid."""
         kinds = self.raw.get(field)
@@ -72,16 +72,20 @@ class ConfigFields:
         if not isinstance(kinds, list) or len(kinds) != layers:
             raise ModelInvalid(f"{self.name}: {field} is not a list of {layers} kinds.")
         for kind in kinds:
-            if kind not in possible:
+            if kind not in supported:
                 raise self.unsupported(f"layers of kind {kind}")
         return tuple(kinds)
 
     def _value(self, field: str, default: float | None, within: Mapping[str, Any] | None) -> Any:  # noqa: ANN401 (parsed JSON)
-        value = (self.raw if within is None else within).get(field)
+        if within is None:
+            within = self.raw
+        value = within.get(field)
         return default if value is None else value
 
     def _invalid(self, field: str, value: object) -> ModelInvalid:
-        problem = "is missing" if value is None else f"is {value!r}, not a usable number"
+        problem = f"is {value!r}, not a usable number"
+        if value is None:
+            problem = "is missing"
         return ModelInvalid(
             f"{self.name}: {field} {problem}.",
             hint="The file may be damaged or of another model: download it again.",

@@ -18,7 +18,7 @@ _KINDS = ("sliding_attention", "full_attention")
 _MAX_STREAMS = 8
 _SPARSE_LAYERS = 10
 _SPARSITY = 0.95
-"""Share of zero gates in the first layers of a Gemma 3n whose config does not state it."""
+"""Share of zero gates in a Gemma 3n's first layers, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class AltUp:
     def cutoff(self, layer: int) -> float | None:
         """Return the threshold of a layer's gates in standard deviations above the mean. None: no threshold."""
         share = self.sparsities[layer]
-        return NormalDist().inv_cdf(share) if share else None
+        if not share:
+            return None
+        return NormalDist().inv_cdf(share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ def _read_gemma4(fields: ConfigFields, layers: int) -> GemmaLayers:
     full = _full_layers(fields, layers)
     key_heads, head_dim = _full_shape(fields, full)
     if head_dim not in HEAD_DIMENSIONS:
-        possible = ", ".join(map(str, HEAD_DIMENSIONS))
-        raise fields.unsupported(f"heads of {head_dim} columns ({possible} are possible)")
+        supported = ", ".join(map(str, HEAD_DIMENSIONS))
+        raise fields.unsupported(f"heads of {head_dim} columns (supported: {supported})")
     heads = fields.integer("num_attention_heads")
     if heads % key_heads:
         raise fields.unsupported(f"{heads} query heads over {key_heads} key heads")

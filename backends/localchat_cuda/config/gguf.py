@@ -80,7 +80,9 @@ def _family(header: Header) -> Family | None:
     if module is None:
         return None
     family: Family = module.FAMILY
-    return family if family.gguf is not None else None
+    if family.gguf is None:
+        return None
+    return family
 
 
 def gguf_traits(header: Header) -> GgufTraits:
@@ -255,7 +257,7 @@ def loaded_header(header: Header) -> SafetensorsHeader:
 
 
 def strings_of(header: Header, key: str) -> tuple[str, ...]:
-    """Return an array of strings of the metadata; empty if the file or the header lacks it."""
+    """Return an array of strings of the metadata. Empty if the header lacks it."""
     array = header.metadata.get(key)
     if not isinstance(array, Array) or array.values is None:
         return ()

@@ -33,7 +33,7 @@ class LatentAttention:
     scale: float
     """Scale of the attention's logits."""
     neighbours: bool
-    """The columns of a rotated pair are neighbors; otherwise they are half of the columns apart."""
+    """Columns of a rotated pair are neighbors, not half of the columns apart."""
 
     @property
     def row(self) -> int:
@@ -54,9 +54,9 @@ def read_latent(fields: ConfigFields) -> LatentAttention:
     kv_rank = fields.integer("kv_lora_rank")
     rope = fields.integer("qk_rope_head_dim")
     if kv_rank not in KV_RANKS:
-        raise fields.unsupported(f"latents of {kv_rank} columns ({_listed(KV_RANKS)} are possible)")
+        raise fields.unsupported(f"latents of {kv_rank} columns (supported: {_listed(KV_RANKS)})")
     if rope not in ROPES:
-        raise fields.unsupported(f"rotated keys of {rope} columns ({_listed(ROPES)} are possible)")
+        raise fields.unsupported(f"rotated keys of {rope} columns (supported: {_listed(ROPES)})")
     plain = fields.integer("qk_nope_head_dim")
     query_rank = 0
     if fields.raw.get("q_lora_rank") is not None:

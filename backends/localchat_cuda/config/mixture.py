@@ -11,7 +11,7 @@ MAX_EXPERTS = 1023
 """Experts of a layer. The router (kernels/experts/choice.py) has a row for each and one for a shared gate."""
 CLAMPED_SLOPE = 1.702
 """Slope of the only supported clamped activation."""
-EXPERT_FORMS = "experts are possible in bf16, fp16 and 4 bits without act-order"
+EXPERT_FORMS = "experts support bf16, fp16 and 4 bits without act-order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def read_mixture(
     if gated or (names.shared is not None and raw.get(width_field)):
         inner = fields.integer(family.intermediate_field)
         width = fields.integer(width_field)
-        shared, rest = divmod(width, inner)
-        if rest:
+        shared, remainder = divmod(width, inner)
+        if remainder:
             raise fields.unsupported(
                 f"a shared expert of {width} columns, which is not a multiple of {inner}"
             )
@@ -113,10 +113,10 @@ def _check_quantization(fields: ConfigFields, quantization: Quantization, *, mxf
     if mxfp4 and quantization.method == "mxfp4":
         _check_mxfp4(fields)
     elif mxfp4 or not quantization.packed or quantization.act_order:
-        order = " with act-order" if quantization.act_order else ""
-        raise fields.unsupported(
-            f"experts quantized as {quantization.label}{order} ({EXPERT_FORMS})"
-        )
+        label = quantization.label
+        if quantization.act_order:
+            label = f"{label} with act-order"
+        raise fields.unsupported(f"experts quantized as {label} ({EXPERT_FORMS})")
 
 
 def _read_latents(fields: ConfigFields, *, sigmoid: bool) -> Mixture:

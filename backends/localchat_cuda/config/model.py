@@ -18,7 +18,7 @@ FloatType = Literal["bfloat16", "float16", "float32"]
 
 PAGE_TOKENS = 64
 """Tokens of a page of the KV cache."""
-HYBRID_FORMS = "delta nets are possible in bf16, fp16 and 4 bits"
+HYBRID_FORMS = "delta nets support bf16, fp16 and 4 bits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class ModelConfig:
 
     @property
     def normed_projections(self) -> bool:
-        """True if queries and keys are normalized over all heads; then inputs of layers have no norms."""
+        """True if queries and keys are normalized over all heads. Inputs of layers are not."""
         return self.family.normed_projections
 
 
@@ -275,9 +275,8 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
     has_nets = config.delta_net is not None
     restricted = has_nets or config.mixture is not None
     if restricted and (to != "int4" or fixed_formats):
-        kind, formats = "a mixture of experts", EXPERT_FORMS
-        if has_nets:
-            kind, formats = "a hybrid", HYBRID_FORMS
+        kind = "a hybrid" if has_nets else "a mixture of experts"
+        formats = HYBRID_FORMS if has_nets else EXPERT_FORMS
         advice = "Leave out --quantize" if fixed_formats else "Use --quantize int4"
         raise UsageError(
             f"{name} is {kind} and cannot be rounded to {to}: {fixed_formats or formats}.",

@@ -12,7 +12,7 @@ PREFIX = "mtp."
 
 
 def has_head(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> bool:
-    """Return True for a prediction head of one layer that shares its model's embedding and head."""
+    """Return True for a prediction head of one layer with its model's embedding and head."""
     names = {tensor.name for header in headers for tensor in header.tensors}
     others = (f"{PREFIX}layers.1.", f"{PREFIX}embed_tokens.")
     return (

@@ -82,7 +82,7 @@ class Quantization:
     zeros_minus_one: bool = False
     """The config claims that zeros are stored minus one."""
     fp8_activations: bool = False
-    """The checkpoint was made for FP8 activations, so gemms of many rows may round them, too."""
+    """Gemms of many rows may round activations to FP8, for which the checkpoint was made."""
     on_load: bool = False
     """The checkpoint is floating. Its layers are rounded while they are read."""
     mix: str = ""
@@ -114,7 +114,7 @@ class Quantization:
 
     @property
     def load_note(self) -> str:
-        """Notice that layers are rounded at the load, with the measured cost for a real model."""
+        """Notice that layers are rounded at the load, with a measured loss of quality."""
         note = f"The layers are {self.label} while they are read."
         if self.method == "fp8":
             note = f"{note} {_FP8_COST}"
@@ -147,7 +147,7 @@ class Quantization:
         return n * k + scales * _SCALE_BYTES
 
     def loaded_bytes(self, tensor: Tensor, float_bytes: int) -> int:
-        """Return the bytes of a stored tensor once it is loaded, with `float_bytes` per floating number.
+        """Return the bytes of a stored tensor once loaded. `float_bytes`: of a floating number.
 
         Codes stay as stored. Scales and zeros of packed layers are counted with the codes. FP8 layers take four
         bytes for every scale."""
@@ -169,7 +169,7 @@ class Quantization:
         return self.linear_bytes(*shape)
 
     def objection(self, tensor: Tensor) -> str:
-        """Return the reason why a stored layer cannot be loaded, without a period; empty if it can."""
+        """Return the reason why a stored layer cannot be loaded. Empty if it can."""
         if self.on_load:
             return ""
         shape = self._layer_shape(tensor)
@@ -213,12 +213,12 @@ class Quantization:
 
 
 def padded(columns: int) -> int:
-    """Return the columns of a packed weight, which is padded with zeros to a multiple of 128."""
+    """Return the columns of a packed weight, padded to a multiple of 128."""
     return -(-columns // PACKED_GROUPS[0]) * PACKED_GROUPS[0]
 
 
 def can_round(name: str, n: int, k: int) -> bool:
-    """Return True if a rounded layer of N x K fits the gemms; other layers stay floating.
+    """Return True if the gemms support a rounded layer of N x K.
 
     Experts are not padded to a multiple of 128 columns."""
     columns = PACKED_GROUPS[0] if "expert" in name else PACKED_GROUPS[-1]
@@ -254,9 +254,12 @@ def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quan
     if parser is None:
         stated = raw.get("quant_method")
         bits = raw.get("bits")
-        method_name = f"as {stated}" if stated else "by an unnamed method"
-        width = f", {bits} bits" if bits else ""
-        raise unsupported(f"weights quantized {method_name}{width}")
+        problem = (
+            f"weights quantized as {stated}" if stated else "weights quantized by an unnamed method"
+        )
+        if bits:
+            problem = f"{problem}, {bits} bits"
+        raise unsupported(problem)
     return parser(raw, unsupported)
 
 
@@ -269,7 +272,7 @@ def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     if bits != 4 or version != "gemm":
         raise unsupported(f"weights quantized as awq, {bits or 'unknown'} bits, version {version}")
     if size not in PACKED_GROUPS or not raw.get("zero_point", True):
-        raise unsupported(f"AWQ in groups of {size} (32, 64 or 128 with zero points are possible)")
+        raise unsupported(f"AWQ in groups of {size} (supported: 32, 64 or 128 with zero points)")
     return Quantization("awq", group=size)
 
 
@@ -277,10 +280,11 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     bits = raw.get("bits")
     layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
     if bits not in (4, INT8_BITS):
-        raise unsupported(f"GPTQ with {bits or 'unknown'} bits (4 and 8 are possible)")
+        raise unsupported(f"GPTQ with {bits or 'unknown'} bits (supported: 4 and 8)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
-        kernel = "marlin" if raw.get("is_marlin_format") else layout
-        raise unsupported(f"GPTQ packed for {kernel}")
+        if raw.get("is_marlin_format"):
+            layout = "marlin"
+        raise unsupported(f"GPTQ packed for {layout}")
     if raw.get("lm_head"):
         raise unsupported("GPTQ with a quantized head")
     group = _group(raw.get("group_size"), "GPTQ", unsupported)
@@ -371,14 +375,14 @@ def _compressed_fp8(
 
 def _fp8_blocks(size: object, unsupported: Unsupported, *, fp8_activations: bool) -> Quantization:
     if size != [_FP8_BLOCK, _FP8_BLOCK]:
-        raise unsupported(f"FP8 weights with scales for blocks of {size} (128 x 128 are possible)")
+        raise unsupported(f"FP8 weights with scales for blocks of {size} (supported: 128 x 128)")
     return Quantization("fp8", 8, _FP8_BLOCK, symmetric=True, fp8_activations=fp8_activations)
 
 
 def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """Parse FP8 with scales by block (DeepSeek, Qwen), by tensor (vLLM) or by row (Meta's fbgemm)."""
+    """Parse FP8 with scales by block (DeepSeek), by tensor (vLLM) or by row (fbgemm)."""
     if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
-        raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
+        raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (supported: e4m3)")
     size = raw.get("weight_block_size")
     if size is not None:
         return _fp8_blocks(size, unsupported, fp8_activations=True)
@@ -391,7 +395,7 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     if not kind and isinstance(nested, dict):
         kind = nested.get("quant_algo")
     if kind != "FP8":
-        raise unsupported(f"weights quantized by ModelOpt as {kind} (FP8 is possible)")
+        raise unsupported(f"weights quantized by ModelOpt as {kind} (supported: FP8)")
     return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
 
 
@@ -414,7 +418,7 @@ def _group(size: object, what: str, unsupported: Unsupported) -> int:
         return 0
     if not isinstance(size, int) or size < 1 or size % PACKED_GROUPS[-1]:
         raise unsupported(
-            f"{what} in groups of {size} (multiples of {PACKED_GROUPS[-1]}, or -1 are possible)"
+            f"{what} in groups of {size} (supported: multiples of {PACKED_GROUPS[-1]}, or -1)"
         )
     return size
 

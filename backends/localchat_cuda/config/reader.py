@@ -116,10 +116,11 @@ def parse_config(
         intermediate = gemma.intermediates[0]
     else:
         intermediate = reader.integer(family.intermediate_field)
-    attention_scale = multipliers.attention
-    if latent is not None:
+    if family.multipliers:
+        attention_scale = multipliers.attention
+    elif latent is not None:
         attention_scale = latent.scale
-    elif not family.multipliers:
+    else:
         attention_scale = reader.attention_scale(family)
     embedding_scale = multipliers.embedding / multipliers.residual
     if family.scaled_embedding:
@@ -216,7 +217,7 @@ def read_windows(
 
 
 def token_ids(value: object) -> tuple[int, ...]:
-    """Return the tokens of an `eos_token_id`, which is null, a number, or a list of numbers."""
+    """Return the tokens of an `eos_token_id`: null, a number, or a list."""
     tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if isinstance(token, int) and token >= 0)
 
@@ -228,7 +229,7 @@ class _Reader(ConfigFields):
         super().__init__(raw, name, _UNSUPPORTED_HINT)
 
     def family(self) -> Family:
-        """Return the family of the first supported class. Raises ModelInvalid if there is none."""
+        """Return the family of the first supported class. Raises ModelInvalid without one."""
         listed = self.raw.get("architectures")
         classes = [str(name) for name in listed] if isinstance(listed, list) else []
         by_class = {name: family for family in families() for name in family.classes}
@@ -320,8 +321,8 @@ class _Reader(ConfigFields):
     def head_dim(self, default: int) -> int:
         head_dim = self.integer("head_dim", default)
         if head_dim not in HEAD_DIMENSIONS:
-            possible = ", ".join(map(str, HEAD_DIMENSIONS))
-            raise self.unsupported(f"heads of {head_dim} columns ({possible} are possible)")
+            supported = ", ".join(map(str, HEAD_DIMENSIONS))
+            raise self.unsupported(f"heads of {head_dim} columns (supported: {supported})")
         return head_dim
 
     def activation(self) -> Activation:

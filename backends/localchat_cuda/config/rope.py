@@ -192,7 +192,9 @@ def read_rotations(fields: ConfigFields, head_dim: int, context: int) -> Rotatio
     elif fields.raw.get("rope_local_base_freq") is not None:
         windowed = {"rope_theta": fields.number("rope_local_base_freq", 10000.0)}
     rotation = _read(fields, section, head_dim, context)
-    windowed_rotation = _read(fields, windowed, head_dim, context) if windowed else None
+    windowed_rotation: Rotation | None = None
+    if windowed:
+        windowed_rotation = _read(fields, windowed, head_dim, context)
     if windowed_rotation == rotation:
         windowed_rotation = None
     scaled_context = 0

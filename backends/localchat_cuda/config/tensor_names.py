@@ -22,7 +22,7 @@ def canonical_name(name: str) -> str:
 
 
 def is_in_layers(name: str, layers: int) -> bool:
-    """Return False for tensors of layers beyond the last one, where a prediction head may be stored."""
+    """Return False for tensors of layers beyond the last one, such as a prediction head's."""
     before, _, after = canonical_name(name).partition("model.layers.")
     number = after.split(".", 1)[0]
     return bool(before) or not number.isdigit() or int(number) < layers

@@ -1,16 +1,16 @@
-"""Operations of a decoder layer for one step, over a paged KV cache; architectures are written with them.
+"""Operations of a decoder layer for one step, over a paged KV cache.
 
 Letters: T tokens of the step, S partial sums, N output and K input features, H query heads, J key/value
 heads, D head dimension, P tokens whose logits are computed.
 
-A gemm leaves partial sums [S, T, N]; the operation after it adds them up. The residual is fp32 and stays
-here. Two classes do the same with different activations: `DenseLayers` keeps [T, K] in the model's dtype,
-`PackedLayers` (packed.py) the rows that gemms of packed weights read, with 1/rms left to the gemm
-(kernels/int4/activations.py).
-Each runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
+A gemm returns partial sums [S, T, N], and the next operation adds them up. The residual is fp32 and stays here.
+Two classes differ in their activations. Those of `DenseLayers` are [T, K] in the model's dtype. Those of
+`PackedLayers` (packed.py) are the rows that gemms of packed weights read, and the gemm divides them by their
+rms (kernels/int4/activations.py). Each class runs the kernels, or with `kernels` False their plain-torch
+references, on a CPU and in tests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -48,19 +48,20 @@ from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import LayerInputs
 
 X = TypeVar("X")
+Call = TypeVar("Call", bound=Callable[..., object])
 _HALF_POWER = 0.5**0.5
-"""Keeps the power of a sum of two that have as much."""
+"""Factor that keeps the power of a sum of two equally powerful terms."""
 
 
 class Layers(Protocol[X]):
-    """Operations that an architecture's forward pass calls. `X`: activations that a gemm reads."""
+    """Operations of an architecture's forward pass. `X`: activations that a gemm reads."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> X:
-        """Set the residual to rows of the table [vocabulary, K]; norm it with `gain` [K], if there is one."""
+        """Set the residual to rows of the table [vocabulary, K]. Norm it with `gain` [K] unless None."""
         ...
 
     def gemm(self, x: X, weight: Weight) -> torch.Tensor:
-        """Partial sums [S, T, N] of x w^T."""
+        """Return partial sums [S, T, N] of x w^T."""
         ...
 
     def attend(
@@ -71,12 +72,13 @@ class Layers(Protocol[X]):
         norms: HeadNorms | None,
         sinks: torch.Tensor | None = None,
     ) -> X:
-        """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]. In the last layer [P, H*D]
-        if P is small, and everything after it has as many rows."""
+        """Rotate, write keys and values to the pages of `layer`, and attend: [T, H*D].
+
+        The last layer returns [P, H*D] if P is small. All later operations then have as many rows."""
         ...
 
     def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> X:
-        """Norm the first columns of partial sums [S, T, ..], as many as `gain` [Q] has."""
+        """Norm the first Q columns of partial sums [S, T, ..] with `gain` [Q]."""
         ...
 
     def attend_latent(
@@ -87,9 +89,10 @@ class Layers(Protocol[X]):
         kv: torch.Tensor,
         layer: int,
     ) -> X:
-        """As `attend`, over latents (kernels/latent.py): of partial sums q [S, T, H*(N+E)] and `latents`
-        [S, T, ..], which end with the latent and its rotated key. `gain`: of the latent's norm; `kv`: as
-        LayerWeights has it. The result has H*V columns."""
+        """Attend over latents (kernels/latent.py), otherwise like `attend`: [T, H*V].
+
+        `q`: partial sums [S, T, H*(N+E)]. `latents`: partial sums [S, T, ..] that end with the latent and its
+        rotated key. `gain`: of the latent's norm. `kv`: see LayerWeights."""
         ...
 
     def add_norm(
@@ -99,12 +102,14 @@ class Layers(Protocol[X]):
         post: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> X:
-        """Add partial sums (normed with `post` first, if given) to the residual; norm the sum with `gain`.
-        Where there is a `post`, the sum is multiplied by `scale`, and not normed without `gain`."""
+        """Add partial sums to the residual, and norm the result with `gain`.
+
+        `post`: norm of the partial sums before they are added. With it, the result is multiplied by `scale`,
+        and not normed if `gain` is None."""
         ...
 
     def gemm_act_mul(self, x: X, weight: Weight) -> X:
-        """act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
+        """Return act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
         ...
 
     def run_experts(
@@ -114,21 +119,23 @@ class Layers(Protocol[X]):
         weights: experts.Experts,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Add partial sums, if any, and their bias to the residual, norm the sum with `gain`, and compute the
-        experts of each row: partial sums [S, T, K]."""
+        """Compute the experts of each row: partial sums [S, T, K].
+
+        Before, add partial sums y and their bias to the residual, if any, and norm it with `gain`."""
         ...
 
     def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Sum [1, T, K] in fp32 of partial sums [S, T, K], each normed with its gain [K]."""
+        """Norm partial sums [S, T, K] with their gains [K], and add them: fp32 [1, T, K]."""
         ...
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
-        """What layers read of a second embedding, and of the first one's table: [T, L, P] in the model's dtype.
-        Not of the residual, which a first gemm may still have to write."""
+        """Combine a second embedding and a projection of the first one: [T, L, P] in the model's dtype.
+
+        Reads the table, not the residual, because the first gemm may not have written that yet."""
         ...
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> X:
-        """act(y) * other, of partial sums y [S, T, K] and `other` [T, K]."""
+        """Return act(y) * other of partial sums y [S, T, K] and `other` [T, K]."""
         ...
 
     def finish(
@@ -138,12 +145,14 @@ class Layers(Protocol[X]):
         post: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        """As add_norm, but only the last states [P, K] that the head reads."""
+        """Like add_norm, but return only the last states [P, K] that the head reads."""
         ...
 
 
 class LayersBase:
-    """Attention and the end of a step, which both kinds of layers share."""
+    """Attention and the end of a step, which both kinds of layers share.
+
+    Size: all operations share the state of one step: residual, pages and rows."""
 
     def __init__(
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
@@ -156,33 +165,39 @@ class LayersBase:
         self.dtype = pages.dtype
         self.tokens = inputs.ids.shape[0]
         self.logits_indices = inputs.logits_indices
-        """Tokens whose last states are needed; None: all that rows are left of."""
+        """Tokens whose last states are needed; None: all remaining rows."""
         self.residual = torch.empty(self.tokens, config.hidden, device=self.device)
         self._queries: dict[int, torch.Tensor] = {}
         self._dequantized: kv_fp8_dequant.DequantizedPages | None = None
         self.taps: tuple[int, ...] = ()
-        """Layers before which the states are kept, in `tapped`: [T, hidden] in the model's dtype, by layer."""
+        """Layers before which `tap` stores the states."""
         self.tapped: dict[int, torch.Tensor] = {}
+        """States by layer: [T, hidden] in the model's dtype."""
+
+    def implementation(self, kernel: Call, reference: Call) -> Call:
+        """Return the kernel, or its reference where kernels do not run."""
+        return kernel if self.kernels else reference
 
     def tap(self, layer: int) -> None:
-        """Keep the states before a layer that computes its first gemm, if they are wanted."""
+        """Store the states before a layer if `taps` contains it. Call before the layer's first gemm."""
         if layer in self.taps:
             self.tapped[layer] = _rounded(self.residual, self.dtype).clone()
 
     def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
-        """Rotate queries into those of the layer, and keys into their pages together with the values."""
+        """Write rotated queries to their buffer, and rotated keys and values to their pages."""
         self.tap(layer)
         pages = self.pages.layer(layer)
         if norms is not None and norms.q.shape[0] != self.config.head_dim_of(layer):
             normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
-            normalize = qk_norm.normalize if self.kernels else qk_norm.reference
+            normalize = self.implementation(qk_norm.normalize, qk_norm.reference)
             normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
             qkv = normed
             norms = None
-        call = rope.rope_store if self.kernels else rope.reference
-        call(
+        q_norm, k_norm = _weights_of(norms)
+        rope_store = self.implementation(rope.rope_store, rope.reference)
+        rope_store(
             qkv,
             self.pages.angles(layer),
             self.inputs.positions,
@@ -192,8 +207,8 @@ class LayersBase:
             pages.k,
             pages.v,
             bias=bias,
-            q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             v_norm=norms is not None and norms.values,
             eps=self.config.eps,
             columns=self.config.rotation.columns,
@@ -201,20 +216,19 @@ class LayersBase:
         )
 
     def _tables(self, layer: int) -> torch.Tensor:
-        """Block tables of the pages of a layer."""
-        inputs = self.inputs
+        """Return the block tables of a layer's pages."""
         if self.pages.windowed(layer):
-            return inputs.window_tables
-        return inputs.block_tables
+            return self.inputs.window_tables
+        return self.inputs.block_tables
 
     def _batch(self, batch: AttentionBatch, layer: int) -> AttentionBatch:
-        """Sequences of the step with the block tables of a layer."""
+        """Return the sequences of the step with a layer's block tables."""
         if not self.pages.windowed(layer):
             return batch
         return replace(batch, tables=self.inputs.window_tables)
 
     def queries(self, layer: int) -> torch.Tensor:
-        """Room for the queries of a layer, [T, H, D]: layers of one head dimension share it."""
+        """Return the buffer of a layer's queries, [T, H, D]. Layers with equal D share it."""
         d = self.config.head_dim_of(layer)
         if d not in self._queries:
             self._queries[d] = torch.empty(
@@ -223,9 +237,10 @@ class LayersBase:
         return self._queries[d]
 
     def normed_latent(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """The norm [T, Q] of the first columns of partial sums, in the model's dtype."""
+        """Norm the first Q columns of partial sums: [T, Q] in the model's dtype."""
         out = torch.empty(self.tokens, len(gain), dtype=self.dtype, device=self.device)
-        (latent.norm if self.kernels else latent.norm_reference)(y, gain, out, LATENT_EPS)
+        norm = self.implementation(latent.norm, latent.norm_reference)
+        norm(y, gain, out, LATENT_EPS)
         return out
 
     def latent_attention(
@@ -236,16 +251,16 @@ class LayersBase:
         kv: torch.Tensor,
         layer: int,
     ) -> torch.Tensor:
-        """Attention over latents, [T, H*V] in the model's dtype."""
+        """Attend over latents: [T, H*V] in the model's dtype."""
         self.tap(layer)
         shape = self.config.latent
         queries = self.queries(layer)
         assert shape is not None
-        plain, out = (
-            torch.empty(self.tokens, self.config.heads, n, dtype=self.dtype, device=self.device)
-            for n in (shape.plain, shape.value)
-        )
-        (latent.store if self.kernels else latent.store_reference)(
+        heads = self.tokens, self.config.heads
+        plain = torch.empty(*heads, shape.plain, dtype=self.dtype, device=self.device)
+        out = torch.empty(*heads, shape.value, dtype=self.dtype, device=self.device)
+        store = self.implementation(latent.store, latent.store_reference)
+        store(
             q,
             latents,
             gain,
@@ -259,18 +274,19 @@ class LayersBase:
             LATENT_EPS,
             neighbours=shape.neighbours,
         )
-        # Batches of products, one a head, for which the library has kernels for any number of rows. They read
-        # 2 % of what a token of DeepSeek-V2-Lite reads, 7 % of GLM-4.7-Flash: no kernel of our own, so far.
-        by_head = plain.transpose(0, 1), queries[..., : shape.kv_rank].transpose(0, 1)
-        torch.bmm(by_head[0], kv[:, : shape.plain], out=by_head[1])
-        found = self.attention(layer, None).view(self.tokens, -1, shape.kv_rank).transpose(0, 1)
-        torch.bmm(found, kv[:, shape.plain :].transpose(1, 2), out=out.transpose(0, 1))
+        # The library has kernels for batches of products, one per head, of any number of rows. These products
+        # read 2 % of the bytes of a token of DeepSeek-V2-Lite, and 7 % of GLM-4.7-Flash, too little for a
+        # kernel of our own.
+        latent_queries = queries[..., : shape.kv_rank].transpose(0, 1)
+        torch.bmm(plain.transpose(0, 1), kv[:, : shape.plain], out=latent_queries)
+        attended = self.attention(layer, None).view(self.tokens, -1, shape.kv_rank).transpose(0, 1)
+        torch.bmm(attended, kv[:, shape.plain :].transpose(1, 2), out=out.transpose(0, 1))
         return out.view(self.tokens, -1)
 
     def decode_attention(
         self, rules: attention_reference.Rules, layer: int
     ) -> decode_attention.Partials:
-        """Attention of the decode part, which comes first."""
+        """Attend with the rows that decode, which come first."""
         part = self.inputs.decode
         assert part is not None
         k, v, exponents = self.pages.layer(layer)
@@ -291,7 +307,7 @@ class LayersBase:
         return partials
 
     def only_decodes(self, layer: int) -> bool:
-        """True if kernels run, and all rows of the step are the decode part's and stay."""
+        """Return True if kernels run, all rows of the step decode, and none is dropped."""
         decode = self.inputs.decode
         all_rows = decode is not None and decode.tokens == self.tokens
         return self.kernels and all_rows and not self.drops_rows(layer)
@@ -304,21 +320,22 @@ class LayersBase:
         norms: HeadNorms | None,
         sinks: torch.Tensor | None,
     ) -> Partials:
-        """Store keys and values and attend, in a step that only decodes."""
+        """Store keys and values, and attend in a step that only decodes."""
         part = self.inputs.decode
         pages = self.pages.layer(layer)
         config = self.config
         assert part is not None
         rules = self.rules(layer, sinks)
         d = config.head_dim_of(layer)
-        headed = norms is None or (norms.q.shape[0] == d and not norms.values)
-        fused = part.one_page and decode_fused.serves(
+        fits_norms = norms is None or (norms.q.shape[0] == d and not norms.values)
+        fits_shape = part.one_page and decode_fused.serves(
             qkv, config.heads, d, pages.k, pages.exponents
         )
-        if not (headed and fused):
+        if not (fits_norms and fits_shape):
             self.store_kv(qkv.contiguous(), layer, bias, norms)
             return self.decode_attention(rules, layer)
         self.tap(layer)
+        q_norm, k_norm = _weights_of(norms)
         partials = Partials.empty(part.splits, part.tokens, config.heads, d, self.device)
         decode_fused.store_and_attend(
             qkv,
@@ -330,22 +347,22 @@ class LayersBase:
             rules,
             dtype=self.dtype,
             bias=bias,
-            q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             eps=config.eps,
             columns=config.rotation.columns,
         )
         return partials
 
     def rules(self, layer: int, sinks: torch.Tensor | None) -> attention_reference.Rules:
-        """Scale, window, soft cap and sinks of a layer's attention."""
+        """Return scale, window, soft cap and sinks of a layer's attention."""
         config = self.config
         return attention_reference.Rules(
             config.attention_scale, config.window(layer), config.attention_cap, sinks
         )
 
     def attention(self, layer: int, sinks: torch.Tensor | None) -> torch.Tensor:
-        """Attention of all sequences, [T, H*D] in the model's dtype."""
+        """Attend with all sequences: [T, H*D] in the model's dtype."""
         rules = self.rules(layer, sinks)
         if not self.kernels:
             k, v, exponents = self.pages.layer(layer)
@@ -369,12 +386,13 @@ class LayersBase:
     def prefill_attention(
         self, part: PrefillBatch, rules: attention_reference.Rules, layer: int, out: torch.Tensor
     ) -> None:
-        """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
+        """Attend with the prompt chunks, and write their rows of `out` [T, H, D]."""
         k, v, exponents = self.pages.layer(layer)
         batch = self._batch(part.batch, layer)
         sources = part.dequant_pages
         if sources is not None and exponents is not None:
-            if self._dequantized is None:  # one for all layers: each reads what it has just written
+            if self._dequantized is None:
+                # One pool serves all layers: each layer reads what it has just written.
                 self._dequantized = kv_fp8_dequant.DequantizedPages.empty(
                     sources.shape[0],
                     k.shape[1],
@@ -401,22 +419,28 @@ class LayersBase:
         )
 
     def drops_rows(self, layer: int) -> bool:
-        """True if this layer's attention is followed only by rows whose logits are computed.
+        """Return True if only rows with logits continue after this layer's attention.
 
-        So it is in the last layer, if they are at most half of all rows. Of 28 layers that saves a prompt a
-        28th of the work after attention."""
+        That applies to the last layer, if at most half of the rows have logits. With 28 layers it saves a
+        prompt 1/28 of the work after attention."""
         last = layer == self.config.layers - 1
         indices = self.logits_indices
         return last and indices is not None and 2 * indices.shape[0] <= self.tokens
 
     def drop_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of x [T, K] whose logits are computed; the residual keeps the same ones."""
+        """Reduce x [T, K] and the residual to the rows with logits."""
         indices = self.logits_indices
         self.logits_indices = None
         assert indices is not None
         self.tokens = indices.shape[0]
         self.residual = self.residual[indices]
         return x[indices]
+
+    def rows_after(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return the rows of x [T, K] that continue after a layer's attention."""
+        if self.drops_rows(layer):
+            return self.drop_rows(x)
+        return x
 
     def run_experts(
         self,
@@ -429,28 +453,29 @@ class LayersBase:
             return experts.reference(self.normed(y, self.residual, gain, bias=bias), weights)
         rows = self.residual.shape[0]
         if rows <= experts.FEW_ROWS:
-            y = self.residual.new_empty(0, *self.residual.shape) if y is None else y
-            found, self.residual = experts.apply_few(
+            if y is None:
+                y = self.residual.new_empty(0, *self.residual.shape)
+            sums, self.residual = experts.apply_few(
                 y, self.residual, gain, weights, self.config.eps, bias
             )
-            return found
+            return sums
         packed = experts.packed_rows(rows, weights, self.device)
         return experts.apply_many(
             self.normed(y, self.residual, gain, packed=packed, bias=bias), packed, weights
         )
 
     def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        found = torch.zeros_like(self.residual)
+        total = torch.zeros_like(self.residual)
         for y, gain in parts:
-            self.normed(y, found, None, gain)
-        return found[None]
+            self.normed(y, total, None, gain)
+        return total[None]
 
     def with_gate(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Gate and up [1, T, 2K] fp32: partial sums y [S, T, K], and `other` [T, K]."""
+        """Join partial sums y [S, T, K] and `other` [T, K] to gate and up: [1, T, 2K] fp32."""
         return torch.cat((y.float().sum(0), other.float()), 1)[None]
 
-    def kept(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows of x [.., T, K] that are left, of a step whose other rows may have been dropped."""
+    def remaining_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows of x [.., T, K] that the step has not dropped."""
         if x.shape[-2] == self.tokens:
             return x
         assert self.inputs.logits_indices is not None
@@ -458,7 +483,7 @@ class LayersBase:
 
     @property
     def embedding_scale(self) -> float:
-        """Rounded to the model's dtype where its reference implementation does that."""
+        """Factor of embeddings, rounded to the model's dtype if the reference implementation rounds it."""
         if not self.config.rounds_embedding_scale:
             return self.config.embedding_scale
         return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
@@ -470,20 +495,22 @@ class LayersBase:
             self.residual.mul_(self.embedding_scale)
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
-        own = self.config.gemma
+        gemma = self.config.gemma
         ids = self.inputs.ids.long()
-        assert own is not None
-        shape = self.tokens, self.config.layers, own.input_columns
-        scale = float(torch.tensor(own.input_columns**0.5, dtype=self.dtype))
-        # Tokens that stand for images and sounds have no row of their own; `where` would copy its 0 to the
-        # device, which no graph can capture.
-        held = inputs.table[ids * (ids < own.input_vocabulary)].view(shape).float() * scale
+        assert gemma is not None
+        shape = self.tokens, self.config.layers, gemma.input_columns
+        scale = float(torch.tensor(gemma.input_columns**0.5, dtype=self.dtype))
+        # Tokens of images and sounds have no row. They use row 0 by a product, because `where` would copy its 0
+        # to the device, and graphs cannot capture that.
+        rows = ids * (ids < gemma.input_vocabulary)
+        embedded = inputs.table[rows].view(shape).float() * scale
         x = (table[ids].float() * self.embedding_scale).to(self.dtype)
         projected = dense_gemm(x, inputs.projection, kernels=self.kernels).view(shape).float()
-        # The projection is divided by the root of the hidden columns, which a norm notices by its eps alone.
+        # The reference divides the projection by the root of the hidden columns. A norm cancels such a factor,
+        # except in its eps.
         eps = self.config.eps * self.config.hidden
         inverse = torch.rsqrt(projected.square().mean(-1, keepdim=True) + eps)
-        mixed = projected * inverse * inputs.norm.float() + held
+        mixed = projected * inverse * inputs.norm.float() + embedded
         return (mixed * _HALF_POWER).to(self.dtype)
 
     def finish(
@@ -509,30 +536,39 @@ class LayersBase:
         bias: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`, `bias`:
-        as rms_norm.add_norm has them; `scale`: as rms_norm_post.post_norm has it. Without `gain` the sum is not
-        normed: of y and `post`, or of neither."""
+        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype.
+
+        `gain`: None leaves the sum as it is, which is possible with `post` or without y.
+        `packed`, `bias`: see rms_norm.add_norm. `scale`: see rms_norm_post.post_norm."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
         eps = self.config.eps
         if y is not None and post is not None:
-            both = rms_norm_post.post_norm if self.kernels else rms_norm_post.reference
-            both(y, residual, post, gain, out, eps, scale)
+            post_norm = self.implementation(rms_norm_post.post_norm, rms_norm_post.reference)
+            post_norm(y, residual, post, gain, out, eps, scale)
         elif gain is not None:
-            call = rms_norm.add_norm if self.kernels else rms_norm.reference
-            call(y, residual, gain, out, eps, packed, bias)
+            add_norm = self.implementation(rms_norm.add_norm, rms_norm.reference)
+            add_norm(y, residual, gain, out, eps, packed, bias)
         else:
             assert y is None, "partial sums without a norm"
             out.copy_(residual)
         return out
 
 
+def _weights_of(norms: HeadNorms | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if norms is None:
+        return None, None
+    return norms.q, norms.k
+
+
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x in `dtype`, values beyond the range of fp16 as its ends."""
-    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
+    """Return x in `dtype`. Values beyond the range of fp16 become its largest number."""
+    if dtype == torch.float16:
+        x = x.clamp(-65504.0, 65504.0)
+    return x.to(dtype)
 
 
 class DenseLayers(LayersBase):
-    """Activations [T, K] in the model's dtype, for weights of any kind, also mixed."""
+    """Layers with activations [T, K] in the model's dtype, for weights of any kinds."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
         self.embed_residual(table)
@@ -545,7 +581,7 @@ class DenseLayers(LayersBase):
             )
         if isinstance(weight, torch.Tensor):
             return dense_gemm(x, weight, kernels=self.kernels)[None]
-        # What is added to the residual is as wide.
+        # An output as wide as the residual is added to it.
         added = weight.features_out == self.config.hidden
         if isinstance(weight, ggml.GgmlWeight):
             return ggml.gemm(x, weight, kernels=self.kernels, wide=added)
@@ -560,7 +596,7 @@ class DenseLayers(LayersBase):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = self._attended(qkv, layer, bias, norms, sinks)
-        return self.drop_rows(out) if self.drops_rows(layer) else out
+        return self.rows_after(out, layer)
 
     def _attended(
         self,
@@ -590,16 +626,16 @@ class DenseLayers(LayersBase):
         layer: int,
     ) -> torch.Tensor:
         out = self.latent_attention(q, latents, gain, kv, layer)
-        return self.drop_rows(out) if self.drops_rows(layer) else out
+        return self.rows_after(out, layer)
 
     def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:
-        """As `attend`, of sums with a gate [H*D] after the values, whose sigmoid multiplies the result."""
+        """Attend like `attend`, and multiply by the sigmoid of gates [H*D], which follow the values."""
         gates = self.config.heads * self.config.head_dim
-        found = self._attended(qkvg[..., :-gates], layer, None, norms, None)
-        out = torch.empty_like(found)
-        heads = found.view(self.tokens, self.config.heads, self.config.head_dim)
+        attended = self._attended(qkvg[..., :-gates], layer, None, norms, None)
+        out = torch.empty_like(attended)
+        heads = attended.view(self.tokens, self.config.heads, self.config.head_dim)
         self._gate(heads, qkvg[..., -gates:], None, out)
-        return self.drop_rows(out) if self.drops_rows(layer) else out
+        return self.rows_after(out, layer)
 
     def run_delta_net(
         self,
@@ -608,8 +644,9 @@ class DenseLayers(LayersBase):
         weights: delta_net.DeltaNetWeights,
         layer: int,
     ) -> torch.Tensor:
-        """Compute the gemms `qkvz` and `ba` of a delta net (one `qkvz` may hold both), change the states of
-        `layer`, and norm the output: [T, H*V], rows as in `attend`."""
+        """Run a delta net, update the states of `layer`, and norm the output: [T, H*V], rows as in `attend`.
+
+        The gemms are `qkvz` and `ba`, or one `qkvz` with the rows of both."""
         self.tap(layer)
         shape = self.config.delta_net
         states = self.pages.states
@@ -618,24 +655,25 @@ class DenseLayers(LayersBase):
         assert states is not None
         assert inputs.tokens is not None
         qkvz = self.gemm(x, linears["qkvz"])
-        ba = self.gemm(x, linears["ba"]) if "ba" in linears else qkvz[..., shape.columns :]
+        if "ba" in linears:
+            ba = self.gemm(x, linears["ba"])
+        else:
+            ba = qkvz[..., shape.columns :]
         projection = delta_net.Projection(qkvz, ba)
-        own = states.layer(layer)
+        layer_states = states.layer(layer)
         out = torch.empty(
             self.tokens, shape.value_heads, shape.value_dim, dtype=self.dtype, device=self.device
         )
         if self.kernels:
             decode = None if inputs.decode is None else inputs.decode.batch
             delta_net.apply(
-                projection, weights, own, inputs.tokens, decode, self._chunked_part(), out
+                projection, weights, layer_states, inputs.tokens, decode, self._chunked_part(), out
             )
         else:
-            delta_net.reference(projection, weights, own, inputs.tokens, inputs.batch, out)
+            delta_net.reference(projection, weights, layer_states, inputs.tokens, inputs.batch, out)
         normed = torch.empty(self.tokens, shape.values, dtype=self.dtype, device=self.device)
         self._gate(out, qkvz[..., shape.channels : shape.columns], weights.norm, normed)
-        if self.drops_rows(layer):
-            return self.drop_rows(normed)
-        return normed
+        return self.rows_after(normed, layer)
 
     def _chunked_part(self) -> delta_net.ChunkedPart | None:
         prefill = self.inputs.prefill
@@ -646,8 +684,8 @@ class DenseLayers(LayersBase):
     def _gate(
         self, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
     ) -> None:
-        call = gated_norm.gate if self.kernels else gated_norm.reference
-        call(x, z, weight, out, self.config.eps)
+        gate = self.implementation(gated_norm.gate, gated_norm.reference)
+        gate(x, z, weight, out, self.config.eps)
 
     def add_norm(
         self,
@@ -661,23 +699,27 @@ class DenseLayers(LayersBase):
     def gemm_act_mul(
         self, x: torch.Tensor, weight: Weight, cutoff: float | None = None
     ) -> torch.Tensor:
-        """`cutoff`: of gates, as activation.act_and_mul has it."""
+        """Return act(gate) * up of x w^T. `cutoff`: of gates, see activation.act_and_mul."""
         if isinstance(weight, w4_pack.W4):
-            found = int4.gemm_of(x, weight, kernels=self.kernels)
-            return self._activated(found, cutoff=cutoff)
-        return self._activated(self.gemm(x, weight), cutoff=cutoff)
+            gate_up = int4.gemm_of(x, weight, kernels=self.kernels)
+        else:
+            gate_up = self.gemm(x, weight)
+        return self._activated(gate_up, cutoff=cutoff)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self._activated(y, self.kept(other))
+        return self._activated(y, self.remaining_rows(other))
 
     def _activated(
         self, gate_up: torch.Tensor, up: torch.Tensor | None = None, cutoff: float | None = None
     ) -> torch.Tensor:
-        """act(gate) * up of partial sums [S, T, 2K], or of those of gate [S, T, K] alone and `up` [T, K]."""
+        """Return act(gate) * up of partial sums [S, T, 2K].
+
+        `up` [T, K]: the partial sums are of the gate alone, [S, T, K]."""
         gelu = self.config.activation == "gelu_tanh"
         if not self.kernels:
-            both = gate_up if up is None else self.with_gate(gate_up, up)
-            return _rounded(activation.reference(both, gelu=gelu, cutoff=cutoff), self.dtype)
+            if up is not None:
+                gate_up = self.with_gate(gate_up, up)
+            return _rounded(activation.reference(gate_up, gelu=gelu, cutoff=cutoff), self.dtype)
         columns = gate_up.shape[2] // 2 if up is None else up.shape[1]
         out = torch.empty(self.tokens, columns, dtype=self.dtype, device=self.device)
         activation.act_and_mul(gate_up, out, gelu=gelu, up=up, cutoff=cutoff)

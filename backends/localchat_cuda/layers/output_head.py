@@ -1,4 +1,4 @@
-"""Logits of last states, by an output head of any format; and gemms of floating weights.
+"""Computes logits with an output head of any format, and gemms of floating weights.
 
 Letters: P rows, K columns, N output features.
 """
@@ -17,29 +17,32 @@ def compute_logits(
     kernels: bool,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Logits fp32 [P, vocabulary] of last states x [P, K], with `cap` as in ModelConfig.head_cap. `out`: where
-    to write them.
+    """Return the logits fp32 [P, vocabulary] of last states x [P, K].
 
-    2 to 64 rows go through the library on a GPU (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to
-    351 of our kernel inside a step)."""
+    `cap`: see ModelConfig.head_cap. `out`: buffer for the logits. On a GPU, more than one row goes through the
+    library. For 2 to 64 rows of 152,064 x 3,584 it takes 259 to 273 us on an H200, and our kernel 293 to 351 us
+    inside a step."""
     if isinstance(head, w8_pack.W8):
-        found = fp8_int8.logits(x, head, kernels=kernels, out=out)
+        logits = fp8_int8.logits(x, head, kernels=kernels, out=out)
     elif isinstance(head, ggml.GgmlWeight):
-        found = ggml.logits(x, head, kernels=kernels, out=out)
+        logits = ggml.logits(x, head, kernels=kernels, out=out)
     elif kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
-        found = torch.mm(x, head.t(), out_dtype=torch.float32, out=out)
+        logits = torch.mm(x, head.t(), out_dtype=torch.float32, out=out)
     else:
-        found = dense_gemm(x, head, kernels=kernels, out=out).float()
-    if out is not None and found.data_ptr() != out.data_ptr():
-        found = out.copy_(found)
-    return found.div_(cap).tanh_().mul_(cap) if cap else found
+        logits = dense_gemm(x, head, kernels=kernels, out=out).float()
+    if out is not None and logits.data_ptr() != out.data_ptr():
+        logits = out.copy_(logits)
+    if cap:
+        logits.div_(cap).tanh_().mul_(cap)
+    return logits
 
 
 def dense_gemm(
     x: torch.Tensor, weight: torch.Tensor, *, kernels: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x w^T: in fp32 from the kernel and the reference, in the model's dtype from the library. `out`: where the
-    kernel writes."""
+    """Return x w^T, in fp32, or from the library in the model's dtype.
+
+    `out`: buffer for the result of the kernel."""
     rows = x.shape[0]
     if not kernels:
         return skinny_gemm.reference(x, weight)

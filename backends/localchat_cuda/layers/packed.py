@@ -1,4 +1,7 @@
-"""Operations of a decoder layer over packed weights, in steps of few rows; letters as in layers.py."""
+"""Operations of a decoder layer over packed weights, in steps of few rows.
+
+Letters: see dense.py.
+"""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,23 +19,23 @@ from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
-"""A weight whose gemms of few rows read packed activations."""
+"""Weight whose gemms of few rows read packed activations."""
 
 
 class PackedActivations:
-    """Activations of one gemm, written when its weight, and so their order and groups, are known."""
+    """Activations of one gemm, written once its weight decides their order and groups."""
 
     def __init__(
         self,
         write: Callable[[PackedWeight], w4_activations.Rows],
         squares: torch.Tensor | None = None,
     ) -> None:
-        """`squares` [T, K / 128]: sums of squares, from which the gemm takes the rms of a row to divide by."""
+        """`squares` [T, K / 128]: sums of squares, with which the gemm divides each row by its rms."""
         self._write: Callable[[PackedWeight], w4_activations.Rows] | None = write
         self.squares = squares
 
     def rows(self, weight: PackedWeight) -> w4_activations.Rows:
-        """Write them, once: writing may add to the residual. In the order and for the groups of `weight`."""
+        """Write the activations in the order and groups of `weight`. Call once: it may change the residual."""
         write = self._write
         self._write = None
         assert write is not None, "a second gemm of the same activations"
@@ -40,13 +43,14 @@ class PackedActivations:
 
 
 class PackedLayers(LayersBase):
-    """Activations as gemms of packed weights read them: steps of at most ModelWeights.packed_rows tokens."""
+    """Layers with packed activations, for steps of at most ModelWeights.packed_rows tokens."""
 
     def __init__(
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
     ) -> None:
         super().__init__(config, inputs, pages, kernels=kernels)
         self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
+        self._prepare = self.implementation(w4_activations.prepare, w4_activations.reference)
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
         if gain is None:
@@ -77,7 +81,7 @@ class PackedLayers(LayersBase):
         sinks: torch.Tensor | None = None,
     ) -> PackedActivations:
         if self.only_decodes(layer):
-            # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
+            # Merging the partial sums also writes the rows of the next gemm, which saves a kernel.
             partials = self.decode_partials(qkv, layer, bias, norms, sinks)
 
             def merge(reader: PackedWeight) -> w4_activations.Rows:
@@ -121,13 +125,12 @@ class PackedLayers(LayersBase):
         if post is None:
             return self._write_packed("norm", y, gain)
         eps = self.config.eps
-        first = post
         squares = self._squares()
-        call = rms_norm_post.prepare if self.kernels else rms_norm_post.prepare_reference
+        prepare = self.implementation(rms_norm_post.prepare, rms_norm_post.prepare_reference)
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
-            call(y, self.residual, first, gain, rows, squares, eps, scale, order=reader.order)
+            prepare(y, self.residual, post, gain, rows, squares, eps, scale, order=reader.order)
             return rows
 
         return PackedActivations(write, squares)
@@ -152,20 +155,18 @@ class PackedLayers(LayersBase):
                 )
                 return rows
             sums = self._multiply(read, weight, x.squares)
-            call = w4_activations.prepare if self.kernels else w4_activations.reference
-            call("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
+            self._prepare("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
             return rows
 
         return PackedActivations(write)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> PackedActivations:
-        both = self.with_gate(y, self.kept(other))
+        gate_up = self.with_gate(y, self.remaining_rows(other))
         gelu = self.config.activation == "gelu_tanh"
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader, activated=True)
-            call = w4_activations.prepare if self.kernels else w4_activations.reference
-            call("act_and_mul", both, rows, gelu=gelu, order=reader.order)
+            self._prepare("act_and_mul", gate_up, rows, gelu=gelu, order=reader.order)
             return rows
 
         return PackedActivations(write)
@@ -176,24 +177,28 @@ class PackedLayers(LayersBase):
         source: torch.Tensor,
         gain: torch.Tensor | None = None,
     ) -> PackedActivations:
-        call = w4_activations.prepare if self.kernels else w4_activations.reference
-        squares = None if gain is None else self._squares()
+        squares: torch.Tensor | None = None
+        residual: torch.Tensor | None = None
+        if gain is not None:
+            squares = self._squares()
+            residual = self.residual
         embeds = mode == "embed"
 
         def factor(rows: w4_activations.Rows) -> float:
             if embeds:
                 return self.embedding_scale
-            scaled = mode == "norm" and isinstance(rows, w4_activations.HalfRows)
-            return w4_activations.HALF_RESIDUAL if scaled else 1.0
+            if mode == "norm" and isinstance(rows, w4_activations.HalfRows):
+                return w4_activations.HALF_RESIDUAL
+            return 1.0
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
-            call(
+            self._prepare(
                 mode,
                 source,
                 rows,
                 ids=self.inputs.ids if embeds else None,
-                residual=None if gain is None else self.residual,
+                residual=residual,
                 weight=gain,
                 squares=squares,
                 factor=factor(rows),
@@ -208,9 +213,11 @@ class PackedLayers(LayersBase):
         return torch.empty(self.tokens, self.config.hidden // w4_pack.BLOCK_K, device=self.device)
 
     def _rows(self, reader: PackedWeight, *, activated: bool = False) -> w4_activations.Rows:
-        """One buffer per width and group of the weight that reads it: a gemm has read it before the next kernel
-        writes it, and its padding is zeroed once. `activated` rows have buffers of their own: the gemm that
-        writes them still reads others, which may be as wide."""
+        """Return the buffer of activations for weights of this width and group.
+
+        Activations share a buffer, because a gemm has read them before the next kernel writes, and its padding
+        is zeroed once. `activated` rows need another buffer: the gemm that writes them still reads the
+        first."""
         key = reader.features_in, reader.group, activated
         if key not in self._buffers:
             self._buffers[key] = int4.empty_activations(

@@ -1,7 +1,9 @@
-"""Streams of a Gemma 3n's residual during one step; letters as in kernels/altup.py.
+"""Streams of a Gemma 3n's residual during one step.
 
-Layers compute with the first stream, and the others follow by alternating updates. They begin as projections of
-the embeddings, and end as one state: the mean of their projections, all as large as the first.
+Layers compute with the first stream, and alternating updates correct the others. Streams start as projections
+of the embeddings. At the end, their projections are scaled to the power of the first stream and averaged.
+
+Letters: see kernels/altup.py.
 """
 
 import torch
@@ -12,30 +14,32 @@ from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.output_head import dense_gemm
 from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
-_LEAST_POWER = 1e-5
-"""Mean square of a projected row, at least."""
+_MIN_POWER = 1e-5
+"""Lower bound of the mean square of a projected row."""
 
 
 class Streams:
-    """The streams, [A, T, H] in fp32."""
+    """Streams of one step, [A, T, H] in fp32."""
 
     def __init__(self, ops: DenseLayers, weights: ModelWeights) -> None:
-        """Begin with the embeddings of the step's tokens. `ops`: whose residual is that of one layer only."""
+        """Start from the embeddings of the step's tokens. `ops`: its residual is the one of a single layer."""
         assert weights.streams is not None
         self._ops = ops
         self._weights = weights.streams
         ops.embed_residual(weights.embedding)
         x = ops.residual.to(ops.dtype)
-        projected = [dense_gemm(x, each, kernels=ops.kernels) for each in self._weights.begin]
-        self._streams = _as_large(torch.stack((ops.residual, *projected)))
+        projected = [
+            dense_gemm(x, projection, kernels=ops.kernels) for projection in self._weights.begin
+        ]
+        self._streams = _with_power_of_first(torch.stack((ops.residual, *projected)))
         self._before: Added | None = None
 
     def predict(self, layer: LayerWeights) -> torch.Tensor:
-        """Begin a layer: the normed row of its attention, [T, H] in the model's dtype."""
+        """Start a layer, and return the normed rows for its attention: [T, H] in the model's dtype."""
         assert layer.altup is not None
         out = self._empty()
-        call = altup.predict if self._ops.kernels else altup.predict_reference
-        call(
+        predict = self._ops.implementation(altup.predict, altup.predict_reference)
+        predict(
             self._streams,
             layer.altup,
             layer.norms["attention"],
@@ -46,21 +50,24 @@ class Streams:
         return out
 
     def add_laurel(self, x: torch.Tensor, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """Add partial sums y of attention, and of the low-rank product of its input x; the MLP's row. Rows
-        that `ops` dropped in between go here, too."""
+        """Add attention and its low-rank product, and return the rows for the MLP.
+
+        `x`: input of attention. `y`: partial sums of attention. Rows that `ops` dropped are dropped here,
+        too."""
         ops = self._ops
         norms = layer.norms
-        self._streams = ops.kept(self._streams)
-        x = ops.kept(x)
-        left, right = (layer.linears[name] for name in ("laurel_left", "laurel_right"))
+        self._streams = ops.remaining_rows(self._streams)
+        x = ops.remaining_rows(x)
+        left = layer.linears["laurel_left"]
         assert isinstance(left, torch.Tensor)
         inner = torch.empty(len(x), len(left), dtype=ops.dtype, device=ops.device)
         inner = dense_gemm(x, left, kernels=ops.kernels, out=inner).to(ops.dtype)
         out = self._empty()
-        (altup.add_laurel if ops.kernels else altup.add_laurel_reference)(
+        add_laurel = ops.implementation(altup.add_laurel, altup.add_laurel_reference)
+        add_laurel(
             self._streams,
             Added(y, norms["post_attention"]),
-            Added(ops.gemm(inner, right), norms["post_laurel"]),
+            Added(ops.gemm(inner, layer.linears["laurel_right"]), norms["post_laurel"]),
             (norms["attention"], norms["mlp"]),
             ops.residual,
             out,
@@ -69,11 +76,12 @@ class Streams:
         return out
 
     def correct(self, y: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """Add partial sums y of the MLP; the row by which a layer reads its part of the second embedding."""
+        """Add partial sums y of the MLP, and return the second embedding's gate rows."""
         assert layer.altup is not None
         ops = self._ops
         out = self._empty()
-        (altup.correct if ops.kernels else altup.correct_reference)(
+        correct = ops.implementation(altup.correct, altup.correct_reference)
+        correct(
             self._streams,
             ops.residual,
             Added(y, layer.norms["post_mlp"]),
@@ -84,30 +92,32 @@ class Streams:
         return out
 
     def end(self, y: torch.Tensor, layer: LayerWeights) -> None:
-        """Add partial sums y to all streams but the first, at the end of a layer."""
+        """Finish a layer: add partial sums y to all streams but the first."""
         self._before = Added(y, layer.norms["post_input"])
 
     def finish(self, gain: torch.Tensor) -> torch.Tensor:
-        """Last states [P, H] that the head reads, normed with `gain`."""
+        """Return the last states [P, H] for the head, normed with `gain`."""
         ops = self._ops
         assert self._before is not None
         self._streams[1:] += ops.add_normed(self._before)
         if ops.logits_indices is not None:
             self._streams = self._streams[:, ops.logits_indices]
         projected = (
-            dense_gemm(x, each, kernels=ops.kernels)
-            for x, each in zip(self._streams[1:].to(ops.dtype), self._weights.end, strict=True)
+            dense_gemm(x, projection, kernels=ops.kernels)
+            for x, projection in zip(
+                self._streams[1:].to(ops.dtype), self._weights.end, strict=True
+            )
         )
-        found = _as_large(torch.stack((self._streams[0], *projected)))
-        return ops.normed(None, found.mean(0), gain)
+        states = _with_power_of_first(torch.stack((self._streams[0], *projected)))
+        return ops.normed(None, states.mean(0), gain)
 
     def _empty(self) -> torch.Tensor:
         ops = self._ops
         return torch.empty(ops.residual.shape, dtype=ops.dtype, device=ops.device)
 
 
-def _as_large(streams: torch.Tensor) -> torch.Tensor:
-    """The streams with the root mean square of the first, row by row; in place."""
+def _with_power_of_first(streams: torch.Tensor) -> torch.Tensor:
+    """Scale all streams in place to the first one's root mean square, row by row."""
     power = streams.square().mean(-1, keepdim=True)
-    streams[1:] *= (power[:1] / power[1:].clamp_min(_LEAST_POWER)).sqrt()
+    streams[1:] *= (power[:1] / power[1:].clamp_min(_MIN_POWER)).sqrt()
     return streams

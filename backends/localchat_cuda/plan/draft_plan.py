@@ -46,7 +46,7 @@ def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape
         config = parse_config(config_of(header), path.name)
         headers = (loaded_header(header),)
     else:
-        headers = tuple(read_safetensors(each) for each in weight_paths(path))
+        headers = tuple(read_safetensors(file_path) for file_path in weight_paths(path))
         raw = read_raw(path)
         if is_eagle(raw):
             return _eagle(path.name, raw, headers, model)
@@ -81,8 +81,8 @@ def text_tokens(config: ModelConfig, context: int) -> int:
 
 def pool_tokens(config: ModelConfig, context: int) -> int:
     """Tokens of its cache, whole pages."""
-    wanted = min(POOL_TOKENS, 2 * text_tokens(config, context))
-    return -(-wanted // PAGE_TOKENS) * PAGE_TOKENS
+    pool = min(POOL_TOKENS, 2 * text_tokens(config, context))
+    return -(-pool // PAGE_TOKENS) * PAGE_TOKENS
 
 
 def plan_of(

@@ -1,12 +1,14 @@
-"""Plans the GPU memory of a load: weights, KV pages, workspace, driver overhead. Imports no torch.
+"""Plans the GPU memory of a load: weights, KV pages, workspace and driver overhead. Imports no torch.
 
-Free memory is read at planning time; limits are absolute (`StepLimits`). If the trained context does not fit
-and the user asked for none, the plan has a shorter one and a note.
+The planner builds a frozen `GpuBudget` in stages: weights and workspace first, then the optional parts.
+`_memory_plan` turns the budget into a MemoryPlan. If the trained context does not fit and the user requested
+none, the plan has a shorter one and a note.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from localchat.errors import UsageError
 from localchat.fit.hardware import Gpu
@@ -36,55 +38,55 @@ from localchat_cuda.plan.weight_sizes import (
 )
 
 STEP_TOKENS = 2048
-"""Most tokens of a step, 50 ms for a 7B model on an H200."""
+"""Tokens of a step: 50 ms for a 7B model on an H200."""
 _LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
-"""(least bytes that may be used, tokens of a step). 4,096 take 1.4 GB for activations, 8,192 twice that; each
+"""Tokens of a step from this much free memory. 4,096 take 1.4 GB for activations, 8,192 twice that; each
 doubling dequantizes half as often."""
 OVERHEAD_BYTES = 800_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels."""
-_LEAST_GRAPH_BYTES = 150_000_000
+_MIN_GRAPH_BYTES = 150_000_000
 _GRAPH_SHARE = 50
 LOGIT_ROWS = 64
-"""Rows of logits at once, and positions of one sample batch; more slots raise it."""
+"""Rows of logits at once, and positions of one sample batch. More slots raise it."""
 LARGEST_DECODE = 256
+"""Rows of the largest step that only decodes or verifies."""
 LARGEST_CAPTURED = 4096
-"""Rows of the largest step that only decodes or verifies, and of the largest that is captured."""
+"""Rows of the largest step that is captured as a graph."""
 HEAD_BOUNDS = True
 """Whether a load may keep an int8 copy of its head that finds the tokens to compute exactly."""
 HEAD_COLUMNS = 128
-"""The gemm of an 8-bit head takes columns in runs of these."""
+"""The gemm of an 8-bit head takes columns in runs of this length."""
 _DEQUANT_PAGES = 512
 _DEQUANT_BYTES = 1 << 27
-"""Most pages and bytes of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
-_HOPPER_BYTES = 40_000_000_000
+"""Limit on the pages of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
+_MIN_HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
 _SAVED_STATES = 64
 _SAVED_SHARE = 4
-"""Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
+"""States saved for prefixes take at most this part of the KV cache's memory."""
 _WORTH = 1.5
-"""Windowed layers have pages of their own where the room for conversations, or the context, grows so much."""
+"""Windowed layers get a page pool of their own if room or context grows by this factor."""
 _ENOUGH_TOKENS = 4096
-"""For each of the answers that may run at once: with so much room, idle conversations are worth more."""
+"""Room per slot from which cached idle conversations are worth more than more room."""
 _MORE_SLOTS = (128, 64, 32)
 _SHORT_TOKENS = 1024
-"""Sequences at once where the cache has room for as many of so many tokens. Those that grow longer preempt."""
+"""Room per sequence that justifies more slots. Sequences that grow longer preempt others."""
 STATE_WINDOW = 1024
 """Last states of a sequence that are kept for prediction heads."""
 _HALF = 2
 _FLOAT = 4
 _TABLE = 4
-_LARGEST_SLOTS = 256
+_MAX_SLOTS = 256
 _HOST_BYTES = 4_000_000_000
 _HOST_SHARE = 4
 _HOST_CACHES = 4
-"""Pinned RAM for KV that nobody uses, by default: so much, a quarter of the free RAM, and four times the KV
-cache at most."""
+"""Default limits on pinned RAM for idle KV: 4 GB, a quarter of the free RAM, four times the KV cache."""
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Absolute limits that the user set, in bytes; None: no limit."""
+    """Absolute limits that the user set, in bytes. None: no limit."""
 
     gpu_bytes: int | None = None
     """Everything on the GPU."""
@@ -101,42 +103,74 @@ def plan(
     ram_bytes: int = 0,
     draft: DraftShape | None = None,
 ) -> MemoryPlan:
-    """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
-    does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
-    `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
+    """Plan a load to one GPU. Never raises for lack of memory; `fit.memory_plan.demand` does that.
+
+    ram_bytes: free RAM, of which pinned memory for idle KV takes a part. Raises UsageError for a KV type that
+    the engine lacks, and for impossible numbers.
+    """
     headers = tuple(headers)
-    limits = limits or StepLimits()
     # A capped context has an error of its own.
     trained = 0 if config.context_capped else config.context_train
     check_context("The model", options.context_tokens, trained, anyway=options.anyway)
-
-    def planned(*, apart: bool) -> MemoryPlan:
-        planner = _LoadPlanner(config, headers, options, gpu, limits, ram_bytes, draft, apart=apart)
-        return planner.plan()
-
-    together = planned(apart=False)
+    _check_options(config, options)
+    load = _GpuLoad(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft)
+    shared_pool = _memory_plan(_budget(load, has_window_pool=False))
     if not window_plan.window_of(config) or config.delta_net is not None:
-        return together
-    apart = planned(apart=True)
-    if _saves(apart, together, options.max_slots):
-        return apart
-    return together
+        return shared_pool
+    window_pool = _memory_plan(_budget(load, has_window_pool=True))
+    return window_pool if _saves(window_pool, shared_pool, options.max_slots) else shared_pool
 
 
-def _saves(apart: MemoryPlan, together: MemoryPlan, slots: int) -> bool:
-    """True if pages of their own for windowed layers allow much more. That costs the KV in RAM and on the disk,
-    so it is not done where there is room enough anyway."""
-    if not (apart.fits and together.fits):
-        return apart.fits or (not together.fits and apart.total_bytes < together.total_bytes)
-    if apart.context_tokens >= _WORTH * together.context_tokens:
+def _saves(window_pool: MemoryPlan, shared_pool: MemoryPlan, slots: int) -> bool:
+    """Return True if a page pool for windowed layers allows much more.
+
+    It costs the KV in RAM and on disk, so a load with enough room does without.
+    """
+    if not (window_pool.fits and shared_pool.fits):
+        smaller = window_pool.total_bytes < shared_pool.total_bytes
+        return window_pool.fits or (not shared_pool.fits and smaller)
+    if window_pool.context_tokens >= _WORTH * shared_pool.context_tokens:
         return True
-    more = apart.kv_tokens >= _WORTH * together.kv_tokens
-    short = together.kv_tokens < slots * min(together.context_tokens, _ENOUGH_TOKENS)
-    return more and short and apart.context_tokens >= together.context_tokens
+    has_more_room = window_pool.kv_tokens >= _WORTH * shared_pool.kv_tokens
+    is_short = shared_pool.kv_tokens < slots * min(shared_pool.context_tokens, _ENOUGH_TOKENS)
+    keeps_context = window_pool.context_tokens >= shared_pool.context_tokens
+    return has_more_room and is_short and keeps_context
+
+
+def _check_options(config: ModelConfig, options: LoadOptions) -> None:
+    if options.context_tokens is not None and options.context_tokens < 1:
+        raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
+    limit = config.context_train
+    if config.context_capped and (options.context_tokens or 0) > limit:
+        raise UsageError(
+            f"A context of {options.context_tokens:,} tokens is not possible: from {limit:,} on this model "
+            "scales its attention by the position, which is not done here.",
+            hint=f"Ask for --ctx {limit} at most, or take a GGUF of the model for llama.cpp.",
+        )
+    if not 1 <= options.max_slots <= _MAX_SLOTS:
+        raise UsageError(f"{options.max_slots} sequences at once: 1 to {_MAX_SLOTS} are possible.")
+    if options.experts_on_cpu not in ("auto", 0):
+        raise UsageError(
+            "The CUDA backend keeps all weights on the GPU: no experts can stay in RAM.",
+            hint="Leave out --experts-on-cpu, or take a GGUF of the model for llama.cpp.",
+        )
+    if options.head_int8 and config.hidden % HEAD_COLUMNS:
+        raise UsageError(
+            f"The head of this model, with {config.hidden} columns, cannot be rounded to 8 bits.",
+            hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
+        )
+    possible = kv_types(config)
+    if canonical_kv_type(options.kv_type) not in (None, *possible):
+        reason = "half the memory" if FP8 in possible else "one latent for all heads"
+        raise UsageError(
+            f"The KV cache of this model cannot be {options.kv_type} here.",
+            hint=f"Possible on the CUDA backend: {', '.join(possible)} ({reason}). "
+            "llama.cpp has others, for GGUF files.",
+        )
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
-    """Possible KV types, best first: the type of the activations, then FP8, which no kernel has for latents."""
+    """Return the possible KV types, best first: that of the activations, then FP8 (no kernel for latents)."""
     own = _KV_TYPES[config.dtype]
     return (own, FP8) if config.latent is None else (own,)
 
@@ -144,106 +178,123 @@ def kv_types(config: ModelConfig) -> tuple[str, ...]:
 def kv_token_bytes(
     config: ModelConfig, kv_type: str | None = None, windowed: bool | None = None
 ) -> int:
-    """Bytes of keys and values of one token in all layers, or in those with (True) or without (False) a window.
+    """Return the bytes of keys and values of one token.
 
-    `kv_type` None: in the model's own type.
+    kv_type: None for the model's own type. windowed: count only layers with (True) or without (False) a
+    sliding window.
     """
-    both = 2 if config.latent is None else 1
+    parts = 2 if config.latent is None else 1
     layers = [n for n in config.kv_layers if windowed in (None, config.window(n) > 0)]
-    shapes = [(both * config.key_heads_of(n), config.head_dim_of(n)) for n in layers]
+    shapes = [(parts * config.key_heads_of(n), config.head_dim_of(n)) for n in layers]
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
-    return sum(map(prod, shapes)) * (_FLOAT if config.dtype == "float32" else _HALF)
+    return sum(map(prod, shapes)) * _float_bytes(config)
+
+
+def _float_bytes(config: ModelConfig) -> int:
+    return _FLOAT if config.dtype == "float32" else _HALF
 
 
 def step_tokens(free_bytes: int) -> int:
-    """Most tokens of a step if so many bytes of the GPU may be used."""
-    return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
+    """Return the tokens of a step with this much usable memory."""
+    return next((step for min_bytes, step in _LARGE_STEPS if free_bytes >= min_bytes), STEP_TOKENS)
 
 
 def logit_rows(slots: int) -> int:
-    """Rows of logits at once, and positions of one sample batch."""
+    """Return the rows of logits at once, which are the positions of one sample batch."""
     return max(LOGIT_ROWS, min(LARGEST_DECODE, slots))
 
 
 def graph_bytes(gpu: Gpu, limits: StepLimits) -> int:
-    """Most memory of captured graphs: a 50th of the GPU, little where the user limits what may be used. vLLM
-    counts 24 MB a graph."""
+    """Return the limit on captured graphs: a 50th of the GPU, or little if the user limits its use.
+
+    vLLM counts 24 MB a graph.
+    """
     if limits.gpu_bytes is not None:
-        return _LEAST_GRAPH_BYTES
-    return max(_LEAST_GRAPH_BYTES, gpu.total_bytes // _GRAPH_SHARE)
+        return _MIN_GRAPH_BYTES
+    return max(_MIN_GRAPH_BYTES, gpu.total_bytes // _GRAPH_SHARE)
 
 
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
-    """Bytes of the largest tensors of a step besides weights and cache.
+    """Return the bytes of the largest tensors of a step besides weights and cache.
 
     Activations of `step` tokens; logits of one sample batch, the graphs' buffer for them, and the sampler's two
-    copies; the graphs' buffer for last states; the dequantized weight that the library multiplies. Of experts
-    the inner features and the results of every choice, and the rows in 16 bits twice. Of delta nets what the
-    delta rule reads and makes, and the keys and values of its chunks. Of latent attention the queries in
-    all their forms, and each head's mix of latents and its values."""
-    dense = (n for n in range(config.layers) if config.gemma or not config.has_experts(n))
-    feed = 2 * max(map(config.intermediate_of, dense), default=0)
-    net = config.delta_net
-    width = max(config.qkv_columns, feed, config.hidden, 0 if net is None else net.columns)
+    copies; the graphs' buffer for last states; the dequantized weight that the library multiplies.
+    """
+    dense_layers = (n for n in range(config.layers) if config.gemma or not config.has_experts(n))
+    feed = 2 * max(map(config.intermediate_of, dense_layers), default=0)
+    width = max(config.qkv_columns, feed, config.hidden)
     rows = 3
+    if config.delta_net is not None:
+        width = max(width, config.delta_net.columns)
     if config.gemma is not None:
         width = max(width, config.layers * config.gemma.input_columns)
-        # Streams of the residual, and the projections that they begin with.
-        rows += 2 * config.gemma.altup.streams if config.gemma.altup else 0
-    latent = config.latent
-    if latent is not None:
-        width = max(width, latent.queries(config.heads))
+        if config.gemma.altup:
+            # Streams of the residual, and the projections that they begin with.
+            rows += 2 * config.gemma.altup.streams
+    if config.latent is not None:
+        width = max(width, config.latent.queries(config.heads))
     activations = step * (2 * width + rows * config.hidden) * _FLOAT
-    if config.mixture is not None:
-        chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
-        activations += step * (chosen + 2 * config.hidden * _HALF)
-    if latent is not None:
-        each = latent.plain + latent.row + latent.kv_rank + latent.value
-        activations += step * config.heads * each * _HALF
-    if net is not None:
-        chunks = net.value_heads * net.key_dim + net.values
-        activations += step * (net.channels + chunks + 2 * net.values) * _HALF
+    activations += step * _extra_token_bytes(config)
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
     dequantized = (feed or width) * config.hidden * _HALF if config.quantization else 0
     return activations + logits + states + dequantized
 
 
+def _extra_token_bytes(config: ModelConfig) -> int:
+    """Return the bytes per token that mixtures, latent attention and delta nets add to the activations."""
+    extra = 0
+    if config.mixture is not None:
+        # Inner features and results of every chosen expert, and the rows in 16 bits twice.
+        chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
+        extra += chosen + 2 * config.hidden * _HALF
+    if (latent := config.latent) is not None:
+        # Queries in all their forms, and each head's mix of latents and its values.
+        head_numbers = latent.plain + latent.row + latent.kv_rank + latent.value
+        extra += config.heads * head_numbers * _HALF
+    if (net := config.delta_net) is not None:
+        # Input and output of the delta rule, and the keys and values of its chunks.
+        chunks = net.value_heads * net.key_dim + net.values
+        extra += (net.channels + chunks + 2 * net.values) * _HALF
+    return extra
+
+
 def can_bound_head(config: ModelConfig) -> bool:
-    """Whether the output head can have an int8 copy that says which tokens can win."""
+    """Return True if the output head can have an int8 copy that says which tokens can win."""
     plain = config.dtype != "float32" and not config.head_format and not config.head_cap
     return HEAD_BOUNDS and plain and config.hidden % HEAD_COLUMNS == 0
 
 
 def table_bytes(slots: int, context: int) -> int:
-    """Bytes of the token table and the block tables."""
+    """Return the bytes of the token table and the block tables."""
     return (slots + 1) * (context + context // PAGE_TOKENS) * _TABLE
 
 
 def dequant_pages(key_heads: int, head_dim: int) -> int:
-    """Most FP8 pages that a step dequantizes, into memory that all layers share."""
+    """Return the FP8 pages that a step dequantizes at most, into memory that all layers share."""
     return min(_DEQUANT_PAGES, _DEQUANT_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
 
 
 def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
-    """Bytes of that memory, on GPUs that may have the kernel which needs it."""
-    if gpu.total_bytes < _HOPPER_BYTES:
+    """Return the bytes of that memory. 0 on GPUs that cannot have the kernel which needs it."""
+    if gpu.total_bytes < _MIN_HOPPER_BYTES:
         return 0
-    page = 2 * config.key_heads * PAGE_TOKENS * config.head_dim * _HALF
-    return dequant_pages(config.key_heads, config.head_dim) * page
+    page_bytes = 2 * config.key_heads * PAGE_TOKENS * config.head_dim * _HALF
+    return dequant_pages(config.key_heads, config.head_dim) * page_bytes
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
-    """Bytes of the tables of cosines and sines: one for each rotation and head dimension."""
+    """Return the bytes of the tables of cosines and sines, one per rotation and head dimension."""
     tables = {(config.rotation_of(n), config.table_dim_of(n)) for n in range(config.layers)}
     return sum(d for _, d in tables) * context * _FLOAT
 
 
 def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> int:
-    """Bytes of a draft model, or of a head as a model, with so many bytes of weights of its own.
+    """Return the bytes of a draft model or head with this many bytes of weights of its own.
 
-    `context`, `slots`: of the model that it drafts for."""
+    context, slots: those of the model that it drafts for.
+    """
     text = draft_plan.text_tokens(config, context)
     cache = (draft_plan.pool_tokens(config, context) + PAGE_TOKENS) * kv_token_bytes(config)
     tables = rotation_bytes(config, text) + table_bytes(slots, text)
@@ -251,383 +302,438 @@ def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> 
     return weights + cache + tables + work + draft_plan.GRAPH_BYTES
 
 
-class _LoadPlanner:
-    def __init__(
-        self,
-        config: ModelConfig,
-        headers: tuple[SafetensorsHeader, ...],
-        options: LoadOptions,
-        gpu: Gpu,
-        limits: StepLimits,
-        ram_bytes: int,
-        draft: DraftShape | None,
-        *,
-        apart: bool,
-    ) -> None:
-        """`apart`: windowed layers have pages of their own."""
-        self.config = config
-        self.options = options
-        self.limits = limits
-        self.ram_bytes = ram_bytes
-        self.kv_types = kv_types(config)
-        self.kv_type = canonical_kv_type(options.kv_type) or self.kv_types[0]
-        self._check()
-        self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
-        self.reserve = 0 if options.anyway else gpu_reserve_bytes(gpu.total_bytes)
-        self.device_free = max(gpu.free_bytes - self.reserve, 0)
-        self.free = self.device_free
-        if limits.gpu_bytes is not None:
-            self.free = min(self.free, limits.gpu_bytes)
-        self.step = step_tokens(self.free)
-        self.apart = apart
-        self.window_pages = 0
-        if apart:
-            room = self.free - self.weights
-            page = self._window_page_bytes()
-            self.step = window_plan.step_tokens(self.step, room, page)
-        self.workspace = workspace_bytes(config, options.max_slots, self.step)
-        context = options.context_tokens or config.context_train
-        self.workspace += rotation_bytes(config, context) + table_bytes(options.max_slots, context)
-        if apart:
-            self.workspace += (options.max_slots + 1) * (context // PAGE_TOKENS) * _TABLE
-        self.overhead = OVERHEAD_BYTES + graph_bytes(gpu, limits)
-        if self.kv_type == FP8:
-            self.workspace += dequant_bytes(config, gpu)
-        self.saved_states = 0
-        if config.delta_net is not None:
-            self.workspace += config.state_bytes * (options.max_slots + 1)
-            room = max(0, self.free - self.weights - self.workspace - self.overhead)
-            self.saved_states = min(_SAVED_STATES, room // _SAVED_SHARE // config.state_bytes)
-            self.workspace += config.state_bytes * self.saved_states
-        self.gpu = gpu
-        self.notes = [*_context_notes(config)]
-        self.draft_bytes = 0
-        self.prediction_head = False
-        if draft is not None:
-            self._add_draft(draft, context)
-        if config.quantization is not None and config.quantization.on_load:
-            self.notes.append(config.quantization.load_note)
-        if config.head_format and config.tied:  # the embedding is in memory, too
-            self.weights += packed_bytes(config.head_format, config.vocabulary, config.hidden)
-        if options.head_int8 and not config.head_format:
-            self.weights += head_int8_bytes(config)
-            self.notes.append("The output head is rounded to 8 bits.")
-        if apart:
-            self.window_pages = window_plan.most_pages(
-                config, self.step, options.max_slots, self._windows_fit
-            )
-        self.notes = [*self._window_notes(), *self.notes]
-        drafts = options.speculation and self.saved_states > 0
-        if draft is None and drafts and has_head(config, headers):
-            self._add_prediction_head(head_bytes(config, headers))
-        self.head_bounds = self._takes_head_bounds()
-        if self.head_bounds:
-            self.weights += head_bounds_bytes(config)
+@dataclass(frozen=True, slots=True)
+class _GpuLoad:
+    """A request to load a model."""
 
-    def _add_draft(self, draft: DraftShape, context: int) -> None:
-        """Take a draft model, or an EAGLE-3 head."""
-        own = weights_bytes(draft.config, draft.headers)
-        self.draft_bytes = draft_bytes(draft.config, own, context, self.options.max_slots)
-        if draft.eagle is not None:
-            self.draft_bytes += self._last_states_bytes()
-        self.workspace += self.draft_bytes
-        kind = "draft model" if draft.eagle is None else "EAGLE-3 head"
-        self.notes.append(f"The {kind} {draft.name} takes {size(self.draft_bytes)}.")
+    config: ModelConfig
+    headers: tuple[SafetensorsHeader, ...]
+    options: LoadOptions
+    gpu: Gpu
+    limits: StepLimits
+    ram_bytes: int
+    draft: DraftShape | None
 
-    def _last_states_bytes(self) -> int:
-        """Bytes of the states that a head goes on from."""
-        number = _FLOAT if self.config.dtype == "float32" else _HALF
-        return (self.options.max_slots + 1) * STATE_WINDOW * self.config.hidden * number
+    @property
+    def context(self) -> int:
+        """The requested context, else the trained one."""
+        return self.options.context_tokens or self.config.context_train
 
-    def _add_prediction_head(self, weights: int) -> None:
-        """Take the model's own head, if it shortens no context."""
-        config = self.config
-        slots = self.options.max_slots
-        context = self.options.context_tokens or config.context_train
-        own = draft_bytes(head_config(config), weights, context, slots) + self._last_states_bytes()
-        if self.kv(context) > self.kv_available() - own:
-            self.notes.append(
-                f"Its prediction head is not loaded: with it, the context would be shorter ({size(own)})."
-            )
-            return
-        self.draft_bytes = own
-        self.prediction_head = True
-        self.workspace += own
-        self.notes.append(f"Its prediction head drafts, and takes {size(own)}.")
 
-    def _takes_head_bounds(self) -> bool:
-        """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
-        most a quarter of the memory for the KV cache."""
-        config = self.config
-        options = self.options
-        if options.head_int8 or not can_bound_head(config):
-            return False
-        more = head_bounds_bytes(config)
-        room = self.kv_available()
-        context = options.context_tokens or config.context_train
-        return more <= room // 4 and self.kv(context) <= room - more
+@dataclass(frozen=True, slots=True)
+class GpuBudget:
+    """Division of one GPU's memory, in bytes, before the KV cache takes its part.
 
-    def _check(self) -> None:
-        options = self.options
-        if options.context_tokens is not None and options.context_tokens < 1:
-            raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
-        bound = self.config.context_train
-        if self.config.context_capped and (options.context_tokens or 0) > bound:
-            raise UsageError(
-                f"A context of {options.context_tokens:,} tokens is not possible: from {bound:,} on this model "
-                "scales its attention by the position, which is not done here.",
-                hint=f"Ask for --ctx {bound} at most, or take a GGUF of the model for llama.cpp.",
-            )
-        if not 1 <= options.max_slots <= _LARGEST_SLOTS:
-            raise UsageError(
-                f"{options.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
-            )
-        if options.experts_on_cpu not in ("auto", 0):
-            raise UsageError(
-                "The CUDA backend keeps all weights on the GPU: no experts can stay in RAM.",
-                hint="Leave out --experts-on-cpu, or take a GGUF of the model for llama.cpp.",
-            )
-        if options.head_int8 and self.config.hidden % HEAD_COLUMNS:
-            raise UsageError(
-                f"The head of this model, with {self.config.hidden} columns, cannot be rounded to 8 bits.",
-                hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
-            )
-        if self.kv_type not in self.kv_types:
-            raise UsageError(
-                f"The KV cache of this model cannot be {options.kv_type} here.",
-                hint=f"Possible on the CUDA backend: {', '.join(self.kv_types)} "
-                f"({'half the memory' if FP8 in self.kv_types else 'one latent for all heads'}). "
-                "llama.cpp has others, for GGUF files.",
-            )
+    Size: each field is a number that the MemoryPlan reports.
+    """
 
-    def kv(self, context: int, kv_type: str = "") -> int:
-        """Bytes of the pages of one sequence of `context` tokens, with all pages that windows have apart."""
-        pages = -(-context // PAGE_TOKENS)
-        return pages * self._page_bytes(kv_type) + self._windows_bytes(kv_type)
+    load: _GpuLoad
+    free: int
+    """Memory that the load may take."""
+    reserve: int
+    kv_type: str
+    step: int
+    """Tokens of a step."""
+    weights: int
+    workspace: int
+    overhead: int
+    has_window_pool: bool
+    """Whether windowed layers have a page pool of their own."""
+    window_pages: int = 0
+    saved_states: int = 0
+    draft_bytes: int = 0
+    """Part of the workspace that a draft model or head takes."""
+    prediction_head: bool = False
+    head_bounds: bool = False
+    notes: tuple[str, ...] = ()
 
-    def _page_bytes(self, kv_type: str = "") -> int:
-        """Bytes of a page in all layers, or in those without a window."""
-        windowed = False if self.apart else None
-        return PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type, windowed)
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page, in all layers or in those without a pool of their own."""
+        return self._page_bytes(self.kv_type)
 
-    def _window_page_bytes(self, kv_type: str = "") -> int:
-        return PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type, windowed=True)
+    @property
+    def windows_bytes(self) -> int:
+        """Bytes of the pages in the pool of windowed layers."""
+        return self.window_pages * self._window_page_bytes(self.kv_type)
 
-    def _windows_bytes(self, kv_type: str = "") -> int:
-        """Bytes of the pages that windowed layers have apart."""
-        return self.window_pages * self._window_page_bytes(kv_type)
-
-    def _windows_fit(self, pages: int) -> bool:
-        """Whether so many window pages leave half of the memory to other layers, a quarter where only two
-        sequences have windows, and in any case the context that was asked for."""
-        self.window_pages, room = pages, self.kv_available()
-        if self.kv(self.options.context_tokens or 1) > room:
-            return False
-        left = room // (4 if self._rows() <= 2 else 2) if self._page_bytes() else 0
-        return self._windows_bytes() <= room - left
-
-    def kv_available(self, kv_type: str = "") -> int:
-        """Bytes left for the KV cache."""
-        left = self.free - self.weights - self.workspace - self.overhead
-        if kv_type == FP8 != self.kv_type:
-            left -= dequant_bytes(self.config, self.gpu)
-        most = self.limits.kv_bytes
-        return max(left if most is None else min(left, most), 0)
-
-    def plan(self) -> MemoryPlan:
-        """See the module's `plan`."""
-        trained = self.config.context_train
-        asked = self.options.context_tokens
-        goal = asked or trained
-        longest = self._longest(max(trained, goal))
-        least = min(MIN_CONTEXT_TOKENS, trained)
-        if asked is None and least <= longest < trained:
-            self.notes.append(
-                f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
-                + "".join(f" {line}" for line in self._fp8_advice(longest, trained))
-            )
-            goal = longest
-        fits = longest >= goal
-        scaling = self.config.rotation.scaling
-        if (
-            isinstance(scaling, LongRopeScaling | DynamicNtkScaling)
-            and goal > scaling.original_context
-        ):
-            self.notes.append(
-                f"Beyond {tokens(scaling.original_context)} positions are stretched, in short texts too: "
-                f"--ctx {scaling.original_context} leaves them as most of the training had them."
-            )
-        if asked is not None and asked > trained:
-            self.notes.append(
-                f"The model was trained for {tokens(trained)}; beyond, it may ramble."
-            )
-        advice = () if fits else tuple(self._advice(goal, longest, least))
-        return self._result(goal, longest, fits=fits, advice=advice)
-
-    def _longest(self, most: int, kv_type: str = "") -> int:
-        return largest(lambda count: self.kv(count, kv_type) <= self.kv_available(kv_type), most)
-
-    def _fp8_advice(self, longest: int, most: int) -> Iterator[str]:
-        """Suggest an FP8 cache if it allows more than `longest`."""
-        if self.kv_type == FP8 or FP8 not in self.kv_types:
-            return
-        possible = self._longest(most, FP8)
-        if possible > max(longest, MIN_CONTEXT_TOKENS):
-            yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
-
-    def _all_slots_fit(self, context: int) -> bool:
-        """True if every slot can hold the whole context."""
-        slots = self.options.max_slots
-        more = self.kv(context) - self._windows_bytes()
-        return self._rows() == slots and more * slots <= self.kv_available() - self._windows_bytes()
-
-    def _rows(self) -> int:
+    @property
+    def rows(self) -> int:
         """Sequences that run at once."""
-        slots = self.options.max_slots
-        return window_plan.rows(self.config, self.window_pages, self.step, slots)
+        slots = self.load.options.max_slots
+        return window_plan.rows(self.load.config, self.window_pages, self.step, slots)
 
-    def _kv_budget(self, context: int) -> int:
-        """Bytes for the KV cache: enough for all slots, or all that is left; one sequence at least."""
-        windows = self._windows_bytes()
-        page = max(1, self._page_bytes())
-        useful = (self.kv(context) - windows) * self.options.max_slots
-        room = (self.kv_available() - windows) // page * page
-        return windows + max(min(useful, room), self.kv(context) - windows)
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the KV cache."""
+        return self.weights + self.workspace + self.overhead
 
-    def _result(
-        self, context: int, longest: int, *, fits: bool, advice: tuple[str, ...]
-    ) -> MemoryPlan:
-        kv = self._kv_budget(context) if fits else self.kv(context)
-        total = self.weights + kv + self.workspace + self.overhead
-        # The cache comes first: what it cannot use may hold the weights a second time.
-        unpacked = unpacked_bytes(self.config) if self._all_slots_fit(context) else 0
-        unpacked = unpacked if total + unpacked <= self.free else 0
-        total += unpacked
-        found = self._more_slots(kv, context, self.free - total) if fits else (0, 0, 0)
-        slots, more, of_cache = found
-        kv = kv - of_cache
-        total = total + more - of_cache
-        return MemoryPlan(
-            backend="cuda",
-            weights_bytes=self.weights + unpacked,
-            kv_bytes=kv,
-            compute_bytes=self.workspace + more,
-            overhead_bytes=self.overhead,
-            free_bytes=self.free,
-            fits=fits,
-            context_tokens=context,
-            max_context_tokens=longest,
-            kv_type=self.kv_type,
-            flash_attention=True,
-            gpu_layers=self.config.layers + 1,
-            cache_ram_bytes=self._host_bytes(kv) if fits else 0,
-            max_step_tokens=self.step,
-            advice=advice,
-            notes=tuple(self.notes),
-            layers=self.config.layers + 1,
-            gpu_bytes=total,
-            gpu_free_bytes=self.free,
-            missing="" if fits else self._limit_exceeded(context, total),
-            kv_types=self.kv_types,
-            reserve_bytes=self.reserve,
-            unpacked_bytes=unpacked,
-            head_bounds=self.head_bounds,
-            draft_bytes=self.draft_bytes,
-            prediction_head=self.prediction_head,
-            saved_states=self.saved_states,
-            kv_tokens=self._kv_tokens(kv, context),
-            window_pages=self.window_pages,
-            slots=slots,
-        )
+    def _page_bytes(self, kv_type: str) -> int:
+        windowed = False if self.has_window_pool else None
+        return PAGE_TOKENS * kv_token_bytes(self.load.config, kv_type, windowed)
 
-    def _more_slots(self, kv: int, context: int, left: int) -> tuple[int, int, int]:
-        """Sequences at once where these are more than were asked for, else 0; bytes of work that they take;
-        and those that the cache gives up for them, where less is `left`."""
-        asked = self.options.max_slots
-        page = self._page_bytes()
-        own = self.config.delta_net is not None or self.window_pages or self.draft_bytes
-        for slots in _MORE_SLOTS if self.options.more_slots and page and not own else ():
-            more = table_bytes(slots, context) - table_bytes(asked, context)
-            more += workspace_bytes(self.config, slots, self.step)
-            more -= workspace_bytes(self.config, asked, self.step)
-            of_cache = -(-max(0, more - left) // page) * page
-            enough = max(slots * _SHORT_TOKENS // PAGE_TOKENS * page, self.kv(context))
-            if slots > asked and kv - of_cache >= enough:
-                return slots, more, of_cache
-        return 0, 0, 0
+    def _window_page_bytes(self, kv_type: str) -> int:
+        return PAGE_TOKENS * kv_token_bytes(self.load.config, kv_type, windowed=True)
 
-    def _kv_tokens(self, kv: int, context: int) -> int:
-        """Tokens of all sequences in so many bytes of pages. Where all layers have windows, pages of the
-        others have no bytes."""
-        page = self._page_bytes()
-        if not page:
-            return self.options.max_slots * -(-context // PAGE_TOKENS) * PAGE_TOKENS
-        return (kv - self._windows_bytes()) // page * PAGE_TOKENS
+    def kv_bytes(self, context: int, kv_type: str = "") -> int:
+        """Return the bytes of one sequence of `context` tokens and of the whole window pool."""
+        kv_type = kv_type or self.kv_type
+        pages = -(-context // PAGE_TOKENS)
+        windows = self.window_pages * self._window_page_bytes(kv_type)
+        return pages * self._page_bytes(kv_type) + windows
 
-    def _window_notes(self) -> Iterator[str]:
-        """Say what windows save."""
-        widths = [width for width in self.config.windows if width]
-        if not widths:
-            return
-        some = f"{len(widths)} of {self.config.layers} layers"
-        if not self.apart:
-            yield f"{some} see the last {tokens(max(widths))} only; the cache keeps all tokens for them, too."
-            return
-        yield (
-            f"{some} keep what their windows of {tokens(max(widths))} see; idle conversations are kept neither "
-            "in RAM nor on the disk."
-        )
-        if self._rows() < self.options.max_slots:
-            yield f"{self._rows()} answers run at once; others wait, for want of memory for their windows."
+    def kv_room(self, kv_type: str = "") -> int:
+        """Return the bytes left for the KV cache."""
+        room = self.free - self.fixed_bytes
+        if kv_type == FP8 and self.kv_type != FP8:
+            room -= dequant_bytes(self.load.config, self.load.gpu)
+        if self.load.limits.kv_bytes is not None:
+            room = min(room, self.load.limits.kv_bytes)
+        return max(room, 0)
 
-    def _host_bytes(self, kv: int) -> int:
-        """Pinned RAM for KV that nobody uses: as requested, but for RAM that is not free. A hybrid's would
-        lack its states, and windows that are apart have no place in it."""
-        if self.config.delta_net is not None or self.apart:
-            return 0
-        asked = self.options.cache_ram_bytes
-        if asked is None:
-            return min(_HOST_BYTES, self.ram_bytes // _HOST_SHARE, _HOST_CACHES * kv)
-        if asked > self.ram_bytes // 2:
-            self.notes.append(
-                f"--cache-ram is {size(self.ram_bytes // 2)} here: pinned RAM is at most half of what is free."
-            )
-        return min(asked, self.ram_bytes // 2)
+    def longest_context(self, limit: int, kv_type: str = "") -> int:
+        """Return the longest context up to `limit` that fits."""
+        room = self.kv_room(kv_type)
+        return largest(lambda context: self.kv_bytes(context, kv_type) <= room, limit)
 
-    def _limit_exceeded(self, context: int, total: int) -> str:
-        """The message if only the user's limit on the KV cache forbids the load, else empty."""
-        most = self.limits.kv_bytes
-        if most is None or total > self.free or self.kv(context) <= most:
-            return ""
-        return (
-            f"the KV cache of {tokens(context)} takes {size(self.kv(context))}, and --kv-gb allows "
-            f"{size(most)}."
-        )
+    def fits_every_slot(self, context: int) -> bool:
+        """Return True if every slot can store the whole context."""
+        slots = self.load.options.max_slots
+        own_bytes = self.kv_bytes(context) - self.windows_bytes
+        return self.rows == slots and own_bytes * slots <= self.kv_room() - self.windows_bytes
 
-    def _limit_advice(self, goal: int) -> Iterator[str]:
-        """Suggest to raise limits that the user set."""
-        kv = self.kv(goal)
-        most = self.limits
-        total = self.weights + kv + self.workspace + self.overhead
-        if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
-            yield f"--kv-gb {gigabytes_flag(kv)}: what {tokens(goal)} take."
-        if most.gpu_bytes is not None and most.gpu_bytes < total <= self.device_free:
-            yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(goal)}."
+    def leaves_room_for_others(self) -> bool:
+        """Return True if the window pool leaves half of the memory to the other layers.
 
-    def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
-        yield from self._limit_advice(goal)
-        if self.draft_bytes and not self.prediction_head:
-            yield f"Leave out --draft: the draft model takes {size(self.draft_bytes)}."
-        yield from self._fp8_advice(longest, max(goal, self.config.context_train))
-        if least <= longest < goal:
-            yield f"--ctx {longest}: {size(self.kv(longest))} of cache."
-        if self.gpu.others_bytes > 1_000_000_000:
-            yield f"Other programs hold {size(self.gpu.others_bytes)} of this GPU: close them."
-        if self.config.quantization is None:
-            quarter = self.weights // 4 + self.workspace + self.overhead + self.kv(least)
-            if quarter <= self.free:
-                yield "An AWQ or GPTQ quantization of this model takes a third."
-        yield "A GGUF of this model: llama.cpp can leave some layers in RAM."
+        A quarter is enough where only two sequences have windows. The requested context fits in any case.
+        """
+        room = self.kv_room()
+        if self.kv_bytes(self.load.options.context_tokens or 1) > room:
+            return False
+        if not self.page_bytes:
+            return self.windows_bytes <= room
+        left = room // (4 if self.rows <= 2 else 2)
+        return self.windows_bytes <= room - left
+
+
+def _budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
+    """Divide the memory of the GPU. The order matters: later parts take what earlier ones leave."""
+    budget = _with_saved_states(_base_budget(load, has_window_pool=has_window_pool))
+    budget = _with_head(_with_draft(budget))
+    if has_window_pool:
+        budget = _with_window_pool(budget)
+    budget = replace(budget, notes=(*_window_notes(budget), *budget.notes))
+    return _with_head_bounds(_with_prediction_head(budget))
+
+
+def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
+    """Count weights, tensors of a step and tables."""
+    config = load.config
+    options = load.options
+    reserve = 0 if options.anyway else gpu_reserve_bytes(load.gpu.total_bytes)
+    free = max(load.gpu.free_bytes - reserve, 0)
+    if load.limits.gpu_bytes is not None:
+        free = min(free, load.limits.gpu_bytes)
+    kv_type = canonical_kv_type(options.kv_type) or kv_types(config)[0]
+    weights = weights_bytes(config, load.headers) if load.headers else dummy_bytes(config)
+    step = step_tokens(free)
+    if has_window_pool:
+        page = PAGE_TOKENS * kv_token_bytes(config, kv_type, windowed=True)
+        step = window_plan.step_tokens(step, free - weights, page)
+    workspace = workspace_bytes(config, options.max_slots, step)
+    workspace += rotation_bytes(config, load.context)
+    workspace += table_bytes(options.max_slots, load.context)
+    if has_window_pool:
+        # The window pool has block tables of its own.
+        workspace += (options.max_slots + 1) * (load.context // PAGE_TOKENS) * _TABLE
+    if kv_type == FP8:
+        workspace += dequant_bytes(config, load.gpu)
+    return GpuBudget(
+        load=load,
+        free=free,
+        reserve=reserve,
+        kv_type=kv_type,
+        step=step,
+        weights=weights,
+        workspace=workspace,
+        overhead=OVERHEAD_BYTES + graph_bytes(load.gpu, load.limits),
+        has_window_pool=has_window_pool,
+        notes=tuple(_context_notes(config)),
+    )
+
+
+def _with_saved_states(budget: GpuBudget) -> GpuBudget:
+    """Add the states of delta nets: one per slot, and those that are saved for prefixes."""
+    config = budget.load.config
+    if config.delta_net is None:
+        return budget
+    slot_states = config.state_bytes * (budget.load.options.max_slots + 1)
+    room = max(0, budget.free - budget.fixed_bytes - slot_states)
+    saved = min(_SAVED_STATES, room // _SAVED_SHARE // config.state_bytes)
+    workspace = budget.workspace + slot_states + config.state_bytes * saved
+    return replace(budget, workspace=workspace, saved_states=saved)
+
+
+def _with_draft(budget: GpuBudget) -> GpuBudget:
+    """Add a draft model or an EAGLE-3 head, if the user named one."""
+    load = budget.load
+    draft = load.draft
+    if draft is None:
+        return budget
+    weights = weights_bytes(draft.config, draft.headers)
+    own_bytes = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
+    kind = "draft model"
+    if draft.eagle is not None:
+        own_bytes += _last_states_bytes(load)
+        kind = "EAGLE-3 head"
+    note = f"The {kind} {draft.name} takes {size(own_bytes)}."
+    workspace = budget.workspace + own_bytes
+    return replace(budget, workspace=workspace, draft_bytes=own_bytes, notes=(*budget.notes, note))
+
+
+def _last_states_bytes(load: _GpuLoad) -> int:
+    """Return the bytes of the states that a head continues from."""
+    states = (load.options.max_slots + 1) * STATE_WINDOW
+    return states * load.config.hidden * _float_bytes(load.config)
+
+
+def _with_head(budget: GpuBudget) -> GpuBudget:
+    """Add what rounding at the load changes about the weights and the output head."""
+    config = budget.load.config
+    weights = budget.weights
+    notes = budget.notes
+    if config.quantization is not None and config.quantization.on_load:
+        notes = (*notes, config.quantization.load_note)
+    if config.head_format and config.tied:
+        # The embedding is in memory, too.
+        weights += packed_bytes(config.head_format, config.vocabulary, config.hidden)
+    if budget.load.options.head_int8 and not config.head_format:
+        weights += head_int8_bytes(config)
+        notes = (*notes, "The output head is rounded to 8 bits.")
+    return replace(budget, weights=weights, notes=notes)
+
+
+def _with_window_pool(budget: GpuBudget) -> GpuBudget:
+    """Add the largest window pool that leaves room for the other layers."""
+
+    def fits(pages: int) -> bool:
+        return replace(budget, window_pages=pages).leaves_room_for_others()
+
+    slots = budget.load.options.max_slots
+    pages = window_plan.most_pages(budget.load.config, budget.step, slots, fits)
+    return replace(budget, window_pages=pages)
+
+
+def _with_prediction_head(budget: GpuBudget) -> GpuBudget:
+    """Add the model's own prediction head, unless it would shorten the context."""
+    load = budget.load
+    config = load.config
+    can_draft = load.options.speculation and budget.saved_states > 0 and load.draft is None
+    if not can_draft or not has_head(config, load.headers):
+        return budget
+    weights = head_bytes(config, load.headers)
+    own_bytes = draft_bytes(head_config(config), weights, load.context, load.options.max_slots)
+    own_bytes += _last_states_bytes(load)
+    if budget.kv_bytes(load.context) > budget.kv_room() - own_bytes:
+        note = f"Its prediction head is not loaded: with it, the context would be shorter ({size(own_bytes)})."
+        return replace(budget, notes=(*budget.notes, note))
+    return replace(
+        budget,
+        workspace=budget.workspace + own_bytes,
+        draft_bytes=own_bytes,
+        prediction_head=True,
+        notes=(*budget.notes, f"Its prediction head drafts, and takes {size(own_bytes)}."),
+    )
+
+
+def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
+    """Add an int8 copy of the head if it shortens no context and takes at most a quarter of the KV room."""
+    load = budget.load
+    if load.options.head_int8 or not can_bound_head(load.config):
+        return budget
+    copy_bytes = head_bounds_bytes(load.config)
+    room = budget.kv_room()
+    if copy_bytes > room // 4 or budget.kv_bytes(load.context) > room - copy_bytes:
+        return budget
+    return replace(budget, weights=budget.weights + copy_bytes, head_bounds=True)
+
+
+def _memory_plan(budget: GpuBudget) -> MemoryPlan:
+    """Choose the context, and divide what the budget leaves between KV cache, slots and weight copies."""
+    load = budget.load
+    trained = load.config.context_train
+    context = load.context
+    longest = budget.longest_context(max(trained, context))
+    min_context = min(MIN_CONTEXT_TOKENS, trained)
+    notes = budget.notes
+    if load.options.context_tokens is None and min_context <= longest < trained:
+        note = f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
+        notes = (*notes, " ".join((note, *_fp8_advice(budget, longest, trained))))
+        context = longest
+    notes = (*notes, *_length_notes(load, context))
+    if longest < context:
+        advice = tuple(_advice(budget, context, longest, min_context))
+        return _refused(replace(budget, notes=notes), context, longest, advice)
+    return _accepted(replace(budget, notes=notes), context, longest)
+
+
+def _refused(budget: GpuBudget, context: int, longest: int, advice: tuple[str, ...]) -> MemoryPlan:
+    """Return the plan of a load that does not fit."""
+    kv = budget.kv_bytes(context)
+    unpacked = _unpacked_bytes(budget, context, kv)
+    return _result(
+        budget,
+        context,
+        longest,
+        kv=kv,
+        unpacked=unpacked,
+        missing=_exceeded_limit(budget, context, budget.fixed_bytes + kv + unpacked),
+        advice=advice,
+    )
+
+
+def _accepted(budget: GpuBudget, context: int, longest: int) -> MemoryPlan:
+    """Return the plan of a load that fits."""
+    kv = _kv_cache_bytes(budget, context)
+    # The cache comes first: memory that it cannot use may hold the weights a second time.
+    unpacked = _unpacked_bytes(budget, context, kv)
+    left = budget.free - budget.fixed_bytes - kv - unpacked
+    more_slots = _more_slots(budget, kv, context, left)
+    if more_slots is not None:
+        kv -= more_slots.taken_from_cache
+        budget = replace(budget, workspace=budget.workspace + more_slots.workspace)
+    host_cache, host_notes = _host_cache(budget, kv)
+    return _result(
+        replace(budget, notes=(*budget.notes, *host_notes)),
+        context,
+        longest,
+        fits=True,
+        kv=kv,
+        unpacked=unpacked,
+        slots=0 if more_slots is None else more_slots.slots,
+        host_cache=host_cache,
+    )
+
+
+def _result(
+    budget: GpuBudget,
+    context: int,
+    longest: int,
+    *,
+    kv: int,
+    unpacked: int,
+    fits: bool = False,
+    slots: int = 0,
+    host_cache: int = 0,
+    missing: str = "",
+    advice: tuple[str, ...] = (),
+) -> MemoryPlan:
+    layers = budget.load.config.layers + 1
+    return MemoryPlan(
+        backend="cuda",
+        weights_bytes=budget.weights + unpacked,
+        kv_bytes=kv,
+        compute_bytes=budget.workspace,
+        overhead_bytes=budget.overhead,
+        free_bytes=budget.free,
+        fits=fits,
+        context_tokens=context,
+        max_context_tokens=longest,
+        kv_type=budget.kv_type,
+        flash_attention=True,
+        gpu_layers=layers,
+        cache_ram_bytes=host_cache,
+        max_step_tokens=budget.step,
+        advice=advice,
+        notes=budget.notes,
+        layers=layers,
+        gpu_bytes=budget.fixed_bytes + kv + unpacked,
+        gpu_free_bytes=budget.free,
+        missing=missing,
+        kv_types=kv_types(budget.load.config),
+        reserve_bytes=budget.reserve,
+        unpacked_bytes=unpacked,
+        head_bounds=budget.head_bounds,
+        draft_bytes=budget.draft_bytes,
+        prediction_head=budget.prediction_head,
+        saved_states=budget.saved_states,
+        kv_tokens=_kv_tokens(budget, kv, context),
+        window_pages=budget.window_pages,
+        slots=slots,
+    )
+
+
+def _kv_cache_bytes(budget: GpuBudget, context: int) -> int:
+    """Return the size of the cache: enough for all slots, or all that is left; one sequence at least."""
+    windows = budget.windows_bytes
+    page = max(1, budget.page_bytes)
+    sequence = budget.kv_bytes(context) - windows
+    room = (budget.kv_room() - windows) // page * page
+    return windows + max(min(sequence * budget.load.options.max_slots, room), sequence)
+
+
+def _kv_tokens(budget: GpuBudget, kv: int, context: int) -> int:
+    """Return the capacity of a cache of `kv` bytes in tokens."""
+    if not budget.page_bytes:
+        # Every layer has a window, so pages of the other pool are empty.
+        return budget.load.options.max_slots * -(-context // PAGE_TOKENS) * PAGE_TOKENS
+    return (kv - budget.windows_bytes) // budget.page_bytes * PAGE_TOKENS
+
+
+def _unpacked_bytes(budget: GpuBudget, context: int, kv: int) -> int:
+    """Return the bytes of unpacked copies of the weights. 0 unless every slot fits beside them."""
+    if not budget.fits_every_slot(context):
+        return 0
+    unpacked = unpacked_bytes(budget.load.config)
+    return unpacked if budget.fixed_bytes + kv + unpacked <= budget.free else 0
+
+
+class _MoreSlots(NamedTuple):
+    """Slots beyond the requested number."""
+
+    slots: int
+    workspace: int
+    """Bytes of workspace that they take."""
+    taken_from_cache: int
+    """Bytes that the KV cache gives up for them."""
+
+
+def _more_slots(budget: GpuBudget, kv: int, context: int, left: int) -> _MoreSlots | None:
+    """Find more slots for short sequences, if the options allow them. left: unused bytes."""
+    options = budget.load.options
+    config = budget.load.config
+    page = budget.page_bytes
+    is_bound = config.delta_net is not None or budget.window_pages or budget.draft_bytes
+    if not options.more_slots or not page or is_bound:
+        return None
+    requested = options.max_slots
+    for slots in _MORE_SLOTS:
+        workspace = table_bytes(slots, context) - table_bytes(requested, context)
+        workspace += workspace_bytes(config, slots, budget.step)
+        workspace -= workspace_bytes(config, requested, budget.step)
+        from_cache = -(-max(0, workspace - left) // page) * page
+        enough = max(slots * _SHORT_TOKENS // PAGE_TOKENS * page, budget.kv_bytes(context))
+        if slots > requested and kv - from_cache >= enough:
+            return _MoreSlots(slots, workspace, from_cache)
+    return None
+
+
+def _host_cache(budget: GpuBudget, kv: int) -> tuple[int, tuple[str, ...]]:
+    """Return the bytes of pinned RAM for idle KV, and notes.
+
+    A hybrid model's would lack its states, and the window pool has no copy in RAM.
+    """
+    load = budget.load
+    if load.config.delta_net is not None or budget.has_window_pool:
+        return 0, ()
+    requested = load.options.cache_ram_bytes
+    if requested is None:
+        return min(_HOST_BYTES, load.ram_bytes // _HOST_SHARE, _HOST_CACHES * kv), ()
+    limit = load.ram_bytes // 2
+    if requested <= limit:
+        return requested, ()
+    note = f"--cache-ram is {size(limit)} here: pinned RAM is at most half of what is free."
+    return limit, (note,)
 
 
 def _context_notes(config: ModelConfig) -> Iterator[str]:
@@ -636,3 +742,87 @@ def _context_notes(config: ModelConfig) -> Iterator[str]:
             f"The context ends at {tokens(config.context_train)}: beyond, this model scales its attention by "
             "the position, which is not done here."
         )
+
+
+def _window_notes(budget: GpuBudget) -> Iterator[str]:
+    """Explain what sliding windows save."""
+    config = budget.load.config
+    widths = [width for width in config.windows if width]
+    if not widths:
+        return
+    layers = f"{len(widths)} of {config.layers} layers"
+    if not budget.has_window_pool:
+        yield f"{layers} see the last {tokens(max(widths))} only; the cache keeps all tokens for them, too."
+        return
+    yield (
+        f"{layers} keep what their windows of {tokens(max(widths))} see; idle conversations are kept neither "
+        "in RAM nor on the disk."
+    )
+    if budget.rows < budget.load.options.max_slots:
+        yield f"{budget.rows} answers run at once; others wait, for want of memory for their windows."
+
+
+def _length_notes(load: _GpuLoad, context: int) -> Iterator[str]:
+    """Warn about a context beyond the original or trained length."""
+    scaling = load.config.rotation.scaling
+    if (
+        isinstance(scaling, LongRopeScaling | DynamicNtkScaling)
+        and context > scaling.original_context
+    ):
+        yield (
+            f"Beyond {tokens(scaling.original_context)} positions are stretched, in short texts too: "
+            f"--ctx {scaling.original_context} leaves them as most of the training had them."
+        )
+    trained = load.config.context_train
+    if (load.options.context_tokens or 0) > trained:
+        yield f"The model was trained for {tokens(trained)}; beyond, it may ramble."
+
+
+def _fp8_advice(budget: GpuBudget, longest: int, limit: int) -> Iterator[str]:
+    """Suggest an FP8 cache if it allows more than `longest`."""
+    if budget.kv_type == FP8 or FP8 not in kv_types(budget.load.config):
+        return
+    possible = budget.longest_context(limit, FP8)
+    if possible > max(longest, MIN_CONTEXT_TOKENS):
+        yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
+
+
+def _exceeded_limit(budget: GpuBudget, context: int, total: int) -> str:
+    """Return the message if only the user's limit on the KV cache forbids the load, else empty."""
+    limit = budget.load.limits.kv_bytes
+    if limit is None or total > budget.free or budget.kv_bytes(context) <= limit:
+        return ""
+    return (
+        f"the KV cache of {tokens(context)} takes {size(budget.kv_bytes(context))}, and --kv-gb allows "
+        f"{size(limit)}."
+    )
+
+
+def _limit_advice(budget: GpuBudget, context: int) -> Iterator[str]:
+    """Suggest raising limits that the user set."""
+    limits = budget.load.limits
+    kv = budget.kv_bytes(context)
+    total = budget.fixed_bytes + kv
+    device_free = max(budget.load.gpu.free_bytes - budget.reserve, 0)
+    if limits.kv_bytes is not None and limits.kv_bytes < kv and total <= budget.free:
+        yield f"--kv-gb {gigabytes_flag(kv)}: what {tokens(context)} take."
+    if limits.gpu_bytes is not None and limits.gpu_bytes < total <= device_free:
+        yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(context)}."
+
+
+def _advice(budget: GpuBudget, context: int, longest: int, min_context: int) -> Iterator[str]:
+    """Yield what would help, cheapest for the user first."""
+    load = budget.load
+    yield from _limit_advice(budget, context)
+    if budget.draft_bytes and not budget.prediction_head:
+        yield f"Leave out --draft: the draft model takes {size(budget.draft_bytes)}."
+    yield from _fp8_advice(budget, longest, max(context, load.config.context_train))
+    if min_context <= longest < context:
+        yield f"--ctx {longest}: {size(budget.kv_bytes(longest))} of cache."
+    if load.gpu.others_bytes > 1_000_000_000:
+        yield f"Other programs hold {size(load.gpu.others_bytes)} of this GPU: close them."
+    if load.config.quantization is None:
+        quarter = budget.fixed_bytes - budget.weights + budget.weights // 4
+        if quarter + budget.kv_bytes(min_context) <= budget.free:
+            yield "An AWQ or GPTQ quantization of this model takes a third."
+    yield "A GGUF of this model: llama.cpp can leave some layers in RAM."

@@ -86,7 +86,7 @@ def expected_rate(
     gpu = _gpu(machine)
     if not gpu.bytes_per_s or not plan.weights_bytes:
         return None
-    shares = [one.tokens_per_s * _bytes_per_token(one.model) / gpu.bytes_per_s for one in past]
+    shares = [run.tokens_per_s * _bytes_per_token(run.model) / gpu.bytes_per_s for run in past]
     share = median(shares) if shares else _BANDWIDTH_SHARE
     config, _ = runtime_config(_parsed(model)[0], gpu=True)
     copied = head_bounds_bytes(config) if plan.head_bounds else 0

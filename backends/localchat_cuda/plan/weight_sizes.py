@@ -26,7 +26,7 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
     kept = _NEVER_ROUNDED if config.gemma is not None and config.gemma.altup is not None else ()
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
     return always_floating * float_bytes + sum(
-        (floating_bytes if any(each in tensor.name for each in kept) else bytes_of)(
+        (floating_bytes if any(part in tensor.name for part in kept) else bytes_of)(
             tensor, float_bytes
         )
         for header in headers

@@ -42,8 +42,8 @@ def most_pages(config: ModelConfig, step: int, slots: int, fits: Callable[[int],
     """Pages for as many sequences as fit, for one at least."""
     own = sequence_pages(config)
     steps = step_pages(step)
-    found = (n * own + steps for n in range(slots, 0, -1))
-    return next((pages for pages in found if fits(pages)), own + steps)
+    counts = (n * own + steps for n in range(slots, 0, -1))
+    return next((pages for pages in counts if fits(pages)), own + steps)
 
 
 def step_tokens(step: int, room_bytes: int, page_bytes: int) -> int:

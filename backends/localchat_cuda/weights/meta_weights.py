@@ -1,4 +1,4 @@
-"""Source of tensors that have a shape and a type but no numbers, for compiling ahead."""
+"""Source of tensors without numbers, from which compiling ahead builds a model."""
 
 import re
 
@@ -38,7 +38,7 @@ class MetaWeights:
         return self._format_of(name) in GGUF_FORMS
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> tuple[str, torch.Tensor]:
-        """Return the number format of a tensor, and its blocks as uint8 [N, bytes of a row]."""
+        """Return a tensor's number format, and its blocks: uint8 [N, row bytes]."""
         type_ = self._format_of(name)
         form = GGUF_FORMS[type_]
         row_bytes = shape[1] // form.block * form.block_bytes

@@ -21,36 +21,39 @@ from localchat_cuda.weights.formats.weight import Weight, bytes_of
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of a layer, by their field in Names: norms [K] or [D], linears [N, K], biases [N]."""
+    """Weights of a layer by their field in Names.
+
+    Shapes: norms [K] or [D], linears [N, K], biases [N]."""
 
     norms: Mapping[str, torch.Tensor]
     linears: Mapping[str, Weight]
     biases: Mapping[str, torch.Tensor]
     experts: Experts | None = None
     sinks: torch.Tensor | None = None
-    """[heads]."""
+    """[heads]; None: attention has no sinks."""
     delta_net: DeltaNetWeights | None = None
     kv: torch.Tensor | None = None
-    """[heads, N + V, D] floating, of multi-head latent attention: what makes each head's plain key columns and
-    its values of a latent."""
+    """[heads, N + V, D], floating: makes each head's unrotated key columns and its values of a latent.
+
+    None: not multi-head latent attention."""
     scale: float = 1.0
-    """Of the residual after the layer."""
+    """Factor of the residual after the layer."""
     altup: AltUpWeights | None = None
 
 
 class LayerInputs(NamedTuple):
-    """A second embedding of each token, of which every layer L reads P columns, as Gemma 3n and 4 have it."""
+    """Second embedding of a Gemma 3n or 4. Each of L layers reads P columns."""
 
     table: torch.Tensor
     """[vocabulary, L*P]"""
     projection: torch.Tensor
-    """[L*P, hidden], of the first embedding."""
+    """[L*P, hidden], applied to the first embedding."""
     norm: torch.Tensor
-    """[P], of the projection."""
+    """[P], applied to the projection."""
 
 
 class StreamWeights(NamedTuple):
-    """What makes streams of a residual, and one state of them: of each but the first [hidden, hidden]."""
+    """Projections [hidden, hidden] between the residual and all streams but the first."""
 
     begin: tuple[torch.Tensor, ...]
     end: tuple[torch.Tensor, ...]
@@ -58,41 +61,46 @@ class StreamWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights. Embedding and head [vocabulary, hidden] are one tensor if tied and the head is floating."""
+    """All weights of a model.
+
+    Embedding and head [vocabulary, hidden] are one tensor if they are tied and the head is floating."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     last_norm: torch.Tensor
     head: torch.Tensor | w8_pack.W8 | GgmlWeight
     bounded_head: BoundedHead | None = None
-    """An int8 copy of a floating head."""
+    """Int8 copy of a floating head."""
     inputs: LayerInputs | None = None
     streams: StreamWeights | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes on the device."""
-        held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
-        total = sum(bytes_of(weight) for weight in held.values())
-        total += self.bounded_head.bytes if self.bounded_head is not None else 0
+        # Count a tied head once.
+        ends = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
+        total = sum(bytes_of(weight) for weight in ends.values())
+        if self.bounded_head is not None:
+            total += self.bounded_head.bytes
         total += sum(bytes_of(weight) for weight in self.inputs or ())
         total += sum(bytes_of(weight) for part in self.streams or () for weight in part)
         for layer in self.layers:
-            tensor = (*layer.norms.values(), *layer.biases.values())
-            total += sum(t.numel() * t.element_size() for t in tensor)
+            vectors = (*layer.norms.values(), *layer.biases.values())
+            total += sum(bytes_of(vector) for vector in vectors)
             total += sum(bytes_of(weight) for weight in layer.linears.values())
             if layer.experts is not None:
                 total += sum(bytes_of(weight) for weight in layer.experts.weights)
             if layer.sinks is not None:
                 total += bytes_of(layer.sinks)
-            total += 0 if layer.kv is None else bytes_of(layer.kv)
+            if layer.kv is not None:
+                total += bytes_of(layer.kv)
             total += sum(bytes_of(weight) for weight in layer.delta_net or ())
             total += sum(bytes_of(weight) for weight in layer.altup or ())
         return total
 
     @property
     def unpacked(self) -> bool:
-        """True if packed layers are in memory unpacked, too."""
+        """True if memory also contains unpacked copies of packed layers."""
         return any(
             isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None
             for weight in self.layers[0].linears.values()
@@ -100,7 +108,7 @@ class ModelWeights:
 
     @property
     def packed(self) -> bool:
-        """True if all linear layers are packed: steps of few rows use PackedLayers then."""
+        """True if all linear layers are packed, so that steps of few rows use PackedLayers."""
         return all(
             (isinstance(weight, w4_pack.W4) and not weight.padding)
             or (isinstance(weight, GgmlWeight) and weight.features_in % w4_pack.BLOCK_K == 0)
@@ -109,21 +117,21 @@ class ModelWeights:
         )
 
     def packed_rows(self, device: torch.device) -> int:
-        """Most rows of a step for PackedLayers; 0: none."""
+        """Return the largest number of rows of a step for PackedLayers; 0: they cannot be used."""
         if not self.packed:
             return 0
         linears = [weight for layer in self.layers for weight in layer.linears.values()]
         if any(isinstance(weight, GgmlWeight) for weight in linears):
             return ggml.FEW_ROWS
-        most = int4.packed_rows(device, unpacked=self.unpacked)
+        limit = int4.packed_rows(device, unpacked=self.unpacked)
         packed = (weight for weight in linears if isinstance(weight, w4_pack.W4))
-        return min((int4.rows_for(weight, most) for weight in packed), default=most)
+        return min((int4.rows_for(weight, limit) for weight in packed), default=limit)
 
 
 def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
     """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked."""
 
-    def unpacked(weight: Weight) -> Weight:
+    def with_copy(weight: Weight) -> Weight:
         if isinstance(weight, w4_pack.W4):
             device = weight.codes.device
             write = partial(gemm_dequant.dequantize, weight)
@@ -141,7 +149,7 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
         return weight._replace(unpacked=out)
 
     layers = tuple(
-        replace(layer, linears={name: unpacked(each) for name, each in layer.linears.items()})
+        replace(layer, linears={name: with_copy(weight) for name, weight in layer.linears.items()})
         for layer in weights.layers
     )
     return replace(weights, layers=layers)

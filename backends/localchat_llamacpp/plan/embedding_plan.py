@@ -1,4 +1,4 @@
-"""Memory plan of an embedding model. Loads no library."""
+"""Plans the memory of an embedding model. Loads no library."""
 
 from dataclasses import replace
 from typing import Final
@@ -18,7 +18,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ENCODERS, ModelShape
 from localchat.units import size
-from localchat_llamacpp.plan.compute_buffers import (
+from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
     Repacked,
@@ -29,12 +29,12 @@ from localchat_llamacpp.plan.compute_buffers import (
     repacked_weights,
 )
 
-MOST_TEXTS: Final = 16
-"""Texts of one step."""
+MAX_TEXTS: Final = 16
+"""Texts in one step."""
 _GOAL_TOKENS = 8192
-_LEAST_TOKENS = 128
+_MIN_TOKENS = 128
 _SCORES_TOKENS = 512
-"""Texts up to this length are computed without flash attention, which rounds keys and values."""
+"""Longest text without flash attention, which rounds keys and values."""
 
 
 def plan_embedding(
@@ -45,19 +45,19 @@ def plan_embedding(
     can_offload: bool,
     safe_mode: bool = False,
 ) -> MemoryPlan:
-    """Memory of an embedding model: weights, and the scratch of its longest text, computed in one step.
+    """Plan an embedding model: weights, and the scratch of its longest text, computed in one step.
 
-    Without a context in the options the longest text has 8,192 tokens at most; it never has more than the
-    model was trained for, because the option may be meant for another model of the same server. A GPU gets
-    all layers or none. Raises UsageError for numbers out of range.
+    The longest text has 8,192 tokens unless the options name a context, and never more than the model was
+    trained for: the option may be meant for another model of the same server. A GPU gets all layers or none.
+    Raises UsageError for numbers out of range.
     """
     trained = shape.context_train
     if options.context_tokens is not None and options.context_tokens < 1:
         raise UsageError(f"Texts of {options.context_tokens} tokens are not possible.")
-    most = min(trained, options.context_tokens or _GOAL_TOKENS)
+    limit = min(trained, options.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
     for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
-        needs = _EmbeddingNeeds(
+        budget = _EmbeddingBudget(
             shape,
             machine,
             layers,
@@ -65,23 +65,23 @@ def plan_embedding(
             anyway=options.anyway,
             safe_mode=safe_mode,
         )
-        longest = largest(needs.fit, most, step=_LEAST_TOKENS)
-        if longest >= most or (options.context_tokens is None and longest >= min(trained, 512)):
-            return _with_gpu(needs.plan(longest, longest, fits=True), options)
-    return _with_gpu(needs.plan(most, longest, fits=False), options)
+        longest = largest(budget.fits, limit, step=_MIN_TOKENS)
+        if longest >= limit or (options.context_tokens is None and longest >= min(trained, 512)):
+            return _with_gpu(budget.plan(longest, longest, fits=True), options)
+    return _with_gpu(budget.plan(limit, longest, fits=False), options)
 
 
-def _with_gpu(found: MemoryPlan, options: LoadOptions) -> MemoryPlan:
-    """The plan; refused with a sentence where a GPU is required and gets no layer."""
-    if not options.require_gpu or found.gpu_layers:
-        return found
+def _with_gpu(memory: MemoryPlan, options: LoadOptions) -> MemoryPlan:
+    """Return the plan, which is refused if a required GPU gets no layer."""
+    if not options.require_gpu or memory.gpu_layers:
+        return memory
     missing = "a GPU is required, and this embedding model would be computed on the CPU."
     advice = ("Leave --require-gpu out; `localchat doctor` shows devices.",)
-    return replace(found, fits=False, missing=missing, advice=advice)
+    return replace(memory, fits=False, missing=missing, advice=advice)
 
 
-class _EmbeddingNeeds:
-    """Memory of texts of a length on one placement of the layers."""
+class _EmbeddingBudget:
+    """Memory by text length, for one placement of the layers."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class _EmbeddingNeeds:
         self._mapped_bytes = repacked.originals
 
     def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
-        """Weights, cache, scratch, overhead."""
+        """Return the bytes of weights, cache, scratch and overhead."""
         shape = self._shape
-        steps = Steps(MOST_TEXTS - 1, tokens)
+        steps = Steps(MAX_TEXTS - 1, tokens)
         flash = tokens > _SCORES_TOKENS
         scratch = compute_bytes(shape, tokens, tokens, steps, flash=flash)
         cache = 0
         if self._shape.architecture not in ENCODERS:
-            spec = CacheSpec(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
+            spec = CacheSpec(tokens, tokens, MAX_TEXTS, "f16", padded_values=not flash)
             cache = sum(kv_layer_bytes(shape, spec))
         process = PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size
         if not self._layers:
@@ -120,24 +120,24 @@ class _EmbeddingNeeds:
         contexts = gpu_context_bytes(self._machine.gpus)
         return self._weights, Split(0, cache), Split(inputs, scratch), Split(process, contexts)
 
-    def fit(self, tokens: int) -> bool:
-        """True if texts of this length fit."""
+    def fits(self, tokens: int) -> bool:
+        """Return True if texts of this length fit."""
         parts = self.parts(tokens)
         return sum(part.ram for part in parts) <= self._ram_bytes and (
             sum(part.gpu for part in parts) <= self._gpu_bytes or not self._layers
         )
 
     def plan(self, tokens: int, longest: int, *, fits: bool) -> MemoryPlan:
-        """The verdict."""
+        """Return the verdict on texts of this length."""
         parts = self.parts(tokens)
         weights, cache, scratch, overhead = (sum(part) for part in parts)
         gpu = sum(part.gpu for part in parts)
         gpu_free = self._gpu_bytes if gpu else 0
         advice: tuple[str, ...] = ()
         if not fits:
-            rest = longest and f"--ctx {longest}: shorter texts."
-            free = self._ram_bytes
-            advice = (rest or f"A smaller model: {size(free)} are free.",)
+            advice = (f"A smaller model: {size(self._ram_bytes)} are free.",)
+            if longest:
+                advice = (f"--ctx {longest}: shorter texts.",)
         return MemoryPlan(
             backend="llama.cpp",
             weights_bytes=weights,

@@ -1,4 +1,4 @@
-"""Predicts the decode speed of a load from memory bandwidths and the bytes that a token reads."""
+"""Predicts decode speed from memory bandwidths and the bytes that a token reads."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -16,18 +16,18 @@ _GPU_SHARE: Final = 0.9
 _CPU_LAYER_S: Final = 0.2e-3
 """Other time of a layer on a CPU. Its threads wait for each other about thirty times (two cores)."""
 _GPU_LAYER_S: Final = 100e-6
-"""Other time of a layer on a GPU, whose many small kernels run one after another (7B shapes on an H200)."""
+"""Other time of a layer on a GPU: many small kernels in sequence (7B shapes on an H200)."""
 _CROSSING_S: Final = 60e-6
 """Time to send a layer's rows to experts in RAM and back."""
 _STEP_S: Final = 0.4e-3
 """Time of the engine core per step: bookkeeping, sampling, text and frames."""
 _ON_CPU: Final = Spread(0.35, 1.8)
-"""Compute limits a slow CPU, and caches lift a small model beyond the bandwidth of the RAM."""
+"""Compute limits a slow CPU, and caches help a small model."""
 _ON_GPU: Final = Spread(0.5, 1.3)
 
 
 class _TokenCost(NamedTuple):
-    """Bytes that one token reads and layers that it passes, by the memory that holds them."""
+    """Bytes that a token reads and layers that it passes, by memory."""
 
     ram_bytes: float
     ram_layers: float
@@ -43,7 +43,7 @@ def expected_rate(
     threads: int,
     past: Sequence[PastRun] = (),
 ) -> Estimate | None:
-    """Predict the tokens per second of one request with a short context on a quiet machine.
+    """Predict the tokens per second of one short request on a quiet machine.
 
     past: models that ran on the same processors, whose rates correct the prediction. Measuring the bandwidth
     of the RAM takes 0.2 s, once. None if a driver does not report the bandwidth of its GPU.

@@ -143,8 +143,8 @@ def find_installer() -> tuple[str, ...]:
 def progress_of(line: str) -> RebuildProgress | None:
     """The step that a line of output tells; None: it tells none."""
     text = _bare(line)
-    if found := _COMPILED.match(text):
-        return RebuildProgress("compiling", int(found[1]), int(found[2] or 100))
+    if match := _COMPILED.match(text):
+        return RebuildProgress("compiling", int(match[1]), int(match[2] or 100))
     step = next((step for begin, step in _STEPS.items() if text.startswith(begin)), "")
     return RebuildProgress(step) if step else None
 
@@ -152,9 +152,6 @@ def progress_of(line: str) -> RebuildProgress | None:
 def _bare(line: str) -> str:
     """A line without the mark that uv sets before what a build prints."""
     return line.strip().removeprefix("DEBUG ").strip()
-
-
-# ---------------------------------------------------------------------------- tools
 
 
 def missing_tools(kind: str) -> str:
@@ -178,15 +175,15 @@ _COMPILER_PACKAGES: Final = (
 def _has_compiler() -> bool:
     if sys.platform == "darwin":
         # Its c++ is always there, and opens a window if there is no compiler.
-        asked = subprocess.run(["xcode-select", "-p"], capture_output=True, check=False)
-        return asked.returncode == 0
+        result = subprocess.run(["xcode-select", "-p"], capture_output=True, check=False)
+        return result.returncode == 0
     return bool(_compiler("CXX", "c++", "g++", "clang++") and _compiler("CC", "cc", "gcc", "clang"))
 
 
 def _compiler(variable: str, *names: str) -> str:
     """The compiler that cmake would take; empty: none."""
     named = os.environ.get(variable, "").split(" ")[0]
-    return next((found for name in (named, *names) if name and (found := shutil.which(name))), "")
+    return next((path for name in (named, *names) if name and (path := shutil.which(name))), "")
 
 
 def builds_with_gcc() -> bool:
@@ -195,12 +192,12 @@ def builds_with_gcc() -> bool:
     if not compiler:
         return False
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [compiler, "--version"], capture_output=True, text=True, timeout=20, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return True
-    return "clang" not in told.lower()
+    return "clang" not in result.lower()
 
 
 def find_nvcc() -> str:
@@ -215,9 +212,6 @@ def _compilers(kind: str) -> dict[str, str]:
         return {}
     nvcc = find_nvcc()
     return {"CUDACXX": nvcc} if nvcc else {}
-
-
-# ---------------------------------------------------------------------------- the process
 
 
 _SUPERVISED: Final = """
@@ -273,6 +267,8 @@ def _end(process: _Process) -> None:
 
 def _cause(lines: "deque[str]") -> str:
     """The line of the output that tells most."""
-    told = [line for line in lines if _ERROR.search(line) and "Building" not in line]
-    first = next((line for line in told if "fatal error" in line or "CMake Error" in line), "")
-    return first or (told or list(lines) or ["it ended without a word"])[0 if told else -1][:300]
+    errors = [line for line in lines if _ERROR.search(line) and "Building" not in line]
+    first = next((line for line in errors if "fatal error" in line or "CMake Error" in line), "")
+    return (
+        first or (errors or list(lines) or ["it ended without a word"])[0 if errors else -1][:300]
+    )

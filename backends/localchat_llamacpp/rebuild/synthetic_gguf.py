@@ -46,15 +46,17 @@ class SyntheticModel(NamedTuple):
     def feed_forward_bytes(self) -> int:
         """Bytes of the matrices up, gate and down."""
         return sum(
-            one.size_bytes
-            for one in _matrices(self)
-            if one.code == self.code and "ffn_" in one.name
+            matrix.size_bytes
+            for matrix in _matrices(self)
+            if matrix.code == self.code and "ffn_" in matrix.name
         )
 
     @property
     def weights_bytes(self) -> int:
         """Bytes that a token reads: all layers."""
-        return sum(one.size_bytes for one in _matrices(self) if one.name.startswith("blk."))
+        return sum(
+            matrix.size_bytes for matrix in _matrices(self) if matrix.name.startswith("blk.")
+        )
 
 
 class _Matrix(NamedTuple):
@@ -77,18 +79,18 @@ def write(path: Path, model: SyntheticModel) -> None:
         head += _text(name) + _value(value)
     offset = 0
     places = []
-    for one in matrices:
-        head += _text(one.name) + struct.pack("<I", len(one.shape))
-        head += struct.pack(f"<{len(one.shape)}Q", *one.shape)
-        head += struct.pack("<IQ", one.code, offset)
+    for matrix in matrices:
+        head += _text(matrix.name) + struct.pack("<I", len(matrix.shape))
+        head += struct.pack(f"<{len(matrix.shape)}Q", *matrix.shape)
+        head += struct.pack("<IQ", matrix.code, offset)
         places.append(offset)
-        offset += _aligned(one.size_bytes)
+        offset += _aligned(matrix.size_bytes)
     start = _aligned(len(head))
     with path.open("wb") as file:
         file.write(head)
-        for one, place in zip(matrices, places, strict=True):
-            if body := _body(one):
-                file.seek(start + place)
+        for matrix, offset_in_data in zip(matrices, places, strict=True):
+            if body := _body(matrix):
+                file.seek(start + offset_in_data)
                 file.write(body)
         file.truncate(start + offset)
 
@@ -121,16 +123,16 @@ def _matrices(model: SyntheticModel) -> Iterator[_Matrix]:
     yield _Matrix("output_norm.weight", (width,), _F32_CODE)
     yield _Matrix("output.weight", (width, TOKENS), _F32_CODE)
     for layer in range(model.layers):
-        at = f"blk.{layer}."
-        yield _Matrix(f"{at}attn_norm.weight", (width,), _F32_CODE)
-        yield _Matrix(f"{at}ffn_norm.weight", (width,), _F32_CODE)
-        yield _Matrix(f"{at}attn_q.weight", (width, queries), _HEADS_CODE)
-        yield _Matrix(f"{at}attn_k.weight", (width, keys), _HEADS_CODE)
-        yield _Matrix(f"{at}attn_v.weight", (width, keys), _HEADS_CODE)
-        yield _Matrix(f"{at}attn_output.weight", (queries, width), _HEADS_CODE)
-        yield _Matrix(f"{at}ffn_gate.weight", (width, feed_forward), model.code)
-        yield _Matrix(f"{at}ffn_up.weight", (width, feed_forward), model.code)
-        yield _Matrix(f"{at}ffn_down.weight", (feed_forward, width), model.code)
+        prefix = f"blk.{layer}."
+        yield _Matrix(f"{prefix}attn_norm.weight", (width,), _F32_CODE)
+        yield _Matrix(f"{prefix}ffn_norm.weight", (width,), _F32_CODE)
+        yield _Matrix(f"{prefix}attn_q.weight", (width, queries), _HEADS_CODE)
+        yield _Matrix(f"{prefix}attn_k.weight", (width, keys), _HEADS_CODE)
+        yield _Matrix(f"{prefix}attn_v.weight", (width, keys), _HEADS_CODE)
+        yield _Matrix(f"{prefix}attn_output.weight", (queries, width), _HEADS_CODE)
+        yield _Matrix(f"{prefix}ffn_gate.weight", (width, feed_forward), model.code)
+        yield _Matrix(f"{prefix}ffn_up.weight", (width, feed_forward), model.code)
+        yield _Matrix(f"{prefix}ffn_down.weight", (feed_forward, width), model.code)
 
 
 def _body(matrix: _Matrix) -> bytes:

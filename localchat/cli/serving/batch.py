@@ -21,7 +21,7 @@ from localchat.units import counted, duration, rate
 if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
     from localchat.batch.run import BatchRun, BatchServer
-    from localchat.cli.serving.batch_progress import BatchLines
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.work_model import WorkModel
 
 _STDIN = Path("-")
@@ -156,12 +156,12 @@ def _answer(
     ctx: click.Context, terminal: Terminal, batch: "BatchRun"
 ) -> tuple[LocalchatError | None, bool]:
     """Run the batch. Return the error that ended it, and True if it was interrupted at once."""
-    from localchat.cli.serving.batch_progress import batch_progress_for
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.signals import calling, terminate_gracefully
 
     if not batch.progress.total:
         return None, False
-    with batch_progress_for(terminal) as view, terminate_gracefully():
+    with BatchDisplay(terminal) as view, terminate_gracefully():
 
         def end() -> None:
             batch.end()
@@ -182,16 +182,15 @@ def _answer(
 
 @contextmanager
 def _server(
-    ctx: click.Context, terminal: Terminal, view: "BatchLines", batch: "BatchRun"
+    ctx: click.Context, terminal: Terminal, view: "BatchDisplay", batch: "BatchRun"
 ) -> "Iterator[BatchServer]":
     """Yield the server that answers: a running one, or a new process. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
-    from localchat.cli.measure.bench_servers import BenchServers
+    from localchat.cli.measure.targets import BenchTargets
     from localchat.engine.remote.client import base_url
     from localchat.measure.endpoint import first_model
     from localchat.measure.server_process import server_properties
-    from localchat.measure.sweep import BenchVariant
-    from localchat.measure.variants import is_running
+    from localchat.measure.variants import BenchVariant, is_running
 
     chosen = _chosen_model(ctx, batch)
     word = chosen.word
@@ -205,7 +204,7 @@ def _server(
     if not runs_already:
         view.status(f"loading {word}")
         parallel = parallel or _slots(ctx, word)
-    servers = BenchServers(ctx, terminal, loop_guard=True)
+    servers = BenchTargets(ctx, terminal, loop_guard=True)
     with servers.open(BenchVariant(word, word, {}, parallel)) as (endpoint, _):
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
@@ -334,7 +333,7 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     if progress.looping:
         yield (
             f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
-            "repetition_penalty 1.1 in these lines"
+            "frequency_penalty 0.3 in these lines"
         )
     if failed := progress.failed + progress.failed_before:
         yield (

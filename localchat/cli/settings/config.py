@@ -10,6 +10,7 @@ from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import print_json, print_lines
 from localchat.cli.streams import tell
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError
 
@@ -45,8 +46,6 @@ def command() -> None:
 @click.pass_obj
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in effect."""
-    from localchat.config.settings import UNSET
-
     values, origins = _in_effect(app, model)
     sampling, sources = _unset_sampling(app, model, values)
     if as_json:
@@ -62,7 +61,7 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
     width = max(len(key) for key in values)
     lines = []
     for key, value in values.items():
-        text = _format(sampling.get(key, value), UNSET.get(key, "unset"))
+        text = _format(sampling.get(key, value), PARAMETERS[key].default)
         line = f"{key:<{width}} = {text}"
         if origin:
             line += f"  ({sources.get(key, origins[key])})"
@@ -76,14 +75,14 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
 @click.pass_obj
 def get_value(app: AppContext, key: str, model: str | None) -> None:
     """Print one setting in effect."""
-    from localchat.config.settings import UNSET, find_key
+    from localchat.config.settings import find_key
 
     name = find_key(key, "config get")
     values, _ = _in_effect(app, model)
     sampling, _ = _unset_sampling(app, model, values)
     value = sampling.get(name, values[name])
     if not isinstance(value, str):
-        value = _format(value, UNSET.get(name, "unset"))
+        value = _format(value, PARAMETERS[name].default)
     print_lines(app.environ, (value,))
 
 
@@ -116,12 +115,10 @@ def unset(app: AppContext, key: str, model: str | None) -> None:
 @command.command("keys")
 def keys() -> None:
     """List every key with its meaning, flag and values."""
-    from localchat.config.settings import KEYS, variable
+    from localchat.config.settings import variable
 
-    for key, words in KEYS.items():
-        click.echo(
-            f"{key}\n  {words.about} It takes {words.valid}.\n  {words.flag} · {variable(key)}"
-        )
+    for key, parameter in PARAMETERS.items():
+        click.echo(f"{key}\n  {parameter.meaning}\n  {parameter.flag} · {variable(key)}")
 
 
 def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapping[str, str]]:

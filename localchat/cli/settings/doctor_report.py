@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -11,6 +11,7 @@ from localchat import __version__
 from localchat.backend_api.interface import Backend, Device, Remedy
 from localchat.backend_api.registry import find_backends, for_kind
 from localchat.cli.context import AppContext
+from localchat.cli.output import table
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.errors import LocalchatError
@@ -205,7 +206,7 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("models", diagnosis.models_dir),
         ("state", diagnosis.state_dir),
     )
-    yield from _aligned(rows)
+    yield from _fact_lines(rows)
     if diagnosis.troubles:
         yield ""
         yield from (f"Error: {sanitize_line(trouble)}" for trouble in diagnosis.troubles)
@@ -219,7 +220,7 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
 def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:
     state = "available" if backend.available else "not available"
     yield f"backend {backend.name}: {state}"
-    yield from _aligned(row for row in _backend_rows(backend) if row[1])
+    yield from _fact_lines(row for row in _backend_rows(backend) if row[1])
     if backend.remedies:
         yield "  possible improvements:"
     for remedy in backend.remedies:
@@ -265,6 +266,6 @@ def _free(free_bytes: int, total_bytes: int) -> str:
     return f"{size(free_bytes)} free of {size(total_bytes)}"
 
 
-def _aligned(rows: "Iterator[tuple[str, str]] | tuple[tuple[str, str], ...]") -> Iterator[str]:
-    for name, value in rows:
-        yield f"  {name:<10}{value}"
+def _fact_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Format names and values below a heading."""
+    return table((), ((f"  {name:<9}", value) for name, value in rows))

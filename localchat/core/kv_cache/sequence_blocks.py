@@ -24,10 +24,10 @@ class SequenceBlocks:
         self.exact = 0
         """Leading tokens whose KV has the bits of a fresh computation."""
         self.tip = tip
-        """Its last published full node; None once its tokens can no longer be published (digest collision)."""
+        """Last published full node. None once its tokens cannot be published (digest collision)."""
         self.tail: PrefixNode | None = None
-        """Its partly filled node."""
+        """Partly filled node."""
         self.owner = owner
-        """Conversation for which its blocks may go to the disk; empty: they may not."""
+        """Conversation for which the blocks may go to the disk. Empty: they may not."""
         self.noted: PrefixNode | None = None
-        """The last node that was noted for the disk."""
+        """Last node that was noted for the disk."""

@@ -85,8 +85,6 @@ class Scheduler:
         self._shrink_pending = False
         self.preemptions = 0
 
-    # ------------------------------------------------------------------------ queue and running set
-
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence: by priority, then in order of arrival, also after a preemption."""
         insort(self.waiting, sequence, key=lambda one: (-one.priority, one.number))
@@ -170,8 +168,6 @@ class Scheduler:
             return False
         seeded = (one.request_state.seeded for one in self.running)
         return sequence.request_state.seeded or any(seeded)
-
-    # ------------------------------------------------------------------------ steps
 
     def schedule(self) -> ScheduledStep | None:
         """Build the next step; None when nothing can be launched now."""
@@ -289,9 +285,10 @@ class Scheduler:
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
         padded = self._can.widths.padded(step.decode_width, step.width - step.decode_width)
-        return ScheduledStep(plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded)
-
-    # ------------------------------------------------------------------------ rows
+        drafting_s = self._draft_planner.drafting_s if step.drafts else 0.0
+        return ScheduledStep(
+            plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded, drafting_s
+        )
 
     def _add_row(self, step: StepBuilder, sequence: Sequence, share: int = 0) -> None:
         """Add the next tokens of a running sequence, if there is room for them."""
@@ -458,8 +455,6 @@ class Scheduler:
         sequence.new_blocks = sequence.new_window_blocks = ()
         step.add(row, scheduled, is_decode=width == 1 + again and start >= prompt_tokens)
 
-    # ------------------------------------------------------------------------ preemption
-
     def _preempt_for_priority(self) -> None:
         """Free a row for a more urgent request where all rows are taken.
 
@@ -501,8 +496,6 @@ class Scheduler:
         victim.exact = 0
         victim.new_blocks = victim.new_window_blocks = ()
         self.add(victim)
-
-    # ------------------------------------------------------------------------ admission
 
     def _admit_next(self, step: StepBuilder, *, rows: bool = True) -> bool:
         """Admit the first of the queue, if there is a row and room for it; nobody overtakes.

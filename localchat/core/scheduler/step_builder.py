@@ -64,10 +64,18 @@ class ScheduledStep:
     padded: PaddedWidth
     """The width that the runner gives it, if it has prompts."""
 
+    drafting_s: float = 0.0
+    """Time that the draft model took for the drafts."""
+
     @property
     def drafts(self) -> int:
         """Drafted tokens of all rows."""
         return sum(len(row.drafts) for row in self.rows)
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens that an earlier step computed already."""
+        return sum(row.recomputed for row in self.rows)
 
 
 class StepBuilder:

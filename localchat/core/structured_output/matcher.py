@@ -121,8 +121,6 @@ class GrammarMatcher:
         future = self._pending = self._workers.submit(self._compute, tuple(drafts))
         return [partial(_result, future, place) for place in range(len(drafts) + 1)]
 
-    # ------------------------------------------------------------------------ the matcher
-
     def _synchronized(self) -> "LLMatcher":
         """The matcher, as soon as no worker uses it."""
         if self._pending is not None:

@@ -81,9 +81,6 @@ def _choices(value: Schema) -> list[str]:
     return choices
 
 
-# ------------------------------------------------------------------------ a tag for each argument
-
-
 def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> list[str]:
     lines = []
     terms = []
@@ -110,9 +107,6 @@ def _key_end(tags: TagSyntax, value: Schema, is_text: bool) -> str:
     kind = _kind(value)
     named = "number" if kind in _NUMBERS else kind if kind in _KINDS else "object"
     return tags.key[1][0] + written.format(named) + tags.key[1][1:]
-
-
-# ------------------------------------------------------------------------ between commas
 
 
 def _separated(rule: str, arguments: Sequence[ArgumentRule], between: str) -> list[str]:
@@ -147,9 +141,6 @@ def _python_value(value: Schema, schema: Schema) -> str:
     if "enum" in value or "const" in value or not all(isinstance(kind, str) for kind in kinds):
         return _json(value, schema)
     return " | ".join(written.get(kind) or _json({**value, "type": kind}, schema) for kind in kinds)
-
-
-# ------------------------------------------------------------------------ Gemma's objects
 
 
 def _gemma(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
@@ -202,9 +193,6 @@ def _gemma_value(
         f"{anything}: {' | '.join(whole_any)}",
         *markup.up_to(f"{rule}_text", _QUOTE),
     ]
-
-
-# ------------------------------------------------------------------------ MiniMax's nested tags
 
 
 def _minimax(rule: str, schema: Schema, markup: TagTerms) -> list[str]:

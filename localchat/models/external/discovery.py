@@ -129,7 +129,7 @@ def find_by_suffix(
         model
         for model in find_external_models(environ, root=root).models
         if model.path is not None
-        and any(_ends_with(known.casefold(), folded) for known in (model.name, model.long))
+        and any(_ends_with(own_name.casefold(), folded) for own_name in (model.name, model.long))
     ]
     return _only(matches, name)
 

@@ -54,8 +54,6 @@ class Store(NamedTuple):
     read: Callable[[Path], Iterator[ExternalModel]]
 
 
-# ---------------------------------------------------------------------------- Ollama
-
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_TENSOR = "application/vnd.ollama.image.tensor"
 _OLLAMA_UNUSED: Final[Mapping[str, str]] = {
@@ -135,9 +133,6 @@ def _trouble_without_file(layers: Sequence[_ManifestLayer]) -> str:
     return "its weights are not on this machine (Ollama runs it elsewhere)"
 
 
-# ---------------------------------------------------------------------------- LM Studio
-
-
 class _StudioSettings(msgspec.Struct, rename="camel"):
     downloads_folder: str = ""
 
@@ -169,8 +164,6 @@ def _read_studio(folder: Path) -> Iterator[ExternalModel]:
         long = "/".join(("lmstudio", *parents, stem))
         yield ExternalModel(LM_STUDIO, short, long, path)
 
-
-# ---------------------------------------------------------------------------- Hugging Face
 
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])(?P<name>(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|B?F16|FP16|F32))$",
@@ -226,9 +219,6 @@ def quantization_suffix(stem: str) -> str:
     return match["name"].upper() if match else ""
 
 
-# ---------------------------------------------------------------------------- folders of files
-
-
 def _llama_cpp_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
     """Yield the cache folder by llama.cpp's own rule."""
     cache = _cache_folder(environ)
@@ -264,9 +254,6 @@ STORES: Final = (
 )
 PREFIXES: Final[Mapping[str, str]] = {store.prefix: store.name for store in STORES}
 """Names of the stores by the first part of their models' names."""
-
-
-# ---------------------------------------------------------------------------- bounded reads
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from localchat.server.chat.content_blocks import (
     ContentBlocks,
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.messages import decode_arguments
 from localchat.server.chat.request import conversation, engine_request
 from localchat.server.errors import ApiError, anthropic_error
 from localchat.server.formatters import json_response, new_id
@@ -179,15 +180,7 @@ def _complete_block(block: ContentBlock) -> dict[str, Any]:
         case "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": _SIGNATURE}
         case "call":
-            return {**_empty_block(block), "input": _input(block.text)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments as an object; empty if the token limit cut them off."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
+            return {**_empty_block(block), "input": decode_arguments(block.text)}
 
 
 def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:

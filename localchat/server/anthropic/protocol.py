@@ -47,7 +47,7 @@ class MessagesTool(msgspec.Struct, frozen=True):
 
     name: str
     type: str | None = None
-    """None or `custom`. Other tools run on Anthropic's servers, or only its models know them."""
+    """Type of the tool: None or `custom`. Tools of other types run on Anthropic's servers."""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None

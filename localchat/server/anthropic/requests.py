@@ -16,6 +16,7 @@ from localchat.server.anthropic.protocol import (
     InputMessage,
     MessagesBody,
     MessagesTool,
+    OutputConfig,
     OutputFormat,
     ToolChoice,
 )
@@ -56,8 +57,8 @@ def as_chat(body: MessagesBody) -> ChatRequest:
 
 def prompt_as_chat(body: CountTokensBody) -> ChatRequest:
     """Translate the part of a request that makes up the prompt. Raises ApiError."""
-    config = body.output_config
-    format_ = (config.format if config else None) or body.output_format
+    config = body.output_config or OutputConfig()
+    format_ = config.format or body.output_format
     structure = structure_of(body)
     if format_ is not None:
         structure["response_format"] = _format(format_)
@@ -73,13 +74,16 @@ def prompt_as_chat(body: CountTokensBody) -> ChatRequest:
 
 
 def _system(system: Content) -> list[Message]:
-    blocks = [InputBlock("text", system)] if isinstance(system, str) else system or []
+    if isinstance(system, str):
+        system = [InputBlock("text", system)]
     texts = [
         _BILLING_HEADER.sub("", _text(block, f"system.{index}"))
-        for index, block in enumerate(blocks)
+        for index, block in enumerate(system or ())
     ]
     text = "\n".join(filter(None, texts))
-    return [Message("system", text)] if text else []
+    if not text:
+        return []
+    return [Message("system", text)]
 
 
 def _messages(messages: list[InputMessage]) -> Iterator[Message]:
@@ -153,9 +157,10 @@ def _text(block: InputBlock, path: str) -> str:
         name = _required(block.tool_name, f"{path}.tool_name")
         return f"The tool {name} can be called now."
     if block.type == "search_result":
-        source = block.source if isinstance(block.source, str) else None
-        text = _plain_text(block.content, f"{path}.content")
-        return "\n".join(filter(None, (block.title, source, text)))
+        parts = [block.title, _plain_text(block.content, f"{path}.content")]
+        if isinstance(block.source, str):
+            parts.insert(1, block.source)
+        return "\n".join(filter(None, parts))
     if block.type == "document" and isinstance(block.source, DocumentSource):
         document = _document(block.source, f"{path}.source.content")
         if document is not None:
@@ -247,8 +252,8 @@ def _template_options(body: CountTokensBody) -> dict[str, Any]:
             options["enable_thinking"] = thinking.type == "enabled"
         if thinking.budget_tokens is not None:
             options["thinking_budget"] = thinking.budget_tokens
-    if body.output_config is not None and body.output_config.effort is not None:
-        effort = body.output_config.effort
+    effort = (body.output_config or OutputConfig()).effort
+    if effort is not None:
         if effort not in _EFFORTS:
             raise bad_request(
                 f"output_config.effort: {effort[:50]!r} is unknown; the choices are {', '.join(_EFFORTS)}.",

@@ -17,7 +17,7 @@ class ConversationEndpoint:
 
     chat: ChatRequest
     request: GenerateRequest
-    """The same, for the engine."""
+    """The conversation as a request of the engine."""
     loop_guard: bool
 
     @property

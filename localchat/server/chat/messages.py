@@ -74,6 +74,7 @@ def _is_plain_text(message: Message) -> bool:
 
 def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
     """Add the tool's name to tool results: templates print it, but clients send only the call's id."""
+    # Ids may repeat in a long conversation. A result belongs to the last call before it.
     names: dict[str, str] = {}
     result: list[Message] = []
     for message in messages:
@@ -99,6 +100,14 @@ def encode_arguments(arguments: str | dict[str, Any] | None) -> str:
     if isinstance(arguments, dict):
         return msgspec.json.encode(arguments).decode()
     return arguments or "{}"
+
+
+def decode_arguments(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object; empty if the token limit cut them off."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
 
 
 def text_of(content: Content, param: str, *, role: str = "user") -> str:

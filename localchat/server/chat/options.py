@@ -5,7 +5,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from localchat.engine.request import SAMPLING_RANGES, GenerateRequest, Prompt, Sampling
+from localchat.config.parameters import SAMPLERS
+from localchat.engine.request import GenerateRequest, Prompt, Sampling
 from localchat.server.chat.structure import StructureFields, requested_grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
@@ -42,7 +43,7 @@ class GenerationFields(StructureFields, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    """From vLLM, like the next three fields."""
+    """Token ids that end the answer. This and the next three fields are vLLM's."""
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     bad_words: str | list[str] | None = None
@@ -71,18 +72,6 @@ _MAX_LOGPROBS: Final = 20
 _MAX_TOKEN_ID: Final = (1 << 31) - 1
 _FORBIDDEN: Final = -1e9
 _MAX_BIAS: Final = 100.0
-_REPETITION_RANGE: Final = (1e-3, 10.0)
-_RANGES: Final = {
-    **SAMPLING_RANGES,
-    "temperature": (0.0, 10.0),
-    "top_k": (-1, 1 << 31),  # clients write -1 for off
-    "typ_p": SAMPLING_RANGES["typical_p"],
-    "repetition_penalty": _REPETITION_RANGE,
-    "repeat_penalty": _REPETITION_RANGE,  # llama.cpp's name
-    "frequency_penalty": (-2.0, 2.0),
-    "presence_penalty": (-2.0, 2.0),
-}
-"""The engine's ranges, narrowed to those of the OpenAI protocol and to what a client can mean."""
 
 
 class Client(NamedTuple):
@@ -123,6 +112,7 @@ def generate_request(
         grammar=requested_grammar(fields, limits, format_field),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        # A request's own salt separates its cache further, but cannot join that of another client.
         salt="\0".join(filter(None, (client.salt, fields.cache_salt))),
         priority=priority,
         speculation=fields.speculation is not False,
@@ -134,32 +124,37 @@ def generate_request(
 
 def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
     biases, text_biases = _biases(fields.logit_bias or {}, limits)
-    for name, (low, high) in _RANGES.items():
-        value = getattr(fields, name)
-        if value is not None and not low <= value <= high:
-            raise bad_request(
-                f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
-            )
-    top_k = fields.top_k
-    if top_k is not None:
-        top_k = max(0, top_k)
+    values: dict[str, Any] = {key: _sampler_value(fields, key) for key in SAMPLERS}
+    if values["top_k"] is not None:
+        values["top_k"] = max(0, values["top_k"])
+    seed = fields.seed
+    if seed is not None:
+        # Clients send negative and longer seeds. The engine takes 64 bits.
+        seed &= _SEED_MASK
     return Sampling(
-        temperature=fields.temperature,
-        top_k=top_k,
-        typical_p=_first(fields.typical_p, fields.typ_p),
-        top_p=fields.top_p,
-        min_p=fields.min_p,
-        repetition_penalty=_first(fields.repetition_penalty, fields.repeat_penalty),
-        frequency_penalty=fields.frequency_penalty,
-        presence_penalty=fields.presence_penalty,
+        **values,
         logit_bias=biases,
         text_bias=text_biases,
-        seed=None if fields.seed is None else fields.seed & _SEED_MASK,
+        seed=seed,
     )
 
 
-def _first(value: float | None, alias: float | None) -> float | None:
-    return alias if value is None else value
+def _sampler_value(fields: GenerationFields, key: str) -> float | None:
+    """Return the value of a field, or of its alias. Raises ApiError if it is out of range."""
+    sampler = SAMPLERS[key]
+    # The engine's ranges are wider than what a client can mean.
+    low, high = sampler.client_range or sampler.engine_range
+    result: float | None = None
+    for name in filter(None, (sampler.alias, key)):
+        value: float | None = getattr(fields, name)
+        if value is None:
+            continue
+        if not low <= value <= high:
+            raise bad_request(
+                f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
+            )
+        result = value
+    return result
 
 
 def _biases(
@@ -204,7 +199,9 @@ def checked_token_ids(tokens: list[Any]) -> tuple[int, ...]:
 
 def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
     """Return the number of answers. Raises ApiError."""
-    n = 1 if fields.n is None else fields.n
+    n = fields.n
+    if n is None:
+        return 1
     if not 1 <= n <= limits.choices:
         raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
     return n
@@ -223,8 +220,11 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
 
 def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
     """Return the minimum length of the answer in tokens. Raises ApiError."""
-    name = "min_tokens" if fields.min_tokens is not None else "min_new_tokens"
-    tokens: int = getattr(fields, name) or 0
+    name = "min_tokens"
+    tokens = fields.min_tokens
+    if tokens is None:
+        name = "min_new_tokens"
+        tokens = fields.min_new_tokens or 0
     if not 0 <= tokens <= max_tokens:
         raise bad_request(
             f"The field {name!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",

@@ -87,6 +87,7 @@ def conversation(chat: ChatRequest, limits: ServerLimits) -> Messages:
     options = _checked_template_options(chat.template_options)
     budget = _think_budget([*chat.think_budgets, options.get("thinking_budget")])
     thinking = _take_thinking(options, chat.reasoning_effort)
+    # As in other servers, a last message of the assistant is the beginning of the answer.
     last = messages[-1]
     continues = chat.continue_last and last.role == "assistant" and not last.tool_calls
     if continues and not last.content and not last.reasoning and len(messages) > 1:
@@ -135,7 +136,8 @@ def _take_thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoi
         value for name in THINKING_SWITCHES if (value := options.pop(name, None)) is not None
     ]
     if effort:
-        effort = "xhigh" if effort == "max" else effort
+        if effort == "max":
+            effort = "xhigh"
         if effort not in EFFORTS:
             raise bad_request(
                 f"'reasoning_effort' must be one of {', '.join(EFFORTS)}; got {effort[:50]!r}.",

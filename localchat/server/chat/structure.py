@@ -1,4 +1,4 @@
-"""Structure of an answer: a schema, grammar, regular expression or list of choices that constrains it.
+"""Constraints on the structure of an answer: schema, grammar, regular expression or choices.
 
 Every server has its own fields for this. All fields of OpenAI, llama.cpp, vLLM and SGLang are supported: a
 client whose field was ignored would get free text instead of the structure it expects.
@@ -168,7 +168,7 @@ def _wrong_type(field: str, expected: str) -> ApiError:
 
 
 def _schema_grammar(value: Any, field: str, limits: ServerLimits) -> Grammar:  # noqa: ANN401 - JSON
-    """Return the grammar of a schema, given as an object, as JSON text or in OpenAI's wrapper."""
+    """Return the grammar of a schema: an object, JSON text, or OpenAI's wrapper."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)

@@ -20,16 +20,20 @@ async def template_variants(lease: AsyncLease, prompt: Messages) -> list[Message
     """
     variants = [prompt]
     if any(message.role == "system" for message in prompt.messages[1:]):
-        in_place = await asyncio.to_thread(_renders_system_in_place, lease.engine, prompt)
-        variants = [prompt] if in_place else []
+        # Some templates drop late system messages without an error, so that only a rendering tells.
+        if not await asyncio.to_thread(_renders_system_in_place, lease.engine, prompt):
+            variants.clear()
         variants.append(_changed(prompt, _late_system_as_user))
         variants.append(_changed(prompt, _system_first))
+    # The unchanged variants come first: each change hides from the model who said what.
     for change in (_text_in_reasoning, _text_in_tool_result):
         if change(prompt.messages) != prompt.messages:
             variants += [_changed(variant, change) for variant in variants]
     if any(message.role == "system" for message in prompt.messages):
+        # The last resort, for templates without a system role such as Gemma 2's.
         variants.append(replace(prompt, messages=_system_as_user(variants[-1].messages)))
     if prompt.continue_last:
+        # Some templates cannot continue a message while they open a block of reasoning.
         variants += [
             replace(variant, thinking="off") for variant in variants if variant.thinking != "off"
         ]
@@ -46,7 +50,7 @@ def _changed(
 def _renders_system_in_place(engine: Engine, prompt: Messages) -> bool:
     """Return True if the template renders each system message after the user's messages before it.
 
-    Assume so of a remote server that cannot render.
+    A remote server that cannot render is trusted to do so.
     """
     try:
         rendered = engine.render(prompt)

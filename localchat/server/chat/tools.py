@@ -113,7 +113,9 @@ def apply_tool_choice(choice: ToolChoice, tools: EngineTools) -> tuple[str, Engi
         for index, name in enumerate(choice.allowed):
             _check_tool(name, tools, f"tool_choice.allowed_tools.tools[{index}]")
         tools = tuple(tool for tool in tools if tool["function"]["name"] in choice.allowed)
-    mode = "required" if choice.mode == "any" else choice.mode
+    mode = choice.mode
+    if mode == "any":
+        mode = "required"
     if mode not in _MODES:
         raise bad_request(
             f"The tool choice {choice.mode[:50]!r} is unknown; the choices are auto, none, required and "

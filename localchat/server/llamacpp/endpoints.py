@@ -87,8 +87,8 @@ class NativeEndpoint:
         )
 
     def _early_stop(self) -> LineStop:
-        limit_ms = self.body.t_max_predict_ms or 0
-        return LineStop(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
+        limit_s = (self.body.t_max_predict_ms or 0) / 1e3
+        return LineStop(self.body.n_indent or 0, limit_s if limit_s > 0 else None)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "NativeFormatter":
         model = self.body.model or lease.name
@@ -133,6 +133,7 @@ class NativeFormatter:
         self._streamed.add(event)
         if not isinstance(event, Text) or not (event.text or event.logprobs):
             return b""
+        # A piece is usually one token. The exact number is known only at the end.
         self._pieces += 1
         piece = {
             "index": 0,

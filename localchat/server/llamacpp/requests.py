@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, TextPrompt, TokenIds
 from localchat.server.chat.options import (
     INFILL_PRIORITY,
@@ -62,7 +63,9 @@ def _request(
 ) -> GenerateRequest:
     _check_single(body)
     limit = body.max_tokens if body.n_predict is None else body.n_predict
-    max_tokens = {"n_predict": limit} if limit is not None and limit >= 0 else {}
+    max_tokens: dict[str, int] = {}
+    if limit is not None and limit >= 0:
+        max_tokens["n_predict"] = limit
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
         changes["seed"] = None  # llama.cpp's clients send -1 for a random seed
@@ -102,22 +105,15 @@ def _with_samplers(sampling: Sampling, samplers: str | list[str] | None) -> Samp
     if not isinstance(samplers, list) or not samplers:
         return sampling
     off = {
-        field: value
-        for field, (name, value) in _OFF.items()
-        if name not in samplers and getattr(sampling, field) is None
+        key: sampler.off
+        for key, sampler in SAMPLERS.items()
+        if sampler.llamacpp_stage
+        and sampler.llamacpp_stage not in samplers
+        and getattr(sampling, key) is None
     }
     if "infill" in samplers and sampling.temperature is None:
         off["temperature"] = 0.0
     return msgspec.structs.replace(sampling, **off)
-
-
-_OFF: Final = {
-    "top_k": ("top_k", 0),
-    "typical_p": ("typ_p", 1.0),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", 0.0),
-    "repetition_penalty": ("penalties", 1.0),
-}
 
 
 def _ever_shorter(gap: Infill) -> Iterator[Infill]:
@@ -128,6 +124,7 @@ def _ever_shorter(gap: Infill) -> Iterator[Infill]:
     """
     yield gap
     replace = msgspec.structs.replace
+    # Each step halves the context, so that a few attempts are enough for any size.
     while gap.extra:
         gap = replace(gap, extra=gap.extra[(len(gap.extra) + 1) // 2 :])
         yield gap

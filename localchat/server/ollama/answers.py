@@ -28,6 +28,7 @@ from localchat.server.chat.content_blocks import (
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.messages import decode_arguments
 from localchat.server.chat.request import ChatRequest, engine_request
 from localchat.server.embeddings import checked_texts, embed
 from localchat.server.errors import ApiError, missing_field
@@ -90,6 +91,7 @@ async def embeddings(request: Request) -> Response:
         raise missing_field("input")
     began_s = time.perf_counter()
     keep_s = keep_alive_s(body.keep_alive)
+    # The older route rejects a text that is too long.
     truncate = body.input is not None and body.truncate is not False
     vectors: list[list[float]] = []
     tokens = 0
@@ -293,7 +295,7 @@ class OllamaFormatter:
 
 
 def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
-    """Return token counts, and times in nanoseconds that are 0 if the engine did not measure them."""
+    """Return token counts, and times in nanoseconds. A time that was not measured is 0."""
     metrics = {
         "total_duration": 0,
         "load_duration": 0,
@@ -319,11 +321,8 @@ def _phase_duration(tokens: int, tokens_per_s: float | None) -> int:
 
 
 def _call(block: ContentBlock) -> Json:
-    try:
-        arguments = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        arguments = {}  # the token limit cut them off
-    return {"id": block.id, "function": {"name": block.name, "arguments": arguments}}
+    function = {"name": block.name, "arguments": decode_arguments(block.text)}
+    return {"id": block.id, "function": function}
 
 
 def _line(value: Json) -> bytes:

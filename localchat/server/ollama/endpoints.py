@@ -3,7 +3,6 @@
 No route here loads a model or waits for one. Routes that would change models are rejected, with a hint.
 """
 
-import asyncio
 import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -13,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import EngineInfo
-from localchat.errors import LocalchatError
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import ApiError, missing_field, model_not_found
 from localchat.server.formatters import json_response
@@ -77,13 +75,10 @@ async def running(request: Request) -> Response:
     """GET /api/ps: list the loaded models."""
     service = service_of(request)
     cards = {card.name: card for card in service.engines.models()}
-    models = []
-    for name, engine in service.engines.loaded():
-        try:
-            info = await asyncio.to_thread(engine.info)
-        except LocalchatError:
-            continue  # the engine exited between the two calls
-        models.append(_running(cards.get(name) or ModelCard(name, loaded=True), info))
+    loaded = await service.engines.query_loaded(lambda engine: engine.info())
+    models = [
+        _running(cards.get(name) or ModelCard(name, loaded=True), info) for name, _, info in loaded
+    ]
     return json_response({"models": models})
 
 

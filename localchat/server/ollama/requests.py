@@ -44,7 +44,7 @@ from localchat.server.ollama.protocol import (
 log = logging.getLogger("localchat.server")
 
 CONTEXT_TOKENS: Final = b"x-localchat-context-tokens"
-"""Header with the context in tokens, if the model was loaded with a shorter one than requested."""
+"""Header with the context in tokens, if it is shorter than requested."""
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _NUMBER: Final = r"\d+(?:\.\d*)?|\.\d+"
 _DURATION: Final = re.compile(rf"([-+]?)((?:(?:{_NUMBER})(?:h|ms|m|s|us|µs|ns))+|(?:{_NUMBER}))")
@@ -78,10 +78,14 @@ def as_generation(
     elif body.raw:
         prompt = TextPrompt(body.prompt or "", special=True)
     else:
-        system = [Message("system", body.system)] if body.system else []
-        chat = replace(chat, messages=[*system, Message("user", body.prompt or "")])
+        messages = [Message("user", body.prompt or "")]
+        if body.system:
+            messages.insert(0, Message("system", body.system))
+        chat = replace(chat, messages=messages)
         return chat, engine_request(chat, limits, client)
-    tokens = chat.max_tokens["n_predict"]
+    requested = {}
+    if (tokens := chat.max_tokens["n_predict"]) is not None:
+        requested["num_predict"] = tokens
     logprobs = None
     if chat.logprobs:
         logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
@@ -90,9 +94,7 @@ def as_generation(
         prompt,
         limits,
         client=client,
-        max_tokens=answer_tokens(
-            {} if tokens is None else {"num_predict": tokens}, limits, minimum=0
-        ),
+        max_tokens=answer_tokens(requested, limits, minimum=0),
         logprobs=logprobs,
         priority=INFILL_PRIORITY if body.suffix else CHAT_PRIORITY,
         format_field=chat.format_field,
@@ -115,8 +117,8 @@ def keep_alive_s(value: KeepAlive) -> float | None:
 def _seconds(text: str) -> float | None:
     if not text:
         return None
-    match = _DURATION.fullmatch(text) if len(text) <= _MAX_LENGTH else None
-    if match is None:
+    match = _DURATION.fullmatch(text)
+    if match is None or len(text) > _MAX_LENGTH:
         raise _invalid_duration(text)
     sign = -1.0 if match[1] == "-" else 1.0
     times = _TIME.findall(match[2])
@@ -137,7 +139,7 @@ def context_headers(
     options: OllamaOptions | None, context_tokens: int
 ) -> tuple[tuple[bytes, bytes], ...]:
     """Return the header of an answer with less context than the options request."""
-    requested = options.num_ctx if options is not None else None
+    requested = (options or OllamaOptions()).num_ctx
     if requested is None or requested <= context_tokens:
         return ()
     log.warning(
@@ -170,10 +172,16 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
         stop=options.stop,
         response_format=_response_format(body.format),
     )
+    template_options: dict[str, bool] = {}
+    effort = None
+    if isinstance(body.think, bool):
+        template_options["enable_thinking"] = body.think
+    else:
+        effort = body.think
     return ChatRequest(
         fields=fields,
-        template_options={"enable_thinking": body.think} if isinstance(body.think, bool) else {},
-        reasoning_effort=body.think if isinstance(body.think, str) else None,
+        template_options=template_options,
+        reasoning_effort=effort,
         max_tokens={"n_predict": limit},
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,

@@ -125,6 +125,7 @@ class ChatFormatter(ChunkFormatter):
         return b""
 
     def event(self, event: OutputEvent) -> bytes:
+        # Without custom tools, arguments are sent as they arrive.
         if self.custom and not isinstance(event, PromptEcho | PromptProgress):
             return self._custom_event(event)
         return self._plain_event(event)

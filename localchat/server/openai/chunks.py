@@ -91,7 +91,7 @@ class ChunkFormatter:
         return event(self.header.chunk([choice], timings=timings))
 
     def end_event(self, index: int, choice: object) -> bytes:
-        """Return the event for the end of a choice, or buffer it until the stream ends."""
+        """Return the end of a choice, or buffer it until the stream ends."""
         self.unfinished.discard(index)
         if self.with_usage or self.unfinished:
             return self.header.event(choice)
@@ -104,7 +104,7 @@ class ChunkFormatter:
     def last_chunk(
         self, usage: Usage, done: Done | None, extension: dict[str, Any] | None = None
     ) -> bytes:
-        """Return the event with usage, timings, and the end of the last choice if it was buffered."""
+        """Return the last chunk: usage, timings, and the end of a choice if buffered."""
         if not self.with_usage and not self.last_end and extension is None:
             return b""
         timings = answer_timings(usage, done, own=self.with_timings)

@@ -80,7 +80,7 @@ def as_chat(body: ChatBody) -> ChatRequest:
 
 
 def uses_functions(body: ChatBody) -> bool:
-    """Return True if a chat has the deprecated `functions` instead of `tools`, with one call at a time."""
+    """Return True for a chat with the deprecated `functions`, which allow one call."""
     return bool(body.functions and not body.tools)
 
 
@@ -102,6 +102,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 
 def _message(message: ChatMessage, path: str) -> Message:
+    # `function_call` is the deprecated field for a single call.
     calls = message.tool_calls or []
     if not calls and message.function_call is not None:
         calls = [ToolCallParam(message.function_call)]
@@ -135,8 +136,8 @@ def _tool_choice(choice: str | NamedToolChoice | NamedFunction | None) -> ToolCh
         case NamedFunction(name):
             return ToolChoice(name=name, param="tool_choice.function.name")
         case NamedToolChoice(type="function" | "custom"):
-            named = choice.function if choice.type == "function" else choice.custom
-            name = named.name if named is not None else choice.name or ""
+            tool = choice.function if choice.type == "function" else choice.custom
+            name = (tool or choice).name or ""
             return ToolChoice(name=name, param=f"tool_choice.{choice.type}.name")
         case NamedToolChoice(type="allowed_tools") if choice.allowed_tools is not None:
             tools = choice.allowed_tools.tools
@@ -159,19 +160,25 @@ def _thinking_of_other_servers(body: ChatBody, template_options: dict[str, Any])
     if switches and all(template_options.get(name) is None for name in THINKING_SWITCHES):
         template_options["enable_thinking"] = switches[0]
     effort = _item(body.reasoning, "effort")
-    return effort if effort in EFFORTS else None
+    if effort in EFFORTS:
+        return str(effort)
+    return None
 
 
 def _switch(value: Any) -> bool | None:  # noqa: ANN401 - JSON
     """Return a thinking switch in any of its shapes: true, {"type": "enabled"} or {"enabled": true}."""
     if isinstance(value, dict):
-        switch = {"enabled": True, "disabled": False}.get(str(value.get("type")))
-        value = value.get("enabled") if switch is None else switch
-    return value if isinstance(value, bool) else None
+        switches = {"enabled": True, "disabled": False}
+        value = switches.get(str(value.get("type")), value.get("enabled"))
+    if isinstance(value, bool):
+        return value
+    return None
 
 
 def _item(value: Any, key: str) -> Any:  # noqa: ANN401 - JSON
-    return value.get(key) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value.get(key)
+    return None
 
 
 def completion_requests(

@@ -74,8 +74,9 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
     if allowed is not None:
         tools = [(tool, name) for tool, name in tools if name in allowed]
     logprobs = _LOGPROBS in (body.include or ())
-    messages = [Message("system", body.instructions)] if body.instructions else []
-    messages += _messages(body.input)
+    messages = _messages(body.input)
+    if body.instructions:
+        messages.insert(0, Message("system", body.instructions))
     if not messages:
         raise missing_field("input", "The field 'input' is empty: there is nothing to answer.")
     structure = structure_of(body)
@@ -138,10 +139,12 @@ def _refuse_stored_state(body: ResponsesBody) -> None:
 
 
 def _messages(source: str | list[InputItem] | None) -> list[Message]:
+    if not source:
+        return []
     if isinstance(source, str):
-        return [Message("user", source)] if source else []
+        return [Message("user", source)]
     builder = _MessageBuilder()
-    for index, item in enumerate(source or ()):
+    for index, item in enumerate(source):
         builder.add(item, f"input[{index}]")
     return builder.messages()
 
@@ -261,7 +264,7 @@ def _tools(
 
 
 def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
-    """Return the types of the tools that do not run here, as names of ignored fields."""
+    """Return the types of tools that do not run here, as names of fields."""
     namespaces = [tool for tool in tools if tool.type == "namespace"]
     inner = [tool for namespace in namespaces for tool in namespace.tools or ()]
     names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in _CALLABLE]

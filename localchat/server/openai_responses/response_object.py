@@ -22,7 +22,7 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ResponseObject:
-    """The part of a response that does not change between its first event and its last."""
+    """The part of a response that is the same in all its events."""
 
     model: str
     body: ResponsesBody

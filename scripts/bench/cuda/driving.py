@@ -23,7 +23,6 @@ from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
-from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
@@ -60,7 +59,6 @@ def runner_of(
     GGUF file. `head_bounds` None: as where memory is plentiful."""
     if head_bounds is None:
         head_bounds = can_bound_head(config) and not head_int8
-    architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     plan = replace(plan, cache_ram_bytes=cache_ram_bytes)
@@ -72,8 +70,7 @@ def runner_of(
         formats=formats,
     ) as ahead:  # fmt: skip
         source = source or random_weights(config, GPU)
-        weights = load(
-            config, architecture.FAMILY.names, source, GPU, head_int8=head_int8,
+        weights = load(config, source, GPU, head_int8=head_int8,
             head_bounds=head_bounds,
         )  # fmt: skip
         ahead.wait()

@@ -100,7 +100,7 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
                 asked = engine.ask(text[:PROMPT].tolist(), WRITTEN, speculation=drafts)
                 engine.settle()
                 seconds[drafts].append(asked.times_s[-1] - asked.times_s[0])
-                while runner._wanted or runner._repeated:  # what was not prepared is, in a pause
+                while runner._missing or runner._repeated:  # what was not prepared is, in a pause
                     runner.warm_up_next()
         model = engine.loop._draft_model
         assert model is not None

@@ -122,9 +122,8 @@ def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[
 def measure(folder: Path, talks: list[Talk], asked: int, device: torch.device) -> dict[str, float]:
     """The metrics of the module docstring, and the number of tokens they are based on."""
     config = read_config(folder)
-    names = config.family.names
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    weights = load(config, names, CheckpointWeights(folder, device), device, dtype=dtype)
+    weights = load(config, CheckpointWeights(folder, device), device, dtype=dtype)
     texts = {cache: Text(config, weights, device, cache) for cache in CACHES}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     kl: dict[str, list[torch.Tensor]] = {"bf16_fp8": [], "plain_bf16": []}

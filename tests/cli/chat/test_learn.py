@@ -52,7 +52,7 @@ def test_learn_fails_when_no_file_of_a_kind_can_be_read(call: Call, folder: Path
         (folder / f"{number}.pdf").write_bytes(pdf(""))
     learned = call((), "learn", folder)
     assert learned.code == 1
-    assert "none of 3 PDF files could be read: each holds no text" in learned.err
+    assert "none of 3 PDF files could be read: each has no text" in learned.err
     assert "@my-contracts" in call((), "learn", "--list").out
     (folder / "3.pdf").write_bytes(pdf("Text."))
     assert call((), "learn", folder).code == 0
@@ -63,7 +63,7 @@ def test_one_unreadable_file_is_named_with_the_reason(call: Call, tmp_path: Path
     path.write_bytes(pdf(""))
     learned = call((), "learn", path)
     assert learned.code == 2
-    assert f"cannot read {path}: the file holds no text" in learned.err
+    assert f"cannot read {path}: the file has no text" in learned.err
 
 
 def test_home_folder_of_a_quoted_file_is_found(

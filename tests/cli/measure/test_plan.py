@@ -10,7 +10,7 @@ import pytest
 
 from localchat.atomic import write_text
 from localchat.config.paths import find_paths
-from localchat.measure.bench_record import BenchStore
+from localchat.measure.store import bench_store
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
 from tests.support.gguf_files import Q4_0, Size, llama
@@ -28,8 +28,8 @@ def plan(call: Call) -> Plan:
 @pytest.fixture
 def kept() -> None:
     """A benchmark of the model m."""
-    store = BenchStore(find_paths(os.environ).data_dir)
-    store.keep(record(point(80, 1), point(150, 2), point(160, 4)))
+    store = bench_store(find_paths(os.environ).data_dir)
+    store.add(record(point(80, 1), point(150, 2), point(160, 4)))
 
 
 @pytest.mark.usefixtures("kept")
@@ -113,7 +113,7 @@ def test_an_estimate_counts_the_draft_model(
 @pytest.mark.usefixtures("kept")
 def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
     paths = find_paths(os.environ)
-    BenchStore(paths.data_dir).keep(record(point(8, 1), point(15, 2), point(16, 4), model="big"))
+    bench_store(paths.data_dir).add(record(point(8, 1), point(15, 2), point(16, 4), model="big"))
     write_text(paths.settings_file, '[routes.easy]\nsmall = "m"\nlarge = "big"\ndoubt = -0.9\n')
     asked = ("route:easy", "--users", "2000", "--large-share", "0.2", "--price", "machine_hour=1")
     outcome = plan(*asked)
@@ -137,7 +137,7 @@ def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
         (("m", "--users", "nan"), "'--users': 'nan' is not a valid number"),
         (("m", "--rate", "inf"), "'--rate': 'inf' is not a valid number"),
         (("m", "--price", "gold=1"), "kwh, machine_hour"),
-        (("m", "--from", "9"), "there is no benchmark '9'"),
+        (("m", "--from", "9"), "no benchmark '9'"),
         (("other", "--from", "1"), "no series of other"),
         (("http://127.0.0.1:1",), "localchat bench"),
     ],

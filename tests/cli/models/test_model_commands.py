@@ -93,7 +93,7 @@ def test_an_architecture_that_this_llama_cpp_does_not_know_is_told(
     ours = ("block_count", "context_length", "embedding_length", "attention.head_count")
     extra: dict[str, Any] = {f"gptoss__{key.replace('.', '__')}": 2 for key in ours}
     gguf(models_dir / "odd.gguf", general__architecture="gptoss", **extra)
-    assert "does not know its architecture, gptoss" in rows(verb)["odd"]["reason"]
+    assert "does not support its architecture, gptoss" in rows(verb)["odd"]["reason"]
 
 
 def test_a_name_cannot_move_the_cursor(

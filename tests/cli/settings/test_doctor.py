@@ -169,7 +169,7 @@ def test_memory_is_told_once_and_by_whom(
         BUILD, devices=(Device("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), CARD)
     )
     out = doctor(call)[1]
-    rows = {line[2:12].strip(): line[12:] for line in out.splitlines() if line.startswith("  ")}
+    rows = {line[2:13].strip(): line[13:] for line in out.splitlines() if line.startswith("  ")}
     assert rows["memory"] == "9.0 GB free of 16.0 GB"
     assert "RTX 4090, 21.0 GB free of 24.0 GB" in out
     # The library calls all of the RAM free; of a card it is said that this is its count.
@@ -218,7 +218,7 @@ def test_a_library_that_cannot_be_loaded_is_told_with_what_to_do(
 ) -> None:
     install(broken=LocalchatError("llama.cpp needs libgomp.so.1", hint="apt install libgomp1"))
     out = doctor(call)[1]
-    assert "  to do     apt install libgomp1\n  trouble   llama.cpp needs libgomp.so.1\n" in out
+    assert "  to do      apt install libgomp1\n  trouble    llama.cpp needs libgomp.so.1\n" in out
 
 
 def test_a_library_that_does_not_load_is_a_finding(call: Call, install: Install) -> None:

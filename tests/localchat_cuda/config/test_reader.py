@@ -319,7 +319,7 @@ def test_gemma_4_with_experts_has_a_dense_layer_beside_them() -> None:
     found = parse_config({**GEMMA4, "text_config": {**GEMMA4["text_config"], **MOE}}, "it")  # type: ignore[dict-item]
     assert found.mixture == Mixture(128, 8, normalized=True, gelu=True)
     assert (found.intermediate, found.intermediate_of(0)) == (704, 21504)
-    with pytest.raises(UsageError, match="beside a dense layer are possible in bf16") as caught:
+    with pytest.raises(UsageError, match="beside a dense layer support bf16") as caught:
         rounded_config(found, "int4", "it")
     assert "Leave out --quantize" in caught.value.hint
     quantized = {**GEMMA4, "text_config": {**GEMMA4["text_config"], **MOE}}  # type: ignore[dict-item]
@@ -428,7 +428,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         ({"num_experts_per_tok": 129}, "129 of 128 experts"),
         ({"num_experts": None}, "num_experts is missing"),
         ({"hidden_act": "gelu_pytorch_tanh"}, "another activation than SiLU"),
-        ({"quantization_config": FP8}, "experts quantized as FP8 .experts are possible in bf16"),
+        ({"quantization_config": FP8}, "experts quantized as FP8 .experts support bf16"),
         ({"quantization_config": {**GPTQ, "bits": 8}}, "experts quantized as GPTQ 8-bit"),
         ({"quantization_config": {**GPTQ, "desc_act": True}}, "4-bit with act-order"),
     ],
@@ -443,7 +443,7 @@ def test_experts_that_no_kernel_takes_are_refused(change: dict[str, Any], words:
     ("change", "words"),
     [
         ({"quantization_config": AWQ}, "experts quantized as AWQ 4-bit"),
-        ({"intermediate_size": 2890}, "MXFP4 with intermediate_size 2890, no"),
+        ({"intermediate_size": 2890}, "MXFP4 with intermediate_size 2890, which is not a multiple"),
         ({"swiglu_alpha": 1.0}, "gates have a slope of 1.0"),
         ({"attention_bias": False}, "without the biases"),
     ],
@@ -459,7 +459,7 @@ def test_gpt_oss_has_windows_in_every_second_layer_and_is_never_rounded() -> Non
     config = parse_config(CONFIGS["gpt-oss:20b"][0], "it")
     assert config.windows == (128, 0) * 12
     floating = parse_config({**CONFIGS["gpt-oss:20b"][0], "quantization_config": None}, "it")
-    with pytest.raises(UsageError, match="its experts are possible in bf16 and MXFP4"):
+    with pytest.raises(UsageError, match="its experts support bf16 and MXFP4"):
         rounded_config(floating, "int4", "it")
 
 

@@ -10,7 +10,6 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor
-from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels import permute_columns
@@ -56,9 +55,8 @@ EIGHT_BITS: dict[str, Any] = {
 
 def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
     config = read_config(folder)
-    names = config.family.names
     say = (lambda text: None) if said is None else said.append
-    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, notify=say)
+    return load(config, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, notify=say)
 
 
 def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -254,7 +252,7 @@ def test_what_is_planned_is_what_is_held(saved: tuple[Way, Any], tmp_path: Path)
     quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *saved)
     source = CheckpointWeights(tmp_path, CPU)
     config = read_config(tmp_path)
-    held = load(config, ARCHITECTURES["qwen3"].FAMILY.names, source, CPU, dtype=torch.float16).bytes
+    held = load(config, source, CPU, dtype=torch.float16).bytes
     planned = weights_bytes(config, source.headers.values())
     assert held <= planned <= held + 4 * 4 * 384
 
@@ -278,9 +276,8 @@ def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
     ours = Tiny(tmp_path, torch.float32)
     ours.config = replace(ours.config, quantization=quantization)
-    names = ARCHITECTURES["qwen3"].FAMILY.names
     source = random_weights(ours.config, CPU)
-    ours.weights = load(ours.config, names, source, CPU, dtype=torch.float32)
+    ours.weights = load(ours.config, source, CPU, dtype=torch.float32)
     assert ours.weights.packed == (quantization.packed or quantization.in_ggml_forms)
     found = ours.prompt(tokens_of(35, 9), 9)
     assert bool(found.isfinite().all())

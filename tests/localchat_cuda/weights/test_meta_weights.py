@@ -72,9 +72,8 @@ def compare(
     """Load a model with and without memory, and compare."""
 
     def loaded(weights: WeightSource, device: torch.device) -> object:
-        names = config.family.names
         return described(
-            load(config, names, weights, device, head_int8=head_int8, head_bounds=head_bounds)
+            load(config, weights, device, head_int8=head_int8, head_bounds=head_bounds)
         )
 
     assert loaded(meta or MetaWeights(), META) == loaded(source, CPU)

@@ -1,4 +1,4 @@
-"""Block formats of a GGUF file: each tensor has a number format of its own."""
+"""Block formats of a GGUF file, in which each tensor has its own number format."""
 
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.weights.gguf_source import GgufWeights

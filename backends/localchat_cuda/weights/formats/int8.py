@@ -5,7 +5,7 @@ Letters: N output and K input features, G groups along K.
     weight             int8 [N, K]
     weight_scale       bf16, fp16 or fp32: one number, [N, 1], or [N, G]
     weight_zero_point  int8, as the scales, if asymmetric
-    input_scale        static scale of activations: not read, activations stay floating, which is more exact
+    input_scale        static scale of activations: not read, because activations stay floating here
 
 Xiao et al., 2022 (arXiv 2211.10438).
 """
@@ -31,11 +31,9 @@ class Int8:
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         groups = k // group_size(prefix, k, self.quantization.group)
-        # codes from 0 to 255, as the packed form has them
-        codes = (
-            self.target.tensor(f"{prefix}.weight", (n, k), torch.int8).view(torch.uint8)
-            ^ INT8_MIDDLE
-        )
+        stored_codes = self.target.tensor(f"{prefix}.weight", (n, k), torch.int8)
+        # The packed form has codes from 0 to 255.
+        codes = stored_codes.view(torch.uint8) ^ INT8_MIDDLE
         scales = self._sides(f"{prefix}.weight_scale", n, groups, torch.float16)
         zeros = torch.full_like(scales, INT8_MIDDLE)
         if not self.quantization.symmetric:
@@ -46,16 +44,16 @@ class Int8:
         )
 
     def _sides(self, name: str, n: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
-        """Scales or zeros [N, G]."""
+        """Return scales or zeros [N, G]."""
         shape = self.target.source.shape(name)
         if shape is None:
             shape = (n, groups)
         if shape not in ((), (1,), (n,), (n, groups)):
             raise ModelInvalid(
-                f"{name} has the shape {shape}: one number, {n} of them or {n}x{groups} are possible.",
+                f"{name} has the shape {shape}. Expected one number, {n} numbers or {n}x{groups}.",
                 hint="The file may be damaged: download it again.",
             )
-        found = self.target.tensor(name, shape, dtype)
-        return (
-            found.reshape(-1, groups if shape == (n, groups) else 1).expand(n, groups).contiguous()
-        )
+        sides = self.target.tensor(name, shape, dtype)
+        if shape != (n, groups):
+            sides = sides.reshape(-1, 1).expand(n, groups)
+        return sides.contiguous()

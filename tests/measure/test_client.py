@@ -139,9 +139,9 @@ def refusal(status: int, message: str) -> bytes:
         (refusal(503, "busy"), NetworkError, "busy"),
         (chunked(event(error={"message": "broken"})), NetworkError, "broken"),
         (chunked(USAGE), NetworkError, "without any text"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nff\r\ndata:", NetworkError, "within an answer"),
-        (b"hello\r\n\r\n", NetworkError, "no stream of events"),
-        (chunked(b"data: {oops\n\n"), NetworkError, "no stream of events"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nff\r\ndata:", NetworkError, "in mid-answer"),
+        (b"hello\r\n\r\n", NetworkError, "not answer with a stream of events"),
+        (chunked(b"data: {oops\n\n"), NetworkError, "not answer with a stream of events"),
     ],
 )
 def test_what_is_no_answer_is_an_error(

@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 
 from localchat.errors import UsageError
-from localchat.measure.gate import failures, parse_gates
-from localchat.measure.quality_record import (
+from localchat.measure.records import (
     DivergenceFigures,
     GreedyText,
     TaskOutcome,
     VariantQuality,
 )
-from localchat.measure.sweep import BenchVariant
-from localchat.measure.verdict import verdict
+from localchat.measure.variants import BenchVariant
+from localchat.measure.verdict import failures, parse_gates, verdict
 
 
 def measured(name: str, **figures: Any) -> VariantQuality:

@@ -5,9 +5,15 @@ from pathlib import Path
 import pytest
 
 from localchat.errors import UsageError
-from localchat.measure.prompt_file import prompt_shape
-from localchat.measure.sample_text import sample_sentences, sample_text
-from localchat.measure.workload import SHAPES, TokenScale, messages, prose
+from localchat.measure.workload import (
+    SHAPES,
+    TokenScale,
+    messages,
+    prompt_shape,
+    prose,
+    sample_sentences,
+    sample_text,
+)
 
 
 def test_prose_has_its_length_and_shares_no_prefix() -> None:

@@ -2,19 +2,18 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from localchat.backend_api.drafter import Draft, DraftAsk
-from localchat.backend_api.interface import Capabilities, SamplingParams
-from localchat.core import sequence
+from localchat.backend_api.interface import Capabilities
 from localchat.core.spec_decode import draft_planner
+from localchat.core.spec_decode.draft_model import WINDOW_TOKENS, DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.draft_proposer import WINDOW, DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
+from tests.support.draft_replay import DraftReplay, planned_sequence
 
 PLAIN_S = 0.05
 
@@ -52,7 +51,7 @@ class ReplayedDrafter:
         (ask,) = asks
         end = ask.start + len(ask.tokens)
         read = end - max(self._read, ask.start)
-        self._clock.now_s += read * self.prompt_token_s + self._begin_s * (read >= WINDOW)
+        self._clock.now_s += read * self.prompt_token_s + self._begin_s * (read >= WINDOW_TOKENS)
         self._read = end
         found: list[int] = []
         while len(found) < ask.limit:
@@ -63,18 +62,17 @@ class ReplayedDrafter:
         return [Draft(tuple(found), (0.5,) * len(found))]
 
 
-def _sequence(number: int) -> sequence.Sequence:
-    unseeded = SimpleNamespace(seeded=False)
-    plain = SimpleNamespace(number=number, recomputed=0, request_state=unseeded)
-    return cast(sequence.Sequence, plain)
-
-
 class Replay:
     """An engine's steps for one answer after another, by a table of costs."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, token: float = 0.1, row: float = 0.15, begin: float = 0
-    ) -> None:  # fmt: skip
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        token: float = 0.1,
+        row: float = 0.15,
+        begin: float = 0,
+    ) -> None:
         """token: time of a drafted token, row: of a further row of a step, begin: that which reading many
         tokens takes beside the time of each, in plain steps."""
         self.clock, self._row = Clock(), row
@@ -82,8 +80,7 @@ class Replay:
         self.costs = CostModel()
         self.drafter = ReplayedDrafter(self.clock, token * PLAIN_S, begin * PLAIN_S)
         self.model = DraftModel(self.drafter, self.costs)
-        can = Capabilities(1000, 1000, 1, 1, 512)
-        self._planner = DraftPlanner(can, self.costs, None, self.model)
+        self.replay = DraftReplay(self.costs, self.model, max_draft=16)
         self._random = random.Random(1)
 
     def answer(self, count: int, share: float) -> float:
@@ -91,33 +88,16 @@ class Replay:
         text = [self._random.randrange(1, 2**20) for _ in range(90 + count + 32)]
         right = [self._random.random() < share for _ in text]
         self.drafter.guesses = lambda place: text[place] if right[place] else 0
-        proposer = DraftProposer(
-            0, text[:90], SamplingParams(), self.model, NgramProposer(text[:90], self.costs)
-        )
         self.drafter._read = 0
+        self.replay.begin(text[:90])
         started_s, at = self.clock.now_s, 90
         while at < 90 + count:
-            draft = self._draft(proposer)
-            seconds = PLAIN_S * (1 + self._row * len(draft))
-            accepted = 0
-            while accepted < len(draft) and draft[accepted] == text[at + accepted]:
-                accepted += 1
+            _, accepted, seconds = self.replay.step(
+                text[at:], lambda rows: PLAIN_S * (1 + self._row * (rows - 1))
+            )
             self.clock.now_s += seconds
-            self.costs.observe(1 + len(draft), seconds)
-            given = text[at : at + accepted + 1]
-            proposer.advance(given, len(draft), 1 + len(draft), seconds)
-            at += len(given)
+            at += accepted + 1
         return (self.clock.now_s - started_s) / (count * PLAIN_S)
-
-    def _draft(self, proposer: DraftProposer) -> tuple[int, ...]:
-        """The draft of a step with this text alone, as the planner finds it."""
-        one = _sequence(0)
-        places = [draft_planner._DraftPlace(one, proposer, 16)]
-        lengths, rate = self._planner._by_ngrams([one], places, 1, 16, 0)
-        asked, count = self._planner._by_model([one], places, 1, 16, 0, rate)
-        if count:
-            return self._planner._draft(asked, 1, 0, count)[0]
-        return draft_planner._taken(places, lengths).get(0, ())
 
 
 @pytest.mark.parametrize("begin", [0, 3])
@@ -169,21 +149,19 @@ def test_a_draft_model_that_cannot_save_time_is_never_asked(
     assert not replay.model.drafted
 
 
-def test_a_text_without_drafts_waits_for_a_draft_model_as_long_as_its_patience_lasts(
+def test_a_text_without_drafts_waits_for_a_draft_model_as_long_as_its_budget_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replay = Replay(monkeypatch)
     replay.answer(300, 1.0)
     can = Capabilities(1000, 1000, 2, 2, 512, depth=2)
     planner = DraftPlanner(can, replay.costs, None, replay.model)
-    both = [_sequence(number) for number in (0, 1)]
-    proposer = DraftProposer(
-        0, [1] * 9, SamplingParams(), replay.model, NgramProposer([1] * 9, replay.costs)
-    )
-    places = [draft_planner._DraftPlace(both[0], proposer, 16)]
-    assert planner._by_model(both, places, 2, 16, 0, 0.0) == ({}, 0)
-    for _ in range(400):
-        planner._patience.earn((0, 1))
-    asked, count = planner._by_model(both, places, 2, 16, 0, 0.0)
-    assert set(asked) == {0}
-    assert count > 0
+    drafting = planned_sequence(0, SequenceDrafts(NgramProposer([1] * 9), uses_model=True), known=9)
+    other = planned_sequence(1)
+    both = [drafting, other]
+    drafting.drafts.ngrams.chances = lambda limit: []
+    other.draft_budget = 0.0
+    assert planner.choose(both, both, 16, admits=False) == {}
+    other.draft_budget = 1.5
+    replay.drafter._read = 0
+    assert set(planner.choose(both, both, 16, admits=False)) == {0}
