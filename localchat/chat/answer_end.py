@@ -1,4 +1,4 @@
-"""Sentences about an answer that did not end by itself: what ended it, and what to do."""
+"""Sentences about an answer that did not end by itself: the cause, and what to do."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ def ended_early(end: Finished | None) -> bool:
 
 
 def end_sentence(end: Finished, tokens: int, context_tokens: int, *, what: str = "answer") -> str:
-    """Say what ended an answer; empty where it ended by itself.
+    """Return what ended an answer. Empty if it ended by itself.
 
-    `tokens`: the most that the answer could have. `what`: the noun for the answer.
+    `tokens` is the limit of the answer. `what` is the noun for it.
     """
     if end.reason == "repetition":
         if end.repetition is None or not end.repetition.chars:
@@ -37,7 +37,7 @@ def end_sentence(end: Finished, tokens: int, context_tokens: int, *, what: str =
 
 
 def end_advice(end: Finished, tokens: int, context_tokens: int) -> str:
-    """Return advice for the command line; empty if the answer ended by itself."""
+    """Return advice for the command line. Empty if the answer ended by itself."""
     if end.reason == "repetition":
         return f"Try again with -o frequency_penalty {FREQUENCY_PENALTY}."
     if end.reason != "length":

@@ -1,6 +1,6 @@
-"""/compact: the model summarizes the older part of a conversation, and the summary is sent in its place.
+"""/compact: the model summarizes the older part of a conversation, and the summary is sent instead.
 
-A text longer than the context is read in chunks that fit; each chunk after the first comes with the summary
+A text longer than the context is read in chunks that fit. Each chunk after the first is sent with the summary
 so far.
 """
 
@@ -23,32 +23,34 @@ _ASK: Final = (
     "plain facts, without an introduction."
 )
 _SO_FAR: Final = "This is the summary of what came before; take it up into the new one:"
-_MOST_SUMMARY_TOKENS: Final = 1024
+_MAX_SUMMARY_TOKENS: Final = 1024
 _KEPT_EXCHANGES: Final = 3
 _MIN_CHUNK_CHARACTERS: Final = 16
 _TOKENS_PER_CHARACTER: Final = 4
-"""An upper bound for every tokenizer: the bytes of one character in UTF-8."""
+"""Upper bound for every tokenizer: the bytes of a character in UTF-8."""
+_UNKNOWN_TOKENS: Final = 1 << 40
+"""Length of a prompt that is too long to count."""
 
 
 class Compaction:
-    """One run. Send `request()` to an engine and pass the answer to `take` until `request()` is None.
+    """One run: send `request()` to an engine and pass the answer to `take` until `request()` is None.
 
-    Then `finish` puts the summary into the conversation; nothing changes before that. The last question stays
-    as it is, with up to two exchanges before it while they take less than half of the context. Raises
-    UsageError where there is nothing to summarize, ContextExceeded where no chunk fits the context.
+    Then `finish` puts the summary into the conversation. Nothing changes before that. The last question is
+    kept, with up to two exchanges before it if they need less than half of the context. Raises UsageError if
+    there is nothing to summarize, ContextExceeded if no chunk fits the context.
     """
 
     def __init__(self, conversation: Conversation, count: Count, context_tokens: int) -> None:
         self._conversation = conversation
         self._count = count
-        self.summary_tokens = max(min(context_tokens // 4, _MOST_SUMMARY_TOKENS), 1)
+        self.summary_tokens = max(min(context_tokens // 4, _MAX_SUMMARY_TOKENS), 1)
         self._allowed = context_tokens - self.summary_tokens
         groups = exchanges(sent_nodes(conversation))
         kept = self._kept(groups, context_tokens // 2)
         self.replaced: tuple[Node, ...] = tuple(
             node for group in groups[: len(groups) - kept] for node in group
         )
-        """The nodes that the summary will stand for."""
+        """Nodes that the summary will replace."""
         if not self.replaced:
             raise UsageError(
                 "there is nothing to summarize: only the last question is sent",
@@ -63,18 +65,18 @@ class Compaction:
         self._done = 0
         self._reading = 0
         self._share = 0.0
-        """Share of the current request that is done."""
+        """Completed share of the current request."""
         self._prompt_tokens = 0
         self._done_event: Done | None = None
 
     @property
     def progress(self) -> float:
-        """Share of the work that is done, 0 to 1: tokens read and written count alike."""
-        current = (self._reading - self._done) * self._share if self._reading > self._done else 0.0
+        """Completed share of the work, from 0 to 1. Read and generated tokens count alike."""
+        current = max(self._reading - self._done, 0) * self._share
         return (self._done + current) / max(len(self._text), 1)
 
     def observe(self, event: Event) -> None:
-        """Note the progress of the current request."""
+        """Update the progress of the current request from an event."""
         match event:
             case Prefill(done=done, total=total):
                 self._share = done / max(total + self.summary_tokens, 1)
@@ -88,7 +90,7 @@ class Compaction:
                 pass
 
     def request(self) -> GenerateRequest | None:
-        """The next request, or None when everything was read."""
+        """Return the next request, or None once everything was read."""
         if self._done >= len(self._text):
             return None
         self._reading = self._done + self._chunk()
@@ -107,33 +109,38 @@ class Compaction:
         self._done = self._reading
 
     def finish(self, info: EngineInfo | None = None) -> tuple[Node, ...]:
-        """Put the summary into the conversation; returns the nodes that are new or changed.
+        """Put the summary into the conversation, and return the new or changed nodes.
 
-        `info`: the engine that wrote it, for the metrics.
-
-        A question that waits for its answer moves after the summary.
+        `info` describes the engine that wrote the summary, for the metrics. A question that waits for its
+        answer moves after the summary.
         """
         conversation = self._conversation
-        head = conversation.nodes[conversation.head] if conversation.head else None
-        waits = head is not None and head.message.role == "user"
-        earlier = self._earlier()
+        waiting = self._waiting_question()
+        replaced = (*self._earlier(), *self.replaced)
         summary = conversation.add(
             Message(SUMMARY_ROLE, self._summary),
-            parent=head.parent if waits and head is not None else conversation.head,
-            replaces=[node.id for node in (*earlier, *self.replaced)],
+            parent=conversation.head if waiting is None else waiting.parent,
+            replaces=[node.id for node in replaced],
         )
         if info is not None:
             summary = msgspec.structs.replace(summary, metrics=self._metrics(info))
             conversation.put(summary)
-        if not waits or head is None:
+        if waiting is None:
             return (summary,)
-        moved = msgspec.structs.replace(head, parent=summary.id)
+        moved = msgspec.structs.replace(waiting, parent=summary.id)
         conversation.put(moved)
         conversation.head = moved.id
         return (summary, moved)
 
+    def _waiting_question(self) -> Node | None:
+        """Return the last message if it is a question without an answer."""
+        if self._conversation.head is None:
+            return None
+        node = self._conversation.nodes[self._conversation.head]
+        return node if node.message.role == "user" else None
+
     def _metrics(self, info: EngineInfo) -> AnswerMetrics:
-        """Return who wrote the summary, and its length."""
+        """Return the model and the length of the summary."""
         return AnswerMetrics(
             model=info.model,
             backend=info.backend,
@@ -144,27 +151,28 @@ class Compaction:
         )
 
     def _earlier(self) -> tuple[Node, ...]:
-        """Summaries on the path, which the new one includes."""
+        """Return the summaries on the path, which the new one includes."""
         path = self._conversation.path()
         replaced = {id_ for node in path for id_ in node.replaces}
         return tuple(node for node in path if node.replaces and node.id not in replaced)
 
-    def _kept(self, groups: tuple[tuple[Node, ...], ...], most_tokens: int) -> int:
+    def _kept(self, groups: tuple[tuple[Node, ...], ...], max_tokens: int) -> int:
+        """Return the number of exchanges to keep: as many as need at most `max_tokens`."""
         for kept in range(min(_KEPT_EXCHANGES, len(groups) - 1), 1, -1):
             nodes = tuple(node for group in groups[-kept:] for node in group)
-            if self._counted(Messages(as_sent(self._conversation, nodes))) <= most_tokens:
+            if self._counted(Messages(as_sent(self._conversation, nodes))) <= max_tokens:
                 return kept
         return 1
 
     def _chunk(self) -> int:
-        """Characters to read next: the most that fit, by bisection in steps that surely do."""
+        """Return how many characters to read next: the most that fit, found by bisection."""
         start = self._done
         rest = len(self._text) - self._done
         base = self._counted(self._messages(start))
         step = (self._allowed - base) // _TOKENS_PER_CHARACTER
         if step < _MIN_CHUNK_CHARACTERS:
             raise ContextExceeded(
-                f"the context is too short to sum anything up: {base:,} tokens go to the request itself",
+                f"the context is too short for a summary: the request itself takes {base:,} tokens",
                 hint="use a longer context, or leave out the oldest messages",
                 prompt_tokens=base,
                 context_tokens=self._allowed + self.summary_tokens,
@@ -175,7 +183,10 @@ class Compaction:
         high = -(-rest // step)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._fits(start + middle * step) else (low, middle)
+            if self._fits(start + middle * step):
+                low = middle
+            else:
+                high = middle
         return min(low * step, rest)
 
     def _fits(self, end: int) -> bool:
@@ -185,12 +196,17 @@ class Compaction:
         try:
             return self._count(messages)
         except ContextExceeded:
-            return 1 << 40
+            return _UNKNOWN_TOKENS
 
     def _messages(self, end: int) -> Messages:
         first = self._done == 0 and not self._summary
         last = end >= len(self._text)
-        part = "the text" if first and last else "the beginning" if first else "the next part"
+        if not first:
+            part = "the next part"
+        elif last:
+            part = "the text"
+        else:
+            part = "the beginning"
         parts = [_ASK.format(part=part)]
         if self._summary:
             parts += [_SO_FAR, self._summary]

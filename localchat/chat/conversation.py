@@ -1,7 +1,7 @@
-"""Conversation: messages in a tree, of which one path is shown and sent.
+"""Conversation: a tree of messages, of which one path is shown and sent.
 
 An edited question and a regenerated answer are siblings of what they replace, so nothing is lost. The path
-runs from a root to the head; switching to another branch only moves the head.
+runs from a root to the head. Switching to another branch only moves the head.
 """
 
 import os
@@ -16,7 +16,7 @@ from localchat.engine.request import Message
 from localchat.errors import UsageError
 
 NodeState: TypeAlias = Literal["open", "whole", "stopped", "length", "failed"]
-"""`open`: still being written (or the program died while it was)."""
+"""An `open` message is being written, or the program died meanwhile."""
 
 
 class Inclusion(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,7 +24,7 @@ class Inclusion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     label: str
     start: int
-    """First character, in the message's content."""
+    """Index of the first character in the message's content."""
     end: int
     path: str = ""
 
@@ -37,9 +37,9 @@ class AnswerMetrics(msgspec.Struct, frozen=True):
     quantization: str
     kv_type: str
     draw_seed: int
-    """Samples the same answer again."""
+    """Seed that samples the same answer again."""
     done: Done | None
-    """The engine's last event; None where the answer did not end by itself."""
+    """The engine's last event. None if the answer did not end by itself."""
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,29 +51,29 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     state: NodeState = "whole"
     created_s: float = 0.0
     metrics: AnswerMetrics | None = msgspec.field(default=None, name="figures")
-    """`figures` in files and exports."""
+    """Called `figures` in files and exports."""
     inclusions: tuple[Inclusion, ...] = ()
     replaces: tuple[str, ...] = ()
-    """Of a summary: ids of the messages that it stands for."""
+    """Ids of the messages that a summary replaces."""
     error: str = ""
-    """Why the answer failed, one sentence."""
+    """Why the answer failed, as a sentence."""
     end: Finished | None = None
-    """How the answer ended, where a limit or the loop guard ended it."""
+    """End of an answer that a limit or the loop guard ended."""
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The user's choice for a conversation that outgrows the context."""
 
     kind: Literal["ask", "leave_out_oldest"] = "ask"
-    """`ask`: nothing is sent, and a notice offers the choices."""
+    """With `ask`, nothing is sent, and a notice offers the choices."""
     left_out: tuple[str, ...] = ()
     """Ids of messages that are not sent (dimmed on the screen)."""
     left_out_tokens: int = 0
-    """Their tokens when they were left out."""
+    """Tokens of those messages when they were left out."""
 
 
 def new_id() -> str:
-    """An id that sorts by creation time: 48 bits of milliseconds, 80 random ones, as 32 hex digits."""
+    """Return an id that sorts by creation time: 48 bits of milliseconds and 80 random bits, in hex."""
     return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
@@ -85,23 +85,24 @@ class Conversation(msgspec.Struct):
     created_s: float = msgspec.field(default_factory=time.time)
     updated_s: float = msgspec.field(default_factory=time.time)
     model: str = ""
-    """The word of the model that answers."""
+    """Name of the model that answers."""
     system: str = ""
     """Instructions, sent first."""
     policy: Policy = msgspec.field(default_factory=Policy)
     nodes: dict[str, Node] = msgspec.field(default_factory=dict)
-    """By id, in order of creation."""
+    """Nodes by id, in order of creation."""
     head: str | None = None
     """Last node of the shown path; None when empty."""
 
     def path(self) -> tuple[Node, ...]:
-        """The shown messages, oldest first."""
-        steps: list[Node] = []
-        at = self.head
-        while at is not None:
-            steps.append(self.nodes[at])
-            at = self.nodes[at].parent
-        return tuple(reversed(steps))
+        """Return the shown messages, oldest first."""
+        path: list[Node] = []
+        id_ = self.head
+        while id_ is not None:
+            node = self.nodes[id_]
+            path.append(node)
+            id_ = node.parent
+        return tuple(reversed(path))
 
     def add(
         self,
@@ -130,7 +131,7 @@ class Conversation(msgspec.Struct):
         return node
 
     def put(self, node: Node) -> None:
-        """Replace a node by a newer state of it (more text, metrics)."""
+        """Replace a node by a newer version with more text or metrics."""
         self.nodes[node.id] = node
         self.updated_s = time.time()
 
@@ -140,7 +141,7 @@ class Conversation(msgspec.Struct):
         self.head = self.nodes.pop(id_).parent
 
     def siblings(self, id_: str) -> tuple[Node, ...]:
-        """All versions of a message, itself included, in order of creation."""
+        """Return all versions of a message, itself included, in order of creation."""
         node = self.nodes[id_]
         return tuple(
             other
@@ -149,11 +150,11 @@ class Conversation(msgspec.Struct):
         )
 
     def children(self, id_: str | None) -> tuple[Node, ...]:
-        """The messages right after one (None: the roots), in order of creation."""
+        """Return the messages right after a message, or the roots (None), in order of creation."""
         return tuple(node for node in self.nodes.values() if node.parent == id_)
 
     def show(self, id_: str) -> None:
-        """Switch to the branch of a message; the path follows the newest children from there."""
+        """Switch to the branch of a message. The path continues with the newest children."""
         if id_ not in self.nodes:
             raise UsageError(f"there is no message {id_!r} in this conversation")
         while after := self.children(id_):
@@ -161,7 +162,7 @@ class Conversation(msgspec.Struct):
         self.head = id_
 
     def back_to(self, id_: str | None) -> None:
-        """End the path at a message (None: before the first). What came after stays in the tree."""
+        """End the path at a message, or before the first one (None). Later messages stay in the tree."""
         if id_ is not None and id_ not in self.nodes:
             raise UsageError(f"there is no message {id_!r} in this conversation")
         self.head = id_

@@ -22,11 +22,11 @@ _STATES: Final = {
 }
 _FORMAT: Final = 1
 _MAX_NAME: Final = 60
-_LONE: Final = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def file_name(conversation: Conversation) -> str:
-    """A file name from the title: `why-is-the-sky-blue.md`, with a number if that exists already."""
+    """Return a new file name from the title, such as `why-is-the-sky-blue.md`."""
     words = re.findall(r"\w+", title_for(conversation).lower())
     stem = "-".join(words)[:_MAX_NAME].rstrip("-") or conversation.id[:12]
     names = (f"{stem}.md", *(f"{stem}-{number}.md" for number in range(2, 1000)))
@@ -34,16 +34,18 @@ def file_name(conversation: Conversation) -> str:
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """The shown path as a Markdown document."""
+    """Return the shown path as a Markdown document."""
     parts = [f"# {_one_line(title_for(conversation)) or 'Conversation'}"]
-    about = f"{_moment(conversation.created_s)}"
-    parts.append(f"{about} · {_one_line(conversation.model)}" if conversation.model else about)
+    about = _moment(conversation.created_s)
+    if conversation.model:
+        about += f" · {_one_line(conversation.model)}"
+    parts.append(about)
     if conversation.system:
         parts += ["## Instructions", conversation.system]
     unsent = unsent_ids(conversation)
     for node in conversation.path():
         parts += _markdown(node, not_sent=node.id in unsent)
-    return _savable("\n\n".join(part.rstrip("\n") for part in parts) + "\n")
+    return _without_lone_surrogates("\n\n".join(part.rstrip("\n") for part in parts) + "\n")
 
 
 def _markdown(node: Node, *, not_sent: bool) -> list[str]:
@@ -61,22 +63,25 @@ def _markdown(node: Node, *, not_sent: bool) -> list[str]:
         parts.append(f"*Calls the tool `{_one_line(call.name)}`:*")
         fence = _fence(call.arguments)
         parts.append(f"{fence}json\n{call.arguments}\n{fence}")
-    notes = [f"This answer {_STATES[node.state]}."] if node.state in _STATES else []
+    notes = []
+    if node.state in _STATES:
+        notes.append(f"This answer {_STATES[node.state]}.")
     if node.error:
         notes.append(_one_line(node.error))
     if not_sent:
         notes.append("Not sent any more.")
     if node.metrics is not None:
-        metrics = node.metrics
-        line = f"{metrics.model}, {metrics.backend}"
-        notes.append(f"{line} · {stats_line(metrics.done)}" if metrics.done else line)
+        line = f"{node.metrics.model}, {node.metrics.backend}"
+        if node.metrics.done is not None:
+            line += f" · {stats_line(node.metrics.done)}"
+        notes.append(line)
     return [*parts, *(f"*{_one_line(note)}*" for note in notes)]
 
 
 def as_data(conversation: Conversation, *, tree: bool = True) -> dict[str, Any]:
-    """The conversation with every message and its metrics, JSON-ready; times in seconds since 1970.
+    """Return the conversation as JSON values, with every message and its metrics.
 
-    `tree`: all branches, else the shown path.
+    Times are in seconds since 1970. `tree` includes all branches, not only the shown path.
     """
     path = conversation.path()
     unsent = unsent_ids(conversation)
@@ -127,19 +132,19 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
 
 
 def as_json_text(conversation: Conversation, *, tree: bool = True) -> str:
-    """`as_data` as a JSON document that ends in a newline."""
+    """Return `as_data` as a JSON document that ends in a newline."""
     return json_text(as_data(conversation, tree=tree), indent=2) + "\n"
 
 
 def json_text(data: object, indent: int | None = None) -> str:
-    """JSON with lone surrogates escaped, so that it can be encoded; everything else stays as it is."""
+    """Return JSON that can be encoded: only lone surrogates are escaped."""
     text = json.dumps(data, ensure_ascii=False, indent=indent)
-    return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _savable(text: str) -> str:
-    """Replace lone surrogates, for which Markdown has no escape."""
-    return _LONE.sub("\N{REPLACEMENT CHARACTER}", text)
+def _without_lone_surrogates(text: str) -> str:
+    """Replace lone surrogates, because Markdown has no escape for them."""
+    return _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _one_line(text: str) -> str:
@@ -151,6 +156,6 @@ def _moment(seconds: float) -> str:
 
 
 def _fence(text: str) -> str:
-    """A code fence longer than any inside the text."""
+    """Return a code fence longer than any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(3, longest + 1)

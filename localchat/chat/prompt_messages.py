@@ -1,7 +1,7 @@
-"""Makes the messages of a prompt: the path, without what is left out, summaries in place of what they replace.
+"""Builds the messages of a prompt from the path, without left-out messages and with summaries.
 
-A summary goes into the first user message that is still sent, where every chat template accepts it; many
-allow no second system message, and some none at all.
+A summary becomes part of the first user message that is still sent, because every chat template accepts it
+there. Many templates reject a second system message, and some reject any.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,24 @@ from localchat.engine.repetition import without_repeats
 from localchat.engine.request import Message
 
 Exchange: TypeAlias = tuple[Node, ...]
-"""A question with everything up to the next one."""
+"""A question with everything up to the next question."""
 
 SUMMARY_ROLE: Final = "system"
-"""The role of a summary's own message, which is never sent by itself."""
+"""Role of a summary's own message, which is never sent by itself."""
 _BEFORE_SUMMARY: Final = "Summary of the conversation so far:"
 _AFTER_SUMMARY: Final = "The conversation goes on:"
 
 
 def sent_messages(conversation: Conversation) -> tuple[Message, ...]:
-    """The messages for an engine: instructions, then the shown path.
+    """Return the messages for an engine: instructions, then the shown path.
 
-    An empty answer (stopped or failed at once) is not sent; questions that then follow each other are joined.
+    Empty answers, which were stopped or failed at once, are not sent. Adjacent questions are then joined.
     """
     return as_sent(conversation, sent_nodes(conversation))
 
 
 def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message, ...]:
-    """The messages for some nodes of the path."""
+    """Return the messages for some nodes of the path."""
     messages: list[Message] = []
     if conversation.system:
         messages.append(Message("system", conversation.system))
@@ -54,7 +54,7 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
 
 
 def without_loop(node: Node) -> Message:
-    """Return a message without the repeats that end it: in a prompt they would begin the next loop."""
+    """Return a message without the repeats at its end, which would start the next loop."""
     message = node.message
     repetition = node.end.repetition if node.end is not None else None
     content = without_repeats(message.content, repetition)
@@ -65,7 +65,7 @@ def without_loop(node: Node) -> Message:
 
 
 def sent_nodes(conversation: Conversation) -> tuple[Node, ...]:
-    """The nodes of the path that are sent as they are, without summaries."""
+    """Return the nodes of the path that are sent, without summaries."""
     unsent = unsent_ids(conversation)
     return tuple(
         node for node in conversation.path() if node.id not in unsent and not node.replaces
@@ -73,41 +73,41 @@ def sent_nodes(conversation: Conversation) -> tuple[Node, ...]:
 
 
 def unsent_ids(conversation: Conversation) -> frozenset[str]:
-    """Ids on the path that are not sent (shown dimmed): left out, or replaced by a summary."""
+    """Return the ids on the path that are left out or replaced by a summary."""
     path = conversation.path()
     replaced = {id_ for node in path for id_ in node.replaces}
-    gone = replaced.union(conversation.policy.left_out)
-    return frozenset(node.id for node in path if node.id in gone)
+    unsent = replaced.union(conversation.policy.left_out)
+    return frozenset(node.id for node in path if node.id in unsent)
 
 
 def left_out(conversation: Conversation) -> tuple[Node, ...]:
-    """The nodes of the path that the policy leaves out and no summary stands for."""
+    """Return the nodes of the path that the policy leaves out and no summary replaces."""
     path = conversation.path()
     replaced = {id_ for node in path for id_ in node.replaces}
-    gone = set(conversation.policy.left_out) - replaced
-    return tuple(node for node in path if node.id in gone)
+    ids = set(conversation.policy.left_out) - replaced
+    return tuple(node for node in path if node.id in ids)
 
 
 def exchanges(nodes: Sequence[Node]) -> tuple[Exchange, ...]:
-    """Nodes in groups that each begin with a question; what comes before the first one goes with it."""
+    """Group nodes by question. Messages before the first question belong to it."""
     return tuple(_exchanges(nodes))
 
 
 def _exchanges(nodes: Sequence[Node]) -> Iterator[Exchange]:
-    group: list[Node] = []
-    asked = False
+    exchange: list[Node] = []
+    has_question = False
     for node in nodes:
-        if node.message.role == "user" and asked:
-            yield tuple(group)
-            group = []
-        asked = asked or node.message.role == "user"
-        group.append(node)
-    if group:
-        yield tuple(group)
+        if node.message.role == "user" and has_question:
+            yield tuple(exchange)
+            exchange = []
+        has_question = has_question or node.message.role == "user"
+        exchange.append(node)
+    if exchange:
+        yield tuple(exchange)
 
 
 def _summaries(conversation: Conversation) -> str:
-    """The summaries on the path that no later one replaces."""
+    """Return the summaries on the path that no later one replaces."""
     path = conversation.path()
     replaced = {id_ for node in path for id_ in node.replaces}
     texts = [node.message.content for node in path if node.replaces and node.id not in replaced]

@@ -1,7 +1,7 @@
-"""Steps that make room for a prompt that is longer than the context: nine, in order, each with what it gives.
+"""Nine steps that make room for a prompt that is longer than the context, each with its gain.
 
-The sizes are those of the engine that refused the prompt: memory of its cache and weights, and what was free
-before its load. In proportion to the loaded cache, which holds for layers without a sliding window.
+Sizes come from the engine that refused the prompt: its KV cache, its weights, and the memory that was free
+before its load. They scale with the loaded cache, which is right for layers without a sliding window.
 """
 
 from typing import Final
@@ -15,13 +15,13 @@ from localchat.units import size, tokens
 
 _BLOCK_TOKENS: Final = 1024
 _BITS: Final = 4.9
-"""Of Q4_K_M, the usual quantization to go down to."""
+"""Bits per weight of Q4_K_M, the usual smaller quantization."""
 
 
 def prompt_steps(
     prompt: int, info: EngineInfo, context: int | None = None
 ) -> tuple[MemoryStep, ...]:
-    """The nine steps for a prompt of so many tokens. `context`: where the engine's `info` does not know it."""
+    """Return the nine steps for a prompt length. `context` overrides the one of `info`, in tokens."""
     if context:
         info = structs.replace(info, context_tokens=context)
     return _PromptSteps(prompt, info).all()
@@ -32,9 +32,11 @@ class _PromptSteps:
         self._prompt = prompt
         self._info = info
         self._over = prompt - info.context_tokens + 1
-        wanted = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
-        self._goal = min(wanted, info.context_train) if info.context_train else wanted
-        """Context that the prompt and an answer need, as far as the model was trained."""
+        goal = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+        if info.context_train:
+            goal = min(goal, info.context_train)
+        self._goal = goal
+        """Context that the prompt and an answer need, up to the trained context."""
         parts = info.actual or info.predicted
         kv_bytes = max(parts.kv_bytes, 0) if parts is not None else 0
         self._weights = max(parts.weights_bytes, 0) if parts is not None else info.file_bytes
@@ -42,7 +44,7 @@ class _PromptSteps:
         self._token_bytes = kv_bytes / room
         total = info.actual_bytes or info.predicted_bytes
         self._spare = info.free_bytes - total + kv_bytes if info.free_bytes else None
-        """Memory for a KV cache; None: unknown."""
+        """Memory for a KV cache in bytes. None if unknown."""
 
     def all(self) -> tuple[MemoryStep, ...]:
         return (
@@ -53,18 +55,18 @@ class _PromptSteps:
                 suffices=True,
             ),
             MemoryStep(
-                "prefix_reuse", "it saves time: tokens of a reused prefix count like the others"
+                "prefix_reuse", "saves time only: tokens of a reused prefix need the same room"
             ),
-            MemoryStep("chunked_prefill", "always on: a prompt is read in steps"),
+            MemoryStep("chunked_prefill", "always on: a prompt is computed in chunks"),
             *self._memory(),
         )
 
     @property
     def _fixed(self) -> str:
-        """Why no memory lets this prompt in; empty: some would."""
+        """Why no amount of memory makes room. Empty if memory can."""
         info = self._info
         if info.backend == "remote":
-            return "the server decides on its context: start it with a longer one"
+            return "the server sets its context: start it with a longer one"
         if info.context_train and self._prompt >= info.context_train:
             return f"this model was trained for {tokens(info.context_train)}"
         return ""
@@ -78,27 +80,28 @@ class _PromptSteps:
             self._kv_type(),
             self._context(),
             self._gpu_layers(),
-            MemoryStep("slots", "the cache is shared: one prompt may take all of it already"),
+            MemoryStep("slots", "the cache is shared: one prompt can already use all of it"),
             self._quantization(),
             self._model(""),
         )
 
     def _longest(self, token_bytes: float, more_bytes: float = 0.0) -> int | None:
-        """Longest context in memory, as far as the model was trained; None: unknown."""
+        """Return the longest context in memory, up to the trained one. None if unknown."""
         if self._spare is None or token_bytes <= 0:
             return None
-        found = int(max(self._spare + more_bytes, 0) / token_bytes)
-        return min(found, self._info.context_train or found)
+        longest = int(max(self._spare + more_bytes, 0) / token_bytes)
+        return min(longest, self._info.context_train or longest)
 
     def _gained(self, longest: int | None) -> int:
-        now = self._info.context_tokens
-        return max((self._goal if longest is None else longest) - now, 0)
+        if longest is None:
+            longest = self._goal
+        return max(longest - self._info.context_tokens, 0)
 
     def _suffices(self, longest: int | None) -> bool:
         return longest is None or longest > self._prompt
 
     def _target(self, longest: int | None) -> int:
-        """Context to ask for: what the prompt needs, as far as it fits."""
+        """Return the context to request: what the prompt needs, as far as it fits."""
         if longest is None:
             return self._goal
         return max(min(self._goal, longest), 0)
@@ -107,7 +110,7 @@ class _PromptSteps:
         info = self._info
         small = smaller_kv_type(info.kv_type, info.kv_types)
         if small is None:
-            return MemoryStep("kv_type", f"{info.kv_type} is small already")
+            return MemoryStep("kv_type", f"{info.kv_type} is already small")
         longest = self._longest(self._token_bytes * small.share)
         target = self._target(longest)
         if target <= info.context_tokens:
@@ -128,7 +131,7 @@ class _PromptSteps:
         longest = self._longest(self._token_bytes)
         target = self._target(longest)
         if target <= info.context_tokens:
-            return MemoryStep("context", "memory holds no longer one")
+            return MemoryStep("context", "memory has no room for a longer one")
         more = max(self._token_bytes * (target - max(info.kv_tokens, info.context_tokens)), 0)
         cost = f", which takes {size(more)} more" if more else ""
         return MemoryStep(
@@ -148,7 +151,7 @@ class _PromptSteps:
         if info.backend == "cuda":
             return MemoryStep("gpu_layers", "this backend keeps all layers on the GPU")
         if self._suffices(self._longest(self._token_bytes)):
-            return MemoryStep("gpu_layers", "memory is enough for a longer context as it is")
+            return MemoryStep("gpu_layers", "memory is already enough for a longer context")
         layer = (self._weights + self._token_bytes * self._goal) / max(info.layers, 1)
         short = self._token_bytes * self._goal - (self._spare or 0)
         moved = min(max(-(-round(short) // max(round(layer), 1)), 1), info.gpu_layers)
@@ -170,7 +173,7 @@ class _PromptSteps:
 
         bits = usual_bits(self._info.quantization)
         if self._suffices(self._longest(self._token_bytes)):
-            return MemoryStep("quantization", "memory is enough for a longer context as it is")
+            return MemoryStep("quantization", "memory is already enough for a longer context")
         if bits is None or bits <= _BITS:
             return MemoryStep("quantization", f"{self._info.quantization or 'this one'} is small")
         freed = self._weights * (1 - _BITS / bits)
@@ -184,6 +187,6 @@ class _PromptSteps:
         )
 
     def _model(self, why: str) -> MemoryStep:
-        """Another model: with a longer context, or with more room beside its weights."""
+        """Return the step to another model, with a longer context or smaller weights."""
         change = f"another model, because {why}" if why else "another model with a longer context"
         return MemoryStep("model", change, gained_tokens=self._over, flag="-m MODEL")

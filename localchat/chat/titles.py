@@ -1,79 +1,88 @@
-"""Titles of conversations that nobody named, from the first question."""
+"""Titles of unnamed conversations, from the first question."""
 
 from typing import Final
 
 from localchat.chat.conversation import Conversation, Node
 
-_LONGEST: Final = 60
-_SHORT: Final = 120
-_READ: Final = 10_000
-"""Characters at each end of a question that are looked at."""
-_ASKING: Final = ("?", "？")
-_ENDING: Final = (*_ASKING, *'.!:…。！：`"”)')
-"""Ends of a line that does not run on in the next."""
+_MAX_TITLE: Final = 60
+_MAX_LAST_LINE: Final = 120
+_SEARCHED_CHARACTERS: Final = 10_000
+"""Characters to search at each end of a question."""
+_QUESTION_MARKS: Final = ("?", "？")
+_LINE_ENDS: Final = (*_QUESTION_MARKS, *'.!:…。！：`"”)')
+"""Last characters of a line whose sentence ends there."""
 
 
 def title_for(conversation: Conversation) -> str:
-    """The conversation's title, or one from its first question: what was typed, else the names of what it
-    includes. Empty while there is no question."""
+    """Return the title of the conversation, or one made from its first question.
+
+    Uses the typed text, or the names of included files if nothing was typed. Empty without a question.
+    """
     if conversation.title:
         return conversation.title
-    first = next((n for n in conversation.nodes.values() if n.message.role == "user"), None)
-    if first is None:
-        return ""
-    return title_of(_as_typed(first)) or title_of(_labels(first))
+    for node in conversation.nodes.values():
+        if node.message.role == "user":
+            return title_of(_typed_text(node)) or title_of(_labels(node))
+    return ""
 
 
 def without_inclusions(question: Node) -> str:
-    """A question as it was typed, without what it includes; the names of that, where nothing was typed."""
-    return _as_typed(question).strip() or _labels(question)
+    """Return the typed text of a question, or the names of included files if nothing was typed."""
+    return _typed_text(question).strip() or _labels(question)
 
 
 def _labels(question: Node) -> str:
-    return ", ".join(one.label for one in question.inclusions)
+    return ", ".join(item.label for item in question.inclusions)
 
 
-def _as_typed(question: Node) -> str:
+def _typed_text(question: Node) -> str:
     text = question.message.content
-    at = 0
+    position = 0
     parts = []
-    for one in sorted(question.inclusions, key=lambda inclusion: inclusion.start):
-        parts.append(text[at : one.start])
-        at = max(at, one.end)
-    return "".join((*parts, text[at:]))
+    for item in sorted(question.inclusions, key=lambda item: item.start):
+        parts.append(text[position : item.start])
+        position = max(position, item.end)
+    return "".join((*parts, text[position:]))
 
 
 def title_of(question: str) -> str:
-    """The line of a question that asks, shortened at a word."""
+    """Return the line that asks the question, shortened at a word."""
     line = _asking_line(question) or " ".join(question[:200].split())
-    if len(line) <= _LONGEST:
+    if len(line) <= _MAX_TITLE:
         return line
-    start = line[: _LONGEST - 1]
-    words = start.rpartition(" ")[0]
-    return f"{words if len(words) > _LONGEST // 2 else start}…"
+    title = line[: _MAX_TITLE - 1]
+    words = title.rpartition(" ")[0]
+    if len(words) > _MAX_TITLE // 2:
+        title = words
+    return f"{title}…"
 
 
 def _asking_line(question: str) -> str:
-    """The first line with a letter or digit, or the last one if the question stands below its text.
+    """Return the first line with a letter or digit, or the last line if the question is below its text.
 
-    Such a line begins a sentence and ends with a question mark, or it is short and a paragraph of its own, as
-    the first one is not."""
-    lines = [" ".join(line.split()) for line in question[:_READ].splitlines()]
-    first = next((n for n, line in enumerate(lines) if _says(line)), len(lines))
+    The last line counts if it is a sentence of its own and ends with a question mark, or if it is short and,
+    unlike the first line, a paragraph of its own.
+    """
+    lines = [" ".join(line.split()) for line in question[:_SEARCHED_CHARACTERS].splitlines()]
+    first = next((n for n, line in enumerate(lines) if _has_text(line)), len(lines))
     if first == len(lines):
         return ""
-    above, _, last = question[-_READ:].rstrip().rpartition("\n")
+    above, _, last = question[-_SEARCHED_CHARACTERS:].rstrip().rpartition("\n")
     last = " ".join(last.split())
-    if not above.strip() or not _says(last) or lines[first].endswith((":", "：", *_ASKING)):
+    if (
+        not above.strip()
+        or not _has_text(last)
+        or lines[first].endswith((":", "：", *_QUESTION_MARKS))
+    ):
         return lines[first]
-    apart = not above.rpartition("\n")[2].strip()
-    if last.endswith(_ASKING) and (apart or above.rstrip().endswith(_ENDING)):
+    is_paragraph = not above.rpartition("\n")[2].strip()
+    if last.endswith(_QUESTION_MARKS) and (is_paragraph or above.rstrip().endswith(_LINE_ENDS)):
         return last
-    below_text = apart and "".join(lines[first + 1 : first + 2])
-    if below_text and len(last) <= _SHORT:
+    is_below_text = is_paragraph and "".join(lines[first + 1 : first + 2])
+    if is_below_text and len(last) <= _MAX_LAST_LINE:
         return last
     return lines[first]
 
 
-def _says(line: str) -> bool:
+def _has_text(line: str) -> bool:
     return any(sign.isalnum() for sign in line)

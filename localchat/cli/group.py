@@ -106,7 +106,7 @@ class RootGroup(click.Group):
                 formatter.write_dl([(verb.name.ljust(column), verb.about) for verb in verbs])
         with formatter.section("By question"):
             formatter.write_dl(
-                [(question.asked, ", ".join(question.commands)) for question in QUESTIONS],
+                [(question.question, ", ".join(question.commands)) for question in QUESTIONS],
                 col_max=_QUESTION_WIDTH,
             )
         write_short(ctx, formatter, flags)

@@ -1,4 +1,4 @@
-"""Builds an answer from events: a node of the conversation, and blocks to show."""
+"""Builds an answer from events: a node of the conversation and the blocks that show it."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -17,8 +17,8 @@ from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
 from localchat.session.view import SessionView, branch_of, node_blocks, reasoning_id
 
 SAVE_EVERY_S: Final = 0.25
-"""Interval at which a growing answer goes to the history, which writes at most 0.4 s later: together well below
-the second of text that a kill may cost."""
+"""Interval at which a growing answer is recorded. The history writes at most 0.4 s later, so that killing the
+program loses less than a second of text."""
 
 _STATES: Final[dict[str, NodeState]] = {
     "stop": "whole",
@@ -39,7 +39,7 @@ class _GrowingCall:
 
 
 class AnswerBuilder:
-    """Builds one assistant node, which enters the conversation with its first words."""
+    """Builds an assistant node, which enters the conversation with its first token."""
 
     def __init__(
         self,
@@ -48,13 +48,16 @@ class AnswerBuilder:
         parent: str,
         continued: Node | None = None,
     ) -> None:
-        """`parent`: id of the question. `continued`: an answer that this one extends."""
+        """`parent` is the id of the question. `continued` is an answer to extend."""
         self._conversation = conversation
         self._view = view
         self._parent = parent
         self.node = continued
-        self._text = [continued.message.content] if continued else []
-        self._reasoning = [continued.message.reasoning] if continued else []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        if continued is not None:
+            self._text.append(continued.message.content)
+            self._reasoning.append(continued.message.reasoning)
         self._calls: dict[int, _GrowingCall] = {}
         self._accepted: Accepted | None = None
         self._done: Done | None = None
@@ -65,7 +68,7 @@ class AnswerBuilder:
         self._changed = False
 
     def take(self, event: Event) -> None:
-        """Add the content of an event and show it."""
+        """Add the content of an event, and show it."""
         self._changed = True
         match event:
             case Accepted():
@@ -82,31 +85,33 @@ class AnswerBuilder:
                 self._take_call(event)
             case Finished(choice=0, reason=reason):
                 self._state = _STATES[reason]
-                self._end = event if ended_early(event) else None
+                if ended_early(event):
+                    self._end = event
             case Done():
                 self._done = event
             case _:
                 pass
 
     def take_snapshot(self) -> Node | None:
-        """The node so far; None if nothing arrived since the last snapshot."""
+        """Return the node so far. None if nothing arrived since the last snapshot."""
         if self.node is None or not self._changed:
             return None
         self._changed = False
         return self._put(self.node.metrics, "open", "")
 
     def end(self, info: EngineInfo | None, state: NodeState | None = None, error: str = "") -> Node:
-        """Finish the node, show it and return it. `state`: unless the model ended the answer itself."""
+        """Finish the node, show it and return it. `state` overrides how the model ended the answer."""
         if self.node is None:
             self._open()
         assert self.node is not None
         self._end_reasoning()
         metrics = _metrics(info, self._accepted, self._done)
-        ended = state or (self._state if self._state != "open" else "whole")
-        node = self._put(metrics, ended, error)
+        if state is None:
+            state = "whole" if self._state == "open" else self._state
+        node = self._put(metrics, state, error)
         for block in node_blocks(self._conversation, node):
             if isinstance(block, ReasoningBlock):
-                continue  # finished with its seconds already
+                continue  # finished already, with its duration
             if isinstance(block, AnswerBlock):
                 self._begin_text()
                 self._view.finish(block)
@@ -118,8 +123,6 @@ class AnswerBuilder:
     def text(self) -> str:
         """The text so far."""
         return "".join(self._text)
-
-    # ------------------------------------------------------------------ blocks
 
     @property
     def _id(self) -> str:
@@ -179,9 +182,10 @@ class AnswerBuilder:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """Join neighbouring pieces of one text, and drop their log probabilities.
+    """Join adjacent pieces of a text, and drop their log probabilities.
 
-    The work for each piece of a fast answer is then done once for each time that it is shown."""
+    A fast answer has several pieces per frame of the screen, which then cost the work of one.
+    """
     for text_kind, group in groupby(events, _text_kind):
         if text_kind is None:
             yield from group

@@ -1,4 +1,4 @@
-"""What a session offers below an answer that the loop guard ended."""
+"""Offers below an answer that the loop guard ended."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -23,7 +23,7 @@ _GO_ON: Final = f"{END_PREFIX}go on"
 
 
 class LoopingSession(Protocol):
-    """The part of a session that is needed here."""
+    """The part of a session that the offers need."""
 
     conversation: Conversation
     recorder: ConversationRecorder
@@ -45,7 +45,7 @@ class LoopingSession(Protocol):
 
 
 def offer_ways_on(session: LoopingSession, node: Node) -> None:
-    """Show what can be done about an answer that repeats itself."""
+    """Offer ways to continue after an answer that repeats itself."""
     if node.end is None or node.end.reason != "repetition":
         return
     offers = [Offer(f"answer again with a frequency penalty of {FREQUENCY_PENALTY}", _PENALTY)]
@@ -57,7 +57,7 @@ def offer_ways_on(session: LoopingSession, node: Node) -> None:
 
 
 async def take_way_on(session: LoopingSession, action: str) -> None:
-    """Do what was offered. Raises UsageError where the answer is no longer the last one."""
+    """Take an offer. Raises UsageError if the answer is no longer the last one."""
     node = session.last_answer()
     if node is None or node.end is None or node.id != session.conversation.head:
         raise UsageError("this offer is no longer open", hint="/regen answers again")
@@ -73,7 +73,7 @@ async def take_way_on(session: LoopingSession, action: str) -> None:
 
 
 def drop_repeats(session: LoopingSession, node: Node) -> Node:
-    """Keep the text of an answer up to the first of its repeats. Returns the new node."""
+    """Cut an answer before the first of its repeats. Returns the new node."""
     if node.end is None or node.end.repetition is None:
         return node
     end = msgspec.structs.replace(node.end, repetition=None)

@@ -1,21 +1,21 @@
-"""Blocks of a transcript: one frozen value for each, made from a conversation.
+"""Blocks of a transcript: frozen values, made from a conversation.
 
-Texts are raw; the widget that shows them sanitizes them.
+Texts are raw. The widget that shows them sanitizes them.
 """
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 RETRY: Final = "retry"
-"""Action of an offer: answer the last question again."""
+"""Action of an offer that answers the last question again."""
 OVERFLOW_PREFIX: Final = "overflow/"
-"""First part of the action of an offer to make room in the context."""
+"""Prefix of the actions that make room in the context."""
 
 END_PREFIX: Final = "end/"
-"""First part of the action of an offer about an answer that repeats itself."""
+"""Prefix of the actions for an answer that repeats itself."""
 
 
 class Fold(NamedTuple):
-    """Characters `start` to `end` of a text, shown as one label until it is unfolded."""
+    """Characters `start` to `end` of a text, shown as a label until unfolded."""
 
     label: str
     start: int
@@ -37,7 +37,7 @@ class UserBlock(NamedTuple):
     folds: tuple[Fold, ...] = ()
     branch: Branch = Branch(1, 1)
     dimmed: bool = False
-    """Not sent to the model any more. The same in the other blocks."""
+    """Whether the block is no longer sent to the model."""
 
 
 class AnswerBlock(NamedTuple):
@@ -47,34 +47,34 @@ class AnswerBlock(NamedTuple):
     text: str
     branch: Branch = Branch(1, 1)
     footer: str = ""
-    """One line below the answer: its metrics."""
+    """Line of metrics below the answer."""
     dimmed: bool = False
     ended: str = ""
-    """Why the answer is not complete; shown above its metrics."""
+    """Why the answer is not complete. Shown above its metrics."""
 
 
 class ReasoningBlock(NamedTuple):
-    """Reasoning of a model, folded to one line until it is opened."""
+    """Reasoning of a model, folded to one line until opened."""
 
     id: str
     text: str
     seconds: float | None = None
-    """Duration; None while it goes on."""
+    """Duration. None while the reasoning continues."""
     dimmed: bool = False
 
 
 class TriesBlock(NamedTuple):
-    """The tries that an answer was chosen from, folded to one line until it is opened."""
+    """Tries that an answer was chosen from, folded to one line until opened."""
 
     id: str
     label: str
-    """What they brought and cost."""
+    """Result and cost of the tries."""
     text: str
     dimmed: bool = False
 
 
 class ToolCallBlock(NamedTuple):
-    """A tool call of the model. localchat runs none."""
+    """A tool call of the model. localchat does not run it."""
 
     id: str
     name: str
@@ -90,10 +90,10 @@ class SummaryBlock(NamedTuple):
     text: str
     messages: int
     tokens: int
-    """Of the summary; 0 if they were not counted."""
+    """Tokens of the summary. 0 if they were not counted."""
     dimmed: bool = False
     is_new: bool = False
-    """Shown opened, because the user has not seen it yet."""
+    """Whether the user has not seen the summary yet. It is shown open then."""
 
 
 class Offer(NamedTuple):
@@ -101,9 +101,9 @@ class Offer(NamedTuple):
 
     label: str
     action: str
-    """What the application does when it is taken."""
+    """What the front end does if the user takes the offer."""
     key: str = ""
-    """The key that takes it, as a front end with keys writes it."""
+    """Name of the key that takes the offer, if there is one."""
 
 
 class NoticeBlock(NamedTuple):
@@ -113,18 +113,18 @@ class NoticeBlock(NamedTuple):
     text: str
     kind: Literal["info", "warning", "error"] = "info"
     offers: tuple[Offer, ...] = ()
-    """Shown as choices that a click or a key takes."""
+    """Choices that a click or a key takes."""
     first: int = 1
-    """Number of the first offer: keys take offers by number."""
+    """Number of the first offer. Keys take offers by number."""
 
 
 class ProgressBlock(NamedTuple):
-    """Progress of a request before its first words."""
+    """Progress of a request before its first token."""
 
     id: str
     text: str
     share: float | None = None
-    """Part that is done, from 0 to 1; None if that is not known."""
+    """Completed share, from 0 to 1. None if unknown."""
 
 
 Block: TypeAlias = (

@@ -28,7 +28,7 @@ _THINKING: Final = ("auto", "on", "off")
 Part: TypeAlias = Literal[
     "models", "parameters", "history", "help", "search", "metrics", "copy", "pull", "edit"
 ]
-"""What a front end opens: a dialog, or a part of the chat."""
+"""A dialog or a part of the chat that a front end opens."""
 
 
 class Output(NamedTuple):
@@ -52,7 +52,7 @@ class AskQuestion(NamedTuple):
 
 
 class QuestionUndone(NamedTuple):
-    """The last question left the path. A screen puts it back into its input."""
+    """The last question was removed from the path. A screen puts it back into its input."""
 
     question: "Node"
     hint: str
@@ -119,8 +119,6 @@ class CommandRunner:
     def _refuse_while_busy(self) -> None:
         if self._session.busy:
             raise AnswerUnderWay
-
-    # Models and parameters
 
     def do_model(self, name: str) -> Reply:
         if not name:
@@ -203,8 +201,6 @@ class CommandRunner:
     def do_pull(self, name: str) -> Reply:
         return OpenPart("pull", name)
 
-    # The conversation
-
     def do_new(self, _: str) -> Reply:
         return LongCommand(self._start_conversation(None))
 
@@ -284,8 +280,6 @@ class CommandRunner:
         if answer is None or answer.metrics is None or answer.metrics.done is None:
             return OpenPart("metrics", "There are no metrics of an answer yet.")
         return OpenPart("metrics", stats_line(answer.metrics.done))
-
-    # The program
 
     def do_history(self, _: str) -> Reply:
         return OpenPart("history")

@@ -8,7 +8,7 @@ from localchat.suggestions import did_you_mean
 from localchat.verbs import ALIASES, VERBS, slash_advice
 
 FrontEnd: TypeAlias = Literal["screen", "line"]
-"""What runs the commands: the screen, or the line mode of `localchat run -i`."""
+"""The screen, or the line mode of `localchat run -i`."""
 
 
 class Command(NamedTuple):
@@ -16,10 +16,10 @@ class Command(NamedTuple):
 
     name: str
     arguments: str
-    """As the help shows them."""
+    """Arguments as the help shows them."""
     about: str
     required: bool = False
-    """Whether it needs an argument."""
+    """Whether the command needs an argument."""
     aliases: tuple[str, ...] = ()
     screen_only: bool = False
 
@@ -80,9 +80,9 @@ LINE_COMMANDS: Final = (
 class ShellQuestion(NamedTuple):
     """A question that a command of the shell answers."""
 
-    asked: str
+    question: str
     commands: tuple[str, ...]
-    """Without the name of the program, in the order to run them."""
+    """Command lines without the name of the program, in the order to run them."""
 
 
 QUESTIONS: Final = (

@@ -1,4 +1,4 @@
-"""Services that a session gets from its front end: paths, environment, models and engines."""
+"""Services that a front end gives to a session: paths, environment, models and engines."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class CatalogEstimate(NamedTuple):
-    """Memory plan and file size of a model of the catalog that is not here."""
+    """Memory plan and file size of a published model that is not on this machine."""
 
     plan: "MemoryPlan"
     file_bytes: int
 
 
 class ModelSetup(NamedTuple):
-    """A model with its settings, and how its engine is opened."""
+    """A model with its settings, and a function that opens its engine."""
 
     model: "ResolvedModel"
     settings: Settings
@@ -46,11 +46,11 @@ class ModelSetup(NamedTuple):
 
 
 class SetupChange(NamedTuple):
-    """Another model, or other parameters."""
+    """A change to another model or other parameters."""
 
     apply: Callable[[], None]
     reload: bool
-    """Applying it opens the engine again."""
+    """Whether applying the change opens the engine again."""
 
 
 class SessionContext(msgspec.Struct, frozen=True):
@@ -59,50 +59,54 @@ class SessionContext(msgspec.Struct, frozen=True):
     paths: Paths
     environ: Mapping[str, str]
     resolve: "Callable[[str | None, Mapping[str, str]], ModelSetup]"
-    """Resolves a word (None: the model of the command) with the flags of the command and changes by key.
-    Raises ModelMissing, UsageError."""
+    """Resolves a model's name (None: the one of the command) with changed settings by key.
+
+    The flags of the command apply too. Raises ModelMissing, UsageError."""
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[ModelSetup, LoadOptions], MemoryPlan]"
-    """Memory that a load takes on this machine, from the model's headers. Raises LocalchatError."""
+    """Plans the memory of a load on this machine, from the model's headers. Raises LocalchatError."""
     estimate: "Callable[[str], CatalogEstimate | None]"
-    """The same for a model of the catalog, from its published shape; None if that is unknown. Raises
-    LocalchatError."""
+    """Plans a published model from its shape. None if the shape is unknown. Raises LocalchatError."""
     remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], str]"
-    """Makes a model that answered the default of the next run, and records its speed. Returns a sentence that
-    offers a faster build of its backend, once; otherwise an empty one. Blocks; raises OSError,
+    """Makes a model that answered the default of the next run, and records its speed.
+
+    Returns a sentence that offers a faster build of its backend, or an empty string. Blocks. Raises OSError,
     LocalchatError."""
     first_run: "Callable[[], FirstRun | None]"
-    """Hardware, external models and three models to begin with, if there is no model but the guide. Takes
-    seconds; raises LocalchatError."""
+    """Finds hardware, external models and recommendations if the guide is the only model.
+
+    Takes seconds. Raises LocalchatError."""
     keys: Mapping[str, str]
     """The `[keys]` table of the settings file."""
     history_file: "Path | None"
-    """None: conversations are not saved."""
+    """Database of the conversations. None if they are not saved."""
     notices: tuple[str, ...] = ()
     """Sentences about the settings file, for the user."""
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
-    """Of the settings file, by name."""
+    """Presets of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
-    """What would make room for a load that does not fit. Takes a second or two. Raises LocalchatError."""
+    """Finds steps that make room for a load. Takes a second or two. Raises LocalchatError."""
     embed: "Embed | None" = None
-    """Embeds texts for documents that were learned with an embedding model."""
+    """Embeds texts for documents that an embedding model has learned."""
     speed: "Callable[[ModelSetup], ExpectedSpeed | None]" = lambda setup: None
-    """Decode rate that was measured here, or is expected; None if unknown. The first call may take a second.
+    """Returns the measured or expected decode rate, or None. The first call may take a second.
+
     Raises LocalchatError."""
     catalog_speed: "Callable[[str], ExpectedSpeed | None]" = lambda name: None
-    """The same for a model of the catalog."""
+    """Returns the expected decode rate of a published model, or None."""
     recommended: "Callable[[], tuple[Recommendation, ...]]" = tuple
-    """Models of the catalog that suit this machine, from quick to best. Takes about a second. Raises
-    LocalchatError."""
+    """Returns published models that suit this machine, from quick to best.
+
+    Takes about a second. Raises LocalchatError."""
 
     def owned(
         self, settings: Settings, prompt: "Prompt", conversation: "Conversation"
     ) -> "GenerateRequest":
-        """A request whose KV the disk keeps for a conversation, where conversations are kept."""
-        import msgspec
-
-        owner = conversation.id if self.history_file is not None else ""
-        return msgspec.structs.replace(self.request(settings, prompt), owner=owner)
+        """Return a request whose KV is stored on disk, if conversations are saved."""
+        request = self.request(settings, prompt)
+        if self.history_file is None:
+            return request
+        return msgspec.structs.replace(request, owner=conversation.id)
 
     @property
     def library(self) -> "DocumentLibrary":

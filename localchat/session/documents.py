@@ -1,4 +1,4 @@
-"""Puts what a question gets of documents (`@name`) before it."""
+"""Includes passages of documents (`@name`) in a question."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,40 +16,40 @@ from localchat.session.view import SessionView, node_blocks
 
 
 class DocumentedQuestion(NamedTuple):
-    """A question behind the documents that it mentions."""
+    """A question after the passages of the documents that it mentions."""
 
     text: str
     inclusions: tuple[Inclusion, ...]
     labels: tuple[str, ...]
-    """What was taken of each collection, on one line."""
+    """Names of the passages, one line for each collection."""
 
 
 def with_documents(
     library: DocumentLibrary,
     names: Sequence[str],
     text: str,
-    asked: str,
+    query: str,
     sent: Sequence[str],
     engine: Engine,
 ) -> DocumentedQuestion:
-    """The text behind what it gets of these collections. Raises LocalchatError; blocks.
+    """Put passages of these collections before a text. Blocks. Raises LocalchatError.
 
-    `asked`: the part of the text that passages are found by. `sent`: the messages before it."""
-    excerpts = [library.excerpt(name, asked, engine, sent) for name in names]
-    before = ""
+    `query` is the part of the text that selects the passages. `sent` are the messages before it.
+    """
+    excerpts = [library.excerpt(name, query, engine, sent) for name in names]
+    passages = ""
     inclusions = []
-    for one in excerpts:
-        if one.text:
-            end = len(before) + len(one.text)
-            inclusions.append(Inclusion(one.label, len(before), end))
-            before += one.text
-    return DocumentedQuestion(
-        before + text, tuple(inclusions), tuple(one.label for one in excerpts)
-    )
+    for excerpt in excerpts:
+        if excerpt.text:
+            end = len(passages) + len(excerpt.text)
+            inclusions.append(Inclusion(excerpt.label, len(passages), end))
+            passages += excerpt.text
+    labels = tuple(excerpt.label for excerpt in excerpts)
+    return DocumentedQuestion(passages + text, tuple(inclusions), labels)
 
 
 class QuestionHolder(Protocol):
-    """A session, as far as documents change it."""
+    """The part of a session that documents change."""
 
     context: SessionContext
     conversation: Conversation
@@ -58,44 +58,53 @@ class QuestionHolder(Protocol):
 
 
 async def include_documents(session: QuestionHolder, question: str, engine: Engine) -> None:
-    """Put what a question gets of documents before it, unless it has that. Raises LocalchatError."""
+    """Put the passages of mentioned documents before a question, once. Raises LocalchatError."""
     conversation = session.conversation
     library = session.context.library
     node = conversation.nodes[question]
     if "@" not in node.message.content:
         return
-    found = await asyncio.to_thread(_documented, library, conversation, node, engine)
-    if found is not None:
-        conversation.put(found)
-        session.recorder.changed(found)
-        for block in node_blocks(conversation, found):
+    documented = await asyncio.to_thread(_documented, library, conversation, node, engine)
+    if documented is not None:
+        conversation.put(documented)
+        session.recorder.changed(documented)
+        for block in node_blocks(conversation, documented):
             session.view.put(block)
 
 
 def _documented(
     library: DocumentLibrary, conversation: Conversation, question: Node, engine: Engine
 ) -> Node | None:
-    """A question with its documents; None where it mentions none. Raises LocalchatError; blocks."""
+    """Return a question with its documents. None if it mentions none. Blocks. Raises LocalchatError."""
     content = question.message.content
-    inclusions = question.inclusions
-    names, text = library.mentions(content, [(one.start, one.end) for one in inclusions])
+    included = question.inclusions
+    names, text = library.mentions(content, [(item.start, item.end) for item in included])
     if not names:
         return None
-    # A mention is taken out before, between or behind included files, whose places move.
-    moved = []
-    at = 0
-    for one in sorted(inclusions, key=lambda each: each.start):
-        at = text.index(content[one.start : one.end], at)
-        moved.append(msgspec.structs.replace(one, start=at, end=at + one.end - one.start))
-        at += one.end - one.start
-    asked = text
-    for one in reversed(moved):
-        asked = f"{asked[: one.start]} {asked[one.end :]}"
+    files = _moved_inclusions(included, content, text)
+    # Passages are selected by what the user typed, not by the text of included files.
+    query = text
+    for item in reversed(files):
+        query = f"{query[: item.start]} {query[item.end :]}"
     sent = [node.message.content for node in sent_nodes(conversation) if node.id != question.id]
-    found = with_documents(library, names, text, asked, sent, engine)
-    shift = len(found.text) - len(text)
-    kept = tuple(
-        msgspec.structs.replace(one, start=one.start + shift, end=one.end + shift) for one in moved
+    documented = with_documents(library, names, text, query, sent, engine)
+    shift = len(documented.text) - len(text)
+    shifted = (
+        msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
+        for item in files
     )
-    message = msgspec.structs.replace(question.message, content=found.text)
-    return msgspec.structs.replace(question, message=message, inclusions=(*found.inclusions, *kept))
+    message = msgspec.structs.replace(question.message, content=documented.text)
+    inclusions = (*documented.inclusions, *shifted)
+    return msgspec.structs.replace(question, message=message, inclusions=inclusions)
+
+
+def _moved_inclusions(included: Sequence[Inclusion], content: str, text: str) -> list[Inclusion]:
+    """Return the inclusions of `content` at their positions in `text`, which lacks the mentions."""
+    moved = []
+    position = 0
+    for item in sorted(included, key=lambda item: item.start):
+        length = item.end - item.start
+        position = text.index(content[item.start : item.end], position)
+        moved.append(msgspec.structs.replace(item, start=position, end=position + length))
+        position += length
+    return moved

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 Notify = Callable[[str], None]
 OpenEngine = Callable[[Notify], "Engine"]
-"""Opens one engine, which passes sentences for the user to the callable, from any thread."""
+"""Opens an engine, which passes sentences for the user to the callable, from any thread."""
 
 
 class EngineHolder:
     """Holds one engine at a time.
 
-    Call `open` and `close` from one thread, and `engine` from the event loop, also before the first `open`.
-    Sentences of an engine wait until `listen` sets a listener."""
+    Call `open` and `close` from one thread. Call `engine` from the event loop, even before the first `open`.
+    Sentences of an engine are buffered until `listen` sets a listener.
+    """
 
     def __init__(self) -> None:
         self._future: Future[Engine] = Future()
@@ -31,58 +32,60 @@ class EngineHolder:
         self._pending: deque[str] = deque(maxlen=100)
         self._listener: Notify | None = None
         self._causes: set[str] = set()
-        """Of the sentences that this engine has sent."""
+        """Causes of the sentences that this engine has sent."""
         self._lock = threading.Lock()
 
     @classmethod
     def holding(cls, engine: "Engine") -> "EngineHolder":
-        """A holder of an engine that is open already."""
+        """Return a holder of an engine that is already open."""
         holder = cls()
         holder._future.set_result(engine)
         holder._opened = True
         return holder
 
     def open(self, open_engine: OpenEngine) -> None:
-        """Begin to open an engine. The one before is closed first, so that memory never holds both."""
-        before, fresh = (self._future, Future["Engine"]()) if self._opened else (None, self._future)
-        self._future = fresh
+        """Start to open an engine. The previous one is closed first, so that memory never holds both."""
+        previous: Future[Engine] | None = None
+        if self._opened:
+            previous = self._future
+            self._future = Future()
         self._opened = True
         self._causes.clear()
-        arguments = (open_engine, before, fresh)
+        arguments = (open_engine, previous, self._future)
         threading.Thread(target=self._run, args=arguments, name="open-engine", daemon=True).start()
 
     def _run(
-        self, open_engine: OpenEngine, before: "Future[Engine] | None", fresh: "Future[Engine]"
+        self, open_engine: OpenEngine, previous: "Future[Engine] | None", future: "Future[Engine]"
     ) -> None:
-        _close(before)
+        _close(previous)
         try:
-            fresh.set_result(open_engine(self._notify))
+            future.set_result(open_engine(self._notify))
         except BaseException as problem:  # noqa: BLE001 - raised by `engine`
-            fresh.set_exception(problem)
+            future.set_exception(problem)
 
     async def engine(self) -> "Engine":
-        """The engine, once it is open. Raises LocalchatError."""
+        """Return the engine once it is open. Raises LocalchatError."""
         return await asyncio.shield(asyncio.wrap_future(self._future))
 
     async def stats(self) -> "EngineStats | None":
-        """Metrics of the engine itself; None if it is gone."""
+        """Return the engine's own metrics. None if it has exited."""
         try:
             engine = await self.engine()
             return await asyncio.to_thread(engine.stats)
         except LocalchatError:
-            return None  # the next question starts another
+            return None  # The next question starts another engine.
 
     def listen(self, listener: Notify) -> None:
-        """Pass sentences to `listener`, from threads of the engine; those that waited, at once."""
+        """Pass sentences to `listener` from threads of the engine, the buffered ones at once."""
         with self._lock:
             self._listener = listener
-            waited = list(self._pending)
+            buffered = list(self._pending)
             self._pending.clear()
-        for sentence in waited:
+        for sentence in buffered:
             listener(sentence)
 
     def _notify(self, sentence: str) -> None:
-        """Pass a sentence on, the first of each cause."""
+        """Forward a sentence if it is the first with its cause."""
         with self._lock:
             cause = notice_cause(sentence)
             if cause in self._causes:
@@ -95,7 +98,7 @@ class EngineHolder:
             listener(sentence)
 
     def close(self) -> None:
-        """Close the engine; waits for one that is still being opened."""
+        """Close the engine. Waits for an engine that is still being opened."""
         if self._opened:
             _close(self._future)
         self._opened = False

@@ -1,4 +1,4 @@
-"""Current state and metrics of the engine, gathered from the events of a stream."""
+"""State and metrics of the engine, collected from the events of a stream."""
 
 import time
 from collections import deque
@@ -39,7 +39,7 @@ class EngineStatus(msgspec.Struct):
     model: str = ""
     info: EngineInfo | None = None
     queued: Queued | None = None
-    """This and the next four: of the running request, or of the last one."""
+    """Event of the running request, or of the last one. The same for the next four fields."""
     loading: Loading | None = None
     prefill: Prefill | None = None
     metrics: MetricsSnapshot | None = None
@@ -48,21 +48,21 @@ class EngineStatus(msgspec.Struct):
     rates: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
     """Decode rates in tokens per second, oldest first."""
     pulling: str = ""
-    """Progress of a download, in words."""
+    """Progress of a download, as a phrase."""
     task: str = ""
-    """Work besides answering, in words."""
+    """Work other than answering, as a phrase."""
     sent_s: float = 0.0
-    """When the running request was sent, in seconds of the monotonic clock."""
-    prefill_since_s: float = 0.0
-    """When its prefill began, as far as events say."""
-    prefill_at_s: float = 0.0
-    """When its last `Prefill` event came."""
+    """Time at which the running request was sent, on the monotonic clock."""
+    prefill_started_s: float = 0.0
+    """Time at which its prefill began, as far as events report it."""
+    prefill_event_s: float = 0.0
+    """Time of its last `Prefill` event."""
     prefill_samples: list[PrefillSample] = msgspec.field(default_factory=list)
-    """Its progress over time."""
+    """Progress of the prefill over time."""
 
     @property
     def loaded(self) -> bool:
-        """Whether the engine was described after its load, when its memory is measured."""
+        """Whether the engine was described after its load, which measures its memory."""
         return self.info is not None and self.info.loaded
 
     @property
@@ -71,35 +71,34 @@ class EngineStatus(msgspec.Struct):
         return self.state in BUSY
 
     def forget_answer(self) -> None:
-        """Drop the metrics of the last answer, which would be read as those of another conversation or
-        model."""
+        """Drop the metrics of the last answer, before another conversation or model."""
         self.prefill = self.metrics = self.done = None
 
     def begin(self) -> None:
-        """Reset for a new request, so that old metrics do not look current."""
+        """Reset for a new request, so that no old metrics look current."""
         self.state = "sent"
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
         self.prefill_samples.clear()
-        self.sent_s = self.prefill_since_s = self.prefill_at_s = time.monotonic()
+        self.sent_s = self.prefill_started_s = self.prefill_event_s = time.monotonic()
 
     def update(self, event: Event) -> bool:
-        """Update from an event; returns whether anything to draw has changed."""
-        before = self.state
+        """Update from an event. Return whether anything on the screen changed."""
+        old_state = self.state
         match event:
             case Queued():
                 self.queued = event
                 self.state = "queued"
-                self.prefill_since_s = time.monotonic()
+                self.prefill_started_s = time.monotonic()
             case Loading():
                 self.loading = event
                 self.state = "loading"
-                self.prefill_since_s = time.monotonic()
+                self.prefill_started_s = time.monotonic()
             case Prefill():
                 self.prefill = event
                 self.state = "prefill"
-                self.prefill_at_s = time.monotonic()
-                elapsed_s = self.prefill_at_s - self.prefill_since_s
+                self.prefill_event_s = time.monotonic()
+                elapsed_s = self.prefill_event_s - self.prefill_started_s
                 self.prefill_samples.append(PrefillSample(event.done, elapsed_s))
             case Reasoning():
                 self.state = "thinking"
@@ -114,28 +113,27 @@ class EngineStatus(msgspec.Struct):
                 self.done = event
                 self.state = "ready"
             case Accepted():
-                self.prefill_since_s = time.monotonic()
+                self.prefill_started_s = time.monotonic()
                 return False
             case _:
                 return False
-        return self.state != before or isinstance(event, Queued | Loading | Prefill)
+        return self.state != old_state or isinstance(event, Queued | Loading | Prefill)
 
     def _update_metrics(self, event: MetricsSnapshot) -> None:
         self.metrics = event
         if event.phase == "decode" and self.state == "prefill":
-            self.state = "writing"  # tokens come, though their text is not shown yet
+            # Tokens arrive, although their text is not complete yet.
+            self.state = "writing"
         if event.decode_tokens_per_s is not None:
             self.rates.append(event.decode_tokens_per_s)
 
     def finish(self, *, broken: bool = False) -> None:
-        """Reset when the request is over, however it ended."""
+        """Reset after the end of a request."""
         self.state = "broken" if broken else "ready"
-
-    # ------------------------------------------------------------------ as it is shown
 
     @property
     def label(self) -> str:
-        """The state in words: `loading 2.1/4.7 GB`, `prefill 1,536/6,200 of which 6,144 cached`."""
+        """State as a phrase, such as `prefill 1,536/6,200 of which 1,024 cached`."""
         if self.task:
             return self.task
         format_label = _LABELS.get(self.state)
@@ -143,14 +141,14 @@ class EngineStatus(msgspec.Struct):
 
     @property
     def ttft_s(self) -> float | None:
-        """Of the running request, or of the last one."""
+        """TTFT of the running request, or of the last one."""
         if self.done is not None:
             return self.done.timings.ttft_s
         return self.metrics.ttft_s if self.metrics else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Of the running request, or of the last one."""
+        """Decode rate of the running request, or of the last one."""
         if self.done is not None:
             return self.done.timings.decode_tokens_per_s
         if self.metrics:
@@ -159,35 +157,38 @@ class EngineStatus(msgspec.Struct):
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Of the prefill under way, so far; None before its first tokens are computed."""
+        """Rate of the running prefill so far. None before its first computed tokens."""
         if self.state != "prefill" or self.prefill is None:
             return None
-        elapsed_s = self.prefill_at_s - self.prefill_since_s
+        elapsed_s = self.prefill_event_s - self.prefill_started_s
         return prefill_rate(self.prefill.done, self.prefill.cached, elapsed_s)
 
     def prefill_left_s(self, now_s: float) -> float | None:
-        """Seconds until the prompt is computed; None if that is not known. `now_s`: of the monotonic clock."""
+        """Return the estimated seconds until the prompt is computed. None if unknown.
+
+        `now_s` is a time of the monotonic clock.
+        """
         if self.state != "prefill" or self.prefill is None:
             return None
         left_s = seconds_left(self.prefill_samples, self.prefill.cached, self.prefill.total)
         if left_s is None:
             return None
-        return max(0.0, left_s - (now_s - self.prefill_at_s))
+        return max(0.0, left_s - (now_s - self.prefill_event_s))
 
     @property
     def kv(self) -> tuple[int, int]:
-        """KV cache tokens used and total; (0, 0) if not known yet."""
+        """Used and total tokens of the KV cache. (0, 0) if unknown."""
         if self.done is not None:
             return self.done.kv_used_tokens, self.done.kv_total_tokens
         if self.metrics is not None:
             return self.metrics.kv_used_tokens, self.metrics.kv_total_tokens
         if self.info is None or self.info.backend == "remote":
-            return 0, 0  # a server reports its cache with an answer, if at all
+            return 0, 0  # A server reports its cache with an answer, if at all.
         return 0, self.info.context_tokens
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """Draft tokens: accepted and drafted."""
+        """Accepted and proposed draft tokens."""
         if self.done is not None:
             return self.done.speculation.accepted, self.done.speculation.drafted
         if self.metrics:
@@ -203,15 +204,20 @@ class EngineStatus(msgspec.Struct):
         if info.backend == "remote":
             return info.backend
         place = f"GPU {info.gpu_layers}/{info.layers}" if info.gpu_layers else "CPU"
-        place += f", experts of {info.experts_on_cpu} on CPU" if info.experts_on_cpu else ""
-        return f"{info.backend} · {place}{' · safe mode' if info.safe_mode else ''}"
+        if info.experts_on_cpu:
+            place += f", experts of {info.experts_on_cpu} on CPU"
+        if info.safe_mode:
+            place += " · safe mode"
+        return f"{info.backend} · {place}"
 
 
 def _prefill_label(status: EngineStatus) -> str:
     if status.prefill is None:
         return "prefill"
-    cached = f" of which {status.prefill.cached:,} cached" if status.prefill.cached else ""
-    return f"prefill {status.prefill.done:,}/{status.prefill.total:,}{cached}"
+    label = f"prefill {status.prefill.done:,}/{status.prefill.total:,}"
+    if status.prefill.cached:
+        label += f" of which {status.prefill.cached:,} cached"
+    return label
 
 
 def _loading_label(status: EngineStatus) -> str:

@@ -1,4 +1,4 @@
-"""Offers of a notice about a model that cannot be loaded: steps that make room, and other models."""
+"""Offers for a model that failed to load: the first step that suffices, another model, or the guide."""
 
 import asyncio
 
@@ -12,27 +12,34 @@ from localchat.session.context import ModelSetup, SessionContext
 async def load_offers(
     context: SessionContext, setup: ModelSetup, problem: LocalchatError
 ) -> tuple[Offer, ...]:
-    """What to do about a load that failed, the steps that make room first."""
-    steps: tuple[MemoryStep, ...] = ()
+    """Return what the user can do about a failed load."""
+    offers: list[Offer] = []
     if isinstance(problem, DoesNotFit) and "needed_bytes" in problem.details:
-        try:
-            steps = await asyncio.to_thread(context.memory_steps, setup)
-        except (LocalchatError, OSError):
-            steps = ()  # the load's own words must do
-    offers = [Offer(step.sentence(with_flag=False), _action(step)) for step in steps if _open(step)]
+        step = await _sufficient_step(context, setup)
+        if step is not None:
+            offers.append(Offer(step.sentence(with_flag=False), _action(step)))
     offers.append(Offer("choose another model", "model"))
     if setup.model.word != GUIDE:
         offers.append(Offer("continue with the built-in guide", f"model {GUIDE}"))
     return tuple(offers)
 
 
-def _open(step: MemoryStep) -> bool:
-    """Whether it can be taken here: in a chat one request at a time is enough already."""
-    return step.can_be_taken and step.name != "slots" and step.model != GUIDE
+async def _sufficient_step(context: SessionContext, setup: ModelSetup) -> MemoryStep | None:
+    """Return the first step that a chat can take and that makes enough room by itself."""
+    try:
+        steps = await asyncio.to_thread(context.memory_steps, setup)
+    except (LocalchatError, OSError):
+        return None  # The error of the load is shown already.
+    for step in steps:
+        # A chat runs one request at a time, so fewer slots change nothing.
+        can_help = step.can_be_taken and step.suffices
+        if can_help and step.name != "slots" and step.model != GUIDE:
+            return step
+    return None
 
 
 def _action(step: MemoryStep) -> str:
-    """The command of the screen that takes it."""
+    """Return the slash command that takes the step."""
     if step.model:
         return f"{'model' if step.is_here else 'pull'} {step.model}"
     ((key, value),) = step.settings

@@ -1,4 +1,4 @@
-"""Results of a session's work: how an answer ended, and what a summary replaced."""
+"""Results of a session: the end of an answer, and a summary."""
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """How an answer ended."""
+    """End of an answer."""
 
     end: Literal["complete", "stopped", "failed", "too_long"]
     node: "Node | None" = None
-    """The answer; None if none of it arrived."""
+    """The answer. None if none of it arrived."""
     error: LocalchatError | None = None
     overflow: "Overflow | None" = None
-    """Ways to make room for a prompt that was too long; None if the engine cannot count tokens."""
+    """Choices for a prompt that was too long. None if the engine cannot count tokens."""
 
 
 class SummaryResult(NamedTuple):
@@ -25,11 +25,11 @@ class SummaryResult(NamedTuple):
 
     text: str
     messages: int
-    """Messages that it newly replaces."""
+    """Number of messages that it newly replaces."""
 
 
 class AnswerUnderWay(UsageError):
-    """Something was asked for that must wait for the end of an answer."""
+    """A command has to wait for the end of the answer."""
 
     def __init__(self) -> None:
         super().__init__("an answer is under way", hint="Esc stops it")

@@ -13,12 +13,12 @@ class PrefillSample(NamedTuple):
 
 
 def seconds_left(samples: Sequence[PrefillSample], cached: int, total: int) -> float | None:
-    """Estimate the seconds until `total` tokens are computed; None before the first are.
+    """Estimate the seconds until `total` tokens are computed. None before the first computed token.
 
-    Attention makes each token cost more than the one before. The cost of a token is a line through the mean
-    costs up to a sample in the middle and up to the last one.
+    Attention makes each token cost more than the previous one. The model is a line: its slope comes from the
+    mean costs up to a sample in the middle and up to the last one.
     """
-    measured = [each for each in samples if each.tokens > cached and each.elapsed_s > 0]
+    measured = [item for item in samples if item.tokens > cached and item.elapsed_s > 0]
     if not measured:
         return None
     last = measured[-1]

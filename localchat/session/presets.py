@@ -1,4 +1,4 @@
-"""Applies the preset that a question of a session begins with: `@name text`."""
+"""Applies the preset at the beginning of a question: `@name text`."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -11,51 +11,56 @@ from localchat.session.context import SessionContext, SetupChange
 
 
 class PresetUser(Protocol):
-    """A session, as far as presets change it."""
+    """The part of a session that presets change."""
 
     context: SessionContext
 
     def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange:
-        """Another model (None: this one) with these parameters. Raises LocalchatError."""
+        """Prepare another model (None: the current one) with these parameters. Raises LocalchatError."""
         ...
 
     def set_instructions(self, text: str) -> None: ...
 
 
 class Question(NamedTuple):
-    """A question as it is sent."""
+    """A question to send."""
 
     text: str
     inclusions: tuple[Inclusion, ...]
 
 
 def with_preset(session: PresetUser, text: str, inclusions: Sequence[Inclusion] = ()) -> Question:
-    """The question by its preset, whose model, parameters and instructions hold from now on.
+    """Apply the preset of a question, and return the question that its template makes.
 
-    Without a preset it stays as it is. Raises LocalchatError; nothing has changed then."""
-    preset, rest = addressed(
-        text, session.context.presets, session.context.library.names() if "@" in text else ()
-    )
+    The preset's model, parameters and instructions stay in effect. Without a preset, the question is returned
+    unchanged. Raises LocalchatError, and nothing has changed then.
+    """
+    documents = session.context.library.names() if "@" in text else ()
+    preset, rest = addressed(text, session.context.presets, documents)
     if preset is None:
         return Question(text, tuple(inclusions))
     setup_of(session, preset).apply()
     if isinstance(system := preset.values.get("system"), str):
         session.set_instructions(system)
-    before = preset.template.partition(INPUT)[0] if INPUT in preset.template else ""
-    whole = preset.question(rest)
-    shift = (len(before) if before else len(whole) - len(rest)) - (len(text) - len(rest))
+    question = preset.question(rest)
+    # Included files move with the text that the template puts before the question.
+    if INPUT in preset.template:
+        start = len(preset.template.partition(INPUT)[0])
+    else:
+        start = len(question) - len(rest)
+    shift = start - (len(text) - len(rest))
     moved = (
-        msgspec.structs.replace(one, start=one.start + shift, end=one.end + shift)
-        for one in inclusions
+        msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
+        for item in inclusions
     )
-    return Question(whole, tuple(moved))
+    return Question(question, tuple(moved))
 
 
 def setup_of(session: PresetUser, preset: Preset) -> SetupChange:
-    """The session with the model and the parameters of a preset. Raises LocalchatError."""
-    texts = {key: _text(value) for key, value in preset.values.items() if key != "model"}
+    """Prepare the model and the parameters of a preset. Raises LocalchatError."""
+    changes = {key: _text(value) for key, value in preset.values.items() if key != "model"}
     model = preset.values.get("model")
-    return session.prepare_change(model if isinstance(model, str) else None, texts)
+    return session.prepare_change(model if isinstance(model, str) else None, changes)
 
 
 def _text(value: object) -> str:

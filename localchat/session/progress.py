@@ -1,4 +1,4 @@
-"""Progress of a request before its first words, in words."""
+"""Progress of a request before its first token, as a phrase."""
 
 from typing import Final
 
@@ -51,7 +51,10 @@ def _prefill(status: EngineStatus, now_s: float) -> str:
 
 
 def time_left(status: EngineStatus, now_s: float) -> str:
-    """`about 1 min left`, `about 20 s left`; empty if that is not known. `now_s`: of the monotonic clock."""
+    """Return `about 1 min left` or `about 20 s left`. Empty if unknown.
+
+    `now_s` is a time of the monotonic clock.
+    """
     left_s = status.prefill_left_s(now_s)
     if left_s is None or status.prefill is None or status.prefill.done >= status.prefill.total:
         return ""

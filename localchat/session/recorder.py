@@ -1,4 +1,4 @@
-"""Records the conversation of a session in the history, once that is open."""
+"""Records the conversation of a session in the history, once the history is open."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class ConversationRecorder:
     """Writes changes of the current conversation in the background.
 
-    `changed` and `draft` never wait for the disk. `attach` writes all changes before it."""
+    `changed` and `draft` never wait for the disk. `attach` writes the changes made before it.
+    """
 
     def __init__(self) -> None:
         self.history: History | None = None
@@ -32,11 +33,14 @@ class ConversationRecorder:
                     self.changed(node)
 
     def hold(self, conversation: Conversation) -> None:
-        """Record this conversation from now on. Raises HistoryUnusable if the rest of the one before cannot be
-        written; nothing has changed then."""
+        """Record this conversation from now on.
+
+        Raises HistoryUnusable if the previous one cannot be saved, and nothing has changed then.
+        """
         with self._lock:
             if self._autosave is not None:
-                self._autosave.flush()  # a failed `close` would end it: nothing more would be written
+                # Flush first: after a failed `close`, nothing more would be written.
+                self._autosave.flush()
                 self._autosave.close()
             self._conversation = conversation
             self._autosave = None
@@ -49,17 +53,17 @@ class ConversationRecorder:
         self._autosave = Autosave(history, conversation)
 
     def changed(self, node: Node | None = None) -> None:
-        """Record a new or changed message; None: head, title, model or policy have changed."""
+        """Record a new or changed message. None records head, title, model and policy."""
         if self._autosave is not None:
             self._autosave.changed(node)
 
     def draft(self, text: str) -> None:
-        """Record the text of the composer that is not sent yet."""
+        """Record text that is not sent yet."""
         if self._autosave is not None:
             self._autosave.draft(text)
 
     def withdraw(self, question: Node) -> None:
-        """Remove a recorded question that was not answered, and wait for that. Raises HistoryUnusable."""
+        """Remove an unanswered question from disk, and wait for it. Raises HistoryUnusable."""
         if self._autosave is None:
             return
         assert self.history is not None
@@ -68,18 +72,19 @@ class ConversationRecorder:
         self.history.withdraw(self._conversation.id, question)
 
     def flush(self) -> bool:
-        """Wait until all changes are on the disk. Returns whether any was not. Raises HistoryUnusable."""
+        """Write all changes to disk. Return whether there were any. Raises HistoryUnusable."""
         if self._autosave is None or not self._autosave.behind:
             return False
         self._autosave.flush()
         return True
 
     def kept_draft(self) -> str:
-        """The text that was not sent when the program ended; may be empty."""
+        """Return the unsent text of the last run. May be empty."""
         if self.history is None:
             return ""
-        conversation = self._conversation
-        return self.history.draft(conversation.id if conversation and conversation.nodes else None)
+        if self._conversation is None or not self._conversation.nodes:
+            return self.history.draft(None)
+        return self.history.draft(self._conversation.id)
 
     @property
     def trouble(self) -> LocalchatError | None:
@@ -89,7 +94,7 @@ class ConversationRecorder:
         return None
 
     def close(self) -> None:
-        """Write the rest and close the history. Raises HistoryUnusable."""
+        """Write all changes and close the history. Raises HistoryUnusable."""
         with self._lock:
             try:
                 if self._autosave is not None:

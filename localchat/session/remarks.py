@@ -1,4 +1,4 @@
-"""Remarks that are not about the answer under way."""
+"""Notices that are not about the current answer."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
@@ -12,40 +12,41 @@ class Remark(NamedTuple):
     sentence: str
     kind: NoticeKind
     passing: bool
-    """True of the moment only: it goes when the next answer begins."""
+    """Whether the remark is removed when the next answer begins."""
 
 
 class Remarks:
-    """Holds remarks back until the first words of an answer, so that they stand below it."""
+    """Buffers remarks until an answer's first token, so that they appear below it."""
 
     def __init__(
         self, show: Callable[[str, NoticeKind], str], remove: Callable[[str], None]
     ) -> None:
-        """`show` returns the id of a notice, which `remove` takes."""
+        """`show` returns the id of its notice, for `remove`."""
         self._show = show
         self._remove = remove
-        self._waiting: list[Remark] | None = None
+        self._buffer: list[Remark] | None = None
+        """None while remarks are shown at once."""
         self._passing_ids: list[str] = []
 
     def add(self, remark: Remark) -> None:
-        """Show a remark, or hold it back during the wait for an answer."""
-        if self._waiting is not None:
-            self._waiting.append(remark)
+        """Show a remark, or buffer it until the answer begins."""
+        if self._buffer is not None:
+            self._buffer.append(remark)
             return
         id_ = self._show(remark.sentence, remark.kind)
         if remark.passing:
             self._passing_ids.append(id_)
 
     def begin_answer(self) -> None:
-        """Remove the passing remarks, and hold new ones back."""
-        self._waiting = []
+        """Remove the passing remarks, and buffer new ones."""
+        self._buffer = []
         for id_ in self._passing_ids:
             self._remove(id_)
         self._passing_ids.clear()
 
     def release(self) -> None:
-        """Show the remarks that waited, and the next ones at once."""
-        waiting = self._waiting or []
-        self._waiting = None
-        for remark in waiting:
+        """Show the buffered remarks, and show new ones at once."""
+        buffered = self._buffer or []
+        self._buffer = None
+        for remark in buffered:
             self.add(remark)

@@ -1,7 +1,7 @@
 """Chat session without a screen: a conversation, its engine, and a view that shows both.
 
-Everything runs on one event loop; calls that may block (opening an engine, `info`, counting tokens) run in
-threads. One answer is generated at a time; a question during another one raises UsageError.
+Everything runs on one event loop. Calls that may block, such as opening an engine or counting tokens, run in
+threads. One answer is generated at a time, and a question during another one raises UsageError.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tries import NextTries, tries_card
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
-# What only an answer needs is imported when it begins: the first frame of the screen does not wait for it.
+# Imported late, when an answer begins: the first frame of the screen must not wait for it.
 if TYPE_CHECKING:
     from localchat.chat.overflow import Overflow
     from localchat.session.answer_builder import AnswerBuilder
 
 BATCH_S: Final = 0.05
-"""One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
-cores from an engine that computes on all of them."""
+"""Time of a few frames, so that text and metrics are drawn together. Waking up for every token would take CPU
+time from an engine that computes on all cores."""
 _METRICS_EVERY_S: Final = 0.15
 _STOP_POLL_S: Final = 0.01
 
@@ -52,7 +52,9 @@ _STOP_POLL_S: Final = 0.01
 class ChatSession:
     """Asks, shows and records one conversation after another.
 
-    The public attributes are for reading; only the methods change them.
+    The public attributes are for reading. Only the methods change them.
+
+    Size: the operations share one conversation, one stream and one status.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class ChatSession:
         keep_unanswered: bool = True,
         batch_s: float = BATCH_S,
     ) -> None:
-        """`keep_unanswered=False`: a question that fails before its answer begins leaves the conversation.
-        `batch_s`: pause after each batch of text."""
+        """Without `keep_unanswered`, a question that fails before its answer begins leaves the conversation.
+
+        `batch_s` is the pause after each batch of text.
+        """
         self.context = context
         self.setup = setup
         self.conversation = conversation
@@ -76,7 +80,7 @@ class ChatSession:
         self.status = EngineStatus(model=setup.model.name)
         self.changes: dict[str, str] = {}
         self.overflow: Overflow | None = None
-        """The choices that were offered last."""
+        """Choices of the last prompt that was too long."""
         self.tries = NextTries()
         self._engines = engines
         self.view = view
@@ -86,12 +90,14 @@ class ChatSession:
         self._stopping = False
         self._running = False
         self._unanswered: Node | None = None
-        """A question that is taken back if it fails before the first words of its answer."""
+        """A question to remove if it fails before the first token of its answer."""
         self._shown_once: set[str] = set()
         self._remarks = Remarks(self.notice, view.remove)
         self._notice_numbers = itertools.count(1)
-        self._new_summary = ""  # id of the summary that is shown opened
-        self._failure_notice = ""  # id of the notice about the last answer that failed
+        self._new_summary = ""
+        """Id of the summary to show open."""
+        self._failure_notice = ""
+        """Id of the notice about the last failed answer."""
         self._metrics_due = False
         self._metrics_shown_s = float("-inf")
         recorder.hold(conversation)
@@ -104,20 +110,23 @@ class ChatSession:
     @property
     def can_continue(self) -> bool:
         """Whether the last message is an answer that ended early."""
-        last = None if self._running else self.last_answer()
-        return last is not None and last.id == self.conversation.head and last.state != "whole"
+        if self._running:
+            return False
+        answer = self.last_answer()
+        is_last = answer is not None and answer.id == self.conversation.head
+        return answer is not None and is_last and answer.state != "whole"
 
     async def engine(self) -> Engine:
-        """The engine, once it is open. Raises LocalchatError."""
+        """Return the engine once it is open. Raises LocalchatError."""
         return await self._engines.engine()
 
     async def wait_until_ready(self) -> None:
-        """Wait for the engine and show its notes. Its failures become notices."""
+        """Wait for the engine, and show its notes. Failures become notices."""
         try:
             engine = await self._engines.engine()
             info = await asyncio.to_thread(engine.info)
         except EngineClosed:
-            return  # another model was chosen meanwhile
+            return  # The user chose another model meanwhile.
         except LocalchatError as problem:
             if not self._running:
                 from localchat.session.memory_offers import load_offers
@@ -132,7 +141,7 @@ class ChatSession:
         self.view.status_changed()
 
     async def fetch_stats(self) -> None:
-        """Update the engine's own metrics; there are none once it is gone."""
+        """Update the engine's own metrics. None after it has exited."""
         self.status.stats = await self._engines.stats()
 
     def _engine_known(self, info: EngineInfo) -> None:
@@ -146,9 +155,10 @@ class ChatSession:
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
     ) -> str:
-        """Show a message of the program in the transcript; returns the id of its block.
+        """Show a notice in the transcript, and return the id of its block.
 
-        `name`: an id. The message replaces an earlier one of this name."""
+        A `name` becomes the id. The notice then replaces an earlier one of that name.
+        """
         id_ = name or f"notice/{next(self._notice_numbers)}"
         if name:
             self.view.remove(name)
@@ -156,9 +166,9 @@ class ChatSession:
         return id_
 
     def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
-        """Show a message that is not about the answer under way: below it, and once.
+        """Show a notice that is not about the current answer, once and below it.
 
-        `passing`: it describes the moment only, so it may come again.
+        A `passing` remark describes the moment only, so it may appear again.
         """
         if sentence in self._shown_once:
             return
@@ -167,29 +177,27 @@ class ChatSession:
         self._remarks.add(Remark(sentence, kind, passing))
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
-        """Show an error and its hint, as `notice` does."""
+        """Show an error with its hint, as `notice` does."""
         return self.notice(str(problem), "error", offers)
 
-    # ------------------------------------------------------------------ the conversation
-
     def show(self) -> None:
-        """Show the whole conversation anew."""
+        """Show the whole conversation again."""
         blocks = transcript_blocks(self.conversation)
         self.view.show([self._opened(block) for block in blocks])
         self.view.status_changed()
 
     def _opened(self, block: Block) -> Block:
-        """Open a summary that the user has not seen yet."""
+        """Return the block, open if it is a summary that the user has not seen."""
         if isinstance(block, SummaryBlock):
             return block._replace(is_new=block.id == self._new_summary)
         return block
 
     def last_question(self) -> Node | None:
-        """The last message of the user on the shown path."""
+        """Return the last message of the user on the shown path."""
         return self._last("user")
 
     def last_answer(self) -> Node | None:
-        """The last message of a model on the shown path."""
+        """Return the last message of a model on the shown path."""
         return self._last("assistant")
 
     def _last(self, role: str) -> Node | None:
@@ -197,7 +205,7 @@ class ChatSession:
         return next((node for node in reversed(path) if node.message.role == role), None)
 
     def undo(self) -> Node:
-        """Take the last question and all after it off the path. Raises UsageError."""
+        """Remove the last question and everything after it from the path. Raises UsageError."""
         question = self.last_question()
         if question is None:
             raise UsageError("there is nothing to undo")
@@ -207,27 +215,27 @@ class ChatSession:
         return question
 
     def switch_version(self, id_: str, step: int) -> str | None:
-        """Show the next (1) or previous (-1) version of a message. Returns its id, None if there is none."""
-        siblings = self.conversation.siblings(id_)
-        at = next(n for n, node in enumerate(siblings) if node.id == id_) + step
-        if not 0 <= at < len(siblings):
+        """Show the next (1) or previous (-1) version of a message. Return its id, or None."""
+        versions = [node.id for node in self.conversation.siblings(id_)]
+        index = versions.index(id_) + step
+        if not 0 <= index < len(versions):
             return None
-        self.conversation.show(siblings[at].id)
+        self.conversation.show(versions[index])
         self.recorder.changed()
         self.show()
-        return siblings[at].id
+        return versions[index]
 
     def start_new(self, *, system: str | None = None) -> None:
-        """Begin an empty conversation. `system=None`: with the instructions of the settings."""
-        self.resume(
-            Conversation(
-                model=self.setup.model.word,
-                system=(self.setup.settings.system or "") if system is None else system,
-            )
-        )
+        """Start an empty conversation. Without `system`, it has the instructions of the settings.
+
+        Raises HistoryUnusable if the current one cannot be saved.
+        """
+        if system is None:
+            system = self.setup.settings.system or ""
+        self.resume(Conversation(model=self.setup.model.word, system=system))
 
     def resume(self, conversation: Conversation) -> None:
-        """Continue another conversation. Raises HistoryUnusable if the last one cannot be saved."""
+        """Continue another conversation. Raises HistoryUnusable if the current one cannot be saved."""
         self.recorder.hold(conversation)
         self.conversation = conversation
         self.status.forget_answer()
@@ -239,7 +247,7 @@ class ChatSession:
         self.recorder.changed()
 
     def send_everything(self) -> None:
-        """Send all messages again that were left out or summarized."""
+        """Send messages again that were left out or summarized."""
         from localchat.chat.compaction import without_summary
         from localchat.chat.overflow import send_everything
 
@@ -249,10 +257,8 @@ class ChatSession:
         self.recorder.changed()
         self.show()
 
-    # ------------------------------------------------------------------ asking
-
     async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> Outcome:
-        """Send a question after the shown path and answer it. Raises UsageError during another answer."""
+        """Add a question to the shown path and answer it. Raises UsageError during another answer."""
         from localchat.session.presets import with_preset
 
         self._refuse_second()
@@ -271,12 +277,12 @@ class ChatSession:
         finally:
             if self._unanswered is question:
                 self._unanswered = None
-                with suppress(HistoryUnusable):  # `recorder.trouble` says so
+                with suppress(HistoryUnusable):  # `recorder.trouble` reports it
                     await asyncio.to_thread(self.recorder.withdraw, question)
                 self.conversation.remove_last(question.id)
 
     async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
-        """Send another version of a question; the first one stays as a branch."""
+        """Send another version of a question. The first one stays as a branch."""
         self._refuse_second()
         parent = self.conversation.nodes[id_].parent
         node = self.conversation.add(Message("user", text), parent=parent, inclusions=inclusions)
@@ -285,22 +291,23 @@ class ChatSession:
         await self.answer(node.id)
 
     async def regenerate(self, id_: str | None = None) -> Outcome:
-        """Answer a question again, by default the last one. Raises UsageError.
+        """Answer a question again, by default the last one. The old answer stays as a branch.
 
-        The old answer stays as a branch."""
+        Raises UsageError if there is no question.
+        """
         question = self.conversation.nodes[id_] if id_ else self.last_question()
         if question is None:
             raise UsageError("there is no question to answer again")
-        before = self.conversation.head
+        old_head = self.conversation.head
         self.conversation.back_to(question.id)
         self.show()
         outcome = await self.answer(question.id)
         if outcome.node is None and not self._keep_unanswered:
-            self.conversation.back_to(before)
+            self.conversation.back_to(old_head)
         return outcome
 
     async def retry(self) -> None:
-        """Answer the last question again on the same branch, as offered after a failure."""
+        """Answer the last question again on the same branch, after a failure."""
         question = self.last_question()
         if question is None:
             await self.wait_until_ready()
@@ -310,8 +317,10 @@ class ChatSession:
         await self.answer(question.id)
 
     async def continue_answer(self) -> None:
-        """Continue an answer that was stopped or interrupted, be it before its first word. Raises
-        UsageError."""
+        """Continue an answer that was stopped or interrupted, even before its first token.
+
+        Raises UsageError if there is no such answer.
+        """
         self._refuse_second()
         question = self.last_question()
         if question is not None and question.id == self.conversation.head:
@@ -325,12 +334,13 @@ class ChatSession:
             return
         parent = node.parent
         node = drop_repeats(self, node)
+        # The answer continues, so its error is out of date.
         for id_ in (error_id(node.id), self._failure_notice):
-            self.view.remove(id_)  # of the answer that goes on now
+            self.view.remove(id_)
         await self.answer(parent, continued=node)
 
     def stop(self) -> bool:
-        """Stop generating and keep the text so far. False if nothing is being generated."""
+        """Stop generating and keep the text so far. Return False if nothing is being generated."""
         if not self._running:
             return False
         self._stopping = True
@@ -356,18 +366,16 @@ class ChatSession:
         if outcome.end == "too_long":
             from localchat.session.too_long import offer_choices
 
-            found = await offer_choices(self, outcome.error)
-            self.overflow = found or self.overflow
-            return outcome._replace(overflow=found)
+            overflow = await offer_choices(self, outcome.error)
+            self.overflow = overflow or self.overflow
+            return outcome._replace(overflow=overflow)
         if outcome.end == "complete":
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
-            from localchat.fit.steps import IN_ORDER
             from localchat.session.memory_offers import load_offers
 
-            self.notice(
-                IN_ORDER, "info", await load_offers(self.context, self.setup, outcome.error)
-            )
+            offers = await load_offers(self.context, self.setup, outcome.error)
+            self.notice("What you can do:", "info", offers)
         return outcome
 
     async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
@@ -406,7 +414,7 @@ class ChatSession:
             if best is not None:
                 stream = best.stream
             else:
-                # `generate` returns when the engine process has read the prompt, which may be long.
+                # `generate` returns once the engine process has rendered the prompt, which may be long.
                 stream = await asyncio.to_thread(engine.generate, request)
             with self._streaming(stream):
                 async for batch in stream.batches():
@@ -428,9 +436,10 @@ class ChatSession:
             self.view.put(card)
 
     async def _save(self, builder: "AnswerBuilder") -> None:
-        """Record the growing answer by the clock.
+        """Record the growing answer at regular times.
 
-        A model that falls silent in the middle of an answer must not hold back its last words or metrics."""
+        Otherwise a model that pauses in the middle of an answer would delay its last text and metrics.
+        """
         from localchat.session.answer_builder import SAVE_EVERY_S
 
         while True:
@@ -456,7 +465,7 @@ class ChatSession:
             self.status.finish()
             outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
             if outcome.node is None:
-                self.notice("stopped before the first word", "info", (Offer("ask again", RETRY),))
+                self.notice("stopped before the first token", "info", (Offer("ask again", RETRY),))
         else:
             node = builder.node and builder.end(info, "failed", problem.message)
             outcome = Outcome("failed", node, problem)
@@ -473,10 +482,12 @@ class ChatSession:
         self._failure_notice = self.show_error(problem, (Offer("try again", RETRY),))
 
     async def _remember(self) -> None:
-        """Remember the model and its speed, in a thread: the next question may come meanwhile."""
-        known = self.setup.model, self.status.info, self.status.done
+        """Save the model and its speed in a thread, because the next question may arrive meanwhile."""
+        status = self.status
         try:
-            offer = await asyncio.to_thread(self.context.remember, *known)
+            offer = await asyncio.to_thread(
+                self.context.remember, self.setup.model, status.info, status.done
+            )
         except (OSError, LocalchatError) as problem:
             self.remark(f"cannot save the model and its speed: {problem}", "warning")
         else:
@@ -507,7 +518,7 @@ class ChatSession:
 
     @contextmanager
     def _streaming(self, stream: Stream) -> Iterator[Stream]:
-        """Make this the stream that `stop` closes."""
+        """Let `stop` close this stream."""
         self._stream = stream
         try:
             with stream:
@@ -518,8 +529,11 @@ class ChatSession:
             self._stream = None
 
     def track(self, event: Event) -> None:
-        """Update the status from an event. Snapshots come ten times a second and are shown half as often:
-        nobody reads them faster, and drawing takes CPU time from the engine."""
+        """Update the status from an event.
+
+        Snapshots arrive ten times a second and are shown less often, because drawing takes CPU time from the
+        engine.
+        """
         if isinstance(event, AnswerProgress):
             self._set_task(event.phrase)
         elif self.status.update(event):
@@ -527,7 +541,7 @@ class ChatSession:
             self._show_metrics(_METRICS_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
 
     def _show_metrics(self, gap_s: float) -> None:
-        """Show a due change of the status, at most once in `gap_s` seconds."""
+        """Show a pending change of the status, at most once in `gap_s` seconds."""
         now_s = time.monotonic()
         if self._metrics_due and now_s - self._metrics_shown_s >= gap_s:
             self._metrics_due = False
@@ -539,22 +553,22 @@ class ChatSession:
         self.status.task = task
         self.view.status_changed()
 
-    # ------------------------------------------------------------------ a prompt that is too long
-
     async def take_offer(self, action: str) -> None:
-        """Make room as a notice offered, and send the question. Raises LocalchatError."""
+        """Make room by an offer of a notice, and send the question. Raises LocalchatError."""
         await self.apply_offer(action)
         await self.retry()
 
     async def apply_offer(self, action: str) -> SummaryResult | None:
-        """Make room as a notice offered, sending nothing. Raises LocalchatError."""
+        """Make room by an offer of a notice, without sending. Raises LocalchatError."""
         from localchat.session.too_long import apply_choice
 
         return await apply_choice(self, action)
 
     async def compact(self) -> SummaryResult:
-        """Let the model summarize the older part, and send the summary instead. Raises LocalchatError, and
-        then nothing has changed; EngineClosed after `stop`."""
+        """Let the model summarize the older part, and send the summary instead.
+
+        Raises LocalchatError, or EngineClosed after `stop`. Nothing has changed then.
+        """
         from localchat.chat.compaction import Compaction
         from localchat.chat.overflow import counter, known_context
 
@@ -585,12 +599,11 @@ class ChatSession:
         self.show()
         return SummaryResult(nodes[0].message.content, len(run.replaced))
 
-    # ------------------------------------------------------------------ models and parameters
-
     def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange:
         """Resolve another model, or this one with other parameters. Raises LocalchatError.
 
-        Nothing changes before the result is applied; if it reloads, no answer may be running then."""
+        Nothing changes before the result is applied. If it reloads, no answer may be running then.
+        """
         changes = {**self.changes, **changes}
         setup = self.context.resolve(word or self.setup.model.word, changes)
         reload = setup.options != self.setup.options

@@ -1,6 +1,6 @@
-"""What a session does about a prompt that is too long: leaves messages out as before, or offers choices.
+"""Makes room for a prompt that is too long: leaves out messages as before, or offers choices.
 
-Imported when a prompt was too long: most conversations never need it.
+Imported only when a prompt is too long, because most conversations never need it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ NOTICE_ID: Final = "notice/too long"
 
 
 class TooLongSession(Protocol):
-    """The part of a session that is needed here."""
+    """The part of a session that making room needs."""
 
     conversation: Conversation
     setup: ModelSetup
@@ -56,12 +56,12 @@ class TooLongSession(Protocol):
 
 
 async def offer_choices(session: TooLongSession, problem: LocalchatError | None) -> Overflow | None:
-    """Show how to make room for the question, which was not sent."""
+    """Offer ways to make room for the question, which was not sent."""
     assert isinstance(problem, ContextExceeded)
     try:
         engine = await session.engine()
         info = await asyncio.to_thread(engine.info)
-        found = await asyncio.to_thread(
+        overflow = await asyncio.to_thread(
             examine,
             session.conversation,
             counter(engine),
@@ -70,27 +70,31 @@ async def offer_choices(session: TooLongSession, problem: LocalchatError | None)
             thinking=session.setup.settings.think,
             refusal=problem,
         )
-    except LocalchatError:  # the engine cannot count, or is gone: its own words must do
+    except LocalchatError:
+        # The engine cannot count tokens or has exited, so show its own error.
         session.show_error(problem, (Offer("a new conversation", "new"),))
         return None
-    _show_choices(session, found)
-    return found
+    _show_choices(session, overflow)
+    return overflow
 
 
-def _show_choices(session: TooLongSession, found: Overflow) -> None:
-    """Show the choices below everything else, in place of earlier ones."""
-    offers = [Offer(choice.label, f"{OVERFLOW_PREFIX}{choice.action}") for choice in found.choices]
-    offers.append(Offer("another model", "model"))
-    session.notice(found.notice, "warning", offers, NOTICE_ID)
+def _show_choices(session: TooLongSession, overflow: Overflow) -> None:
+    """Show the choices at the end of the conversation, instead of earlier ones."""
+    offers = [
+        Offer(choice.label, f"{OVERFLOW_PREFIX}{choice.action}") for choice in overflow.choices
+    ]
+    if not offers:
+        offers.append(Offer("another model", "model"))
+    session.notice(overflow.notice, "warning", offers, NOTICE_ID)
 
 
 async def leave_out_again(session: TooLongSession, problem: LocalchatError | None) -> bool:
-    """Leave out the oldest messages if the user chose that before. False if it does not help."""
+    """Leave out the oldest messages if the user chose that before. Return False if it does not help."""
     assert isinstance(problem, ContextExceeded)
     settings = session.setup.settings
     try:
         engine = await session.engine()
-        cut = await asyncio.to_thread(
+        plan = await asyncio.to_thread(
             leave_out_by_policy,
             session.conversation,
             engine,
@@ -99,17 +103,17 @@ async def leave_out_again(session: TooLongSession, problem: LocalchatError | Non
             thinking=settings.think,
         )
     except LocalchatError:
-        return False  # the notice that follows explains what is wrong
-    if cut is None:
+        return False  # The notice that follows shows the error.
+    if plan is None:
         return False
-    leave_out(session.conversation, cut)
+    leave_out(session.conversation, plan)
     session.recorder.changed()
     session.show()
     return True
 
 
 async def apply_choice(session: TooLongSession, action: str) -> SummaryResult | None:
-    """Make room as a notice offered. Raises LocalchatError."""
+    """Make room by an offer of a notice. Raises LocalchatError."""
     choice = _choice(session.overflow, action)
     session.view.remove(NOTICE_ID)
     try:

@@ -1,4 +1,4 @@
-"""Protocol of a session's view, and the blocks that it shows of a conversation."""
+"""Protocol of a session's view, and the blocks of a conversation that it shows."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -24,7 +24,7 @@ class SessionView(Protocol):
     """Shows what happens in a session. Called on the event loop only."""
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Show all blocks anew: another conversation, or another branch."""
+        """Show all blocks, of another conversation or branch."""
         ...
 
     def put(self, block: Block) -> None:
@@ -40,54 +40,54 @@ class SessionView(Protocol):
         ...
 
     def remove(self, id_: str) -> None:
-        """Remove a block that is not true any more, if it is shown."""
+        """Remove a block that is out of date, if it is shown."""
         ...
 
     def status_changed(self) -> None:
-        """Redraw the status: state, metrics or title changed."""
+        """Redraw the status after a change of state, metrics or title."""
         ...
 
 
 def reasoning_id(node_id: str) -> str:
-    """Id of the reasoning block of a message."""
+    """Return the id of the reasoning block of a message."""
     return f"{node_id}/reasoning"
 
 
 def error_id(node_id: str) -> str:
-    """Id of the notice that says why a message is not complete."""
+    """Return the id of the notice that explains an incomplete message."""
     return f"{node_id}/error"
 
 
 def node_of(block_id: str) -> str:
-    """Id of the message that a block belongs to."""
+    """Return the id of the message that a block belongs to."""
     return block_id.partition("/")[0]
 
 
 def transcript_blocks(conversation: Conversation) -> tuple[Block, ...]:
-    """All blocks of the shown path, oldest first."""
+    """Return all blocks of the shown path, oldest first."""
     blocks: list[Block] = []
     unsent = unsent_ids(conversation)
-    out = {node.id for node in left_out(conversation)}
-    last = next((node.id for node in reversed(conversation.path()) if node.id in out), None)
+    left_out_ids = [node.id for node in left_out(conversation)]
     for node in conversation.path():
         blocks += node_blocks(conversation, node, dimmed=node.id in unsent)
-        if node.id == last:
+        if left_out_ids and node.id == left_out_ids[-1]:
             from localchat.chat.overflow import unsent_sentence
 
             tokens = conversation.policy.left_out_tokens
-            blocks.append(NoticeBlock("unsent", f"above: {unsent_sentence(len(out), tokens)}"))
+            sentence = unsent_sentence(len(left_out_ids), tokens)
+            blocks.append(NoticeBlock("unsent", f"above: {sentence}"))
     return tuple(blocks)
 
 
 def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False) -> Iterator[Block]:
-    """The blocks of one message. `dimmed`: the message is not sent."""
+    """Yield the blocks of a message. `dimmed` means that the message is not sent."""
     branch = branch_of(conversation, node)
     message = node.message
     if node.replaces:
         yield SummaryBlock(node.id, message.content, len(node.replaces), _tokens(node), dimmed)
         return
     if message.role == "user":
-        folds = tuple(Fold(one.label, one.start, one.end) for one in node.inclusions)
+        folds = tuple(Fold(item.label, item.start, item.end) for item in node.inclusions)
         yield UserBlock(node.id, message.content, folds, branch, dimmed)
         return
     if message.reasoning:
@@ -108,26 +108,26 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
 
 
 def _tokens(node: Node) -> int:
-    """Tokens of a message that a model wrote; 0 if they were not counted."""
+    """Return the tokens of a generated message. 0 if they were not counted."""
     done = node.metrics.done if node.metrics is not None else None
     return done.usage.completion_tokens if done is not None else 0
 
 
 def branch_of(conversation: Conversation, node: Node) -> Branch:
-    """The number of a version among the versions of its message."""
-    siblings = conversation.siblings(node.id)
-    number = next((n for n, one in enumerate(siblings, 1) if one.id == node.id), 1)
-    return Branch(number, max(1, len(siblings)))
+    """Return the number of a version among the versions of its message."""
+    ids = [sibling.id for sibling in conversation.siblings(node.id)]
+    number = ids.index(node.id) + 1 if node.id in ids else 1
+    return Branch(number, max(1, len(ids)))
 
 
 def _model_changed(conversation: Conversation, node: Node) -> bool:
-    """Whether the answer before this one came from another model."""
-    at = node.parent
-    while at is not None:
-        before = conversation.nodes[at]
-        if before.metrics is not None:
-            return node.metrics is not None and node.metrics.model != before.metrics.model
-        at = before.parent
+    """Whether another model wrote the previous answer."""
+    parent = node.parent
+    while parent is not None:
+        previous = conversation.nodes[parent]
+        if previous.metrics is not None:
+            return node.metrics is not None and node.metrics.model != previous.metrics.model
+        parent = previous.parent
     return False
 
 
@@ -140,7 +140,7 @@ _ENDED = {
 
 
 def ended_words(node: Node) -> str:
-    """Return why an answer is not complete; empty for a complete one."""
+    """Return why an answer is not complete. Empty for a complete answer."""
     done = node.metrics.done if node.metrics is not None else None
     if node.end is not None and node.end.reason == "repetition":
         loop = node.end.repetition

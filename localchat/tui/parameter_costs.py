@@ -1,7 +1,7 @@
 """Memory cost of parameter values, planned from the model's header."""
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,24 +11,26 @@ from localchat.fit.load_options import LoadOptions
 from localchat.session.context import ModelSetup, SessionContext
 from localchat.units import size, tokens
 
-_MIB: Final = 2**20
+if TYPE_CHECKING:
+    from localchat.fit.memory_plan import MemoryPlan
+
 _CONTEXTS: Final = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
 """KV types to offer if the backend does not name any."""
 
 
 class Cost(NamedTuple):
-    """A value of a parameter and its cost in words."""
+    """A value of a parameter and its cost."""
 
     value: str
     words: str
+    """The cost as a phrase, or the error of the plan."""
     fits: bool = True
-    now: bool = False
-    """Whether it is the current value."""
+    is_current: bool = False
 
 
 def parameter_costs(key: str, context: SessionContext, setup: ModelSetup) -> tuple[Cost, ...]:
-    """Usual values of a parameter that changes memory use, each with its cost.
+    """Return the usual values of a parameter that changes memory use, each with its cost.
 
     Blocks for some milliseconds. Raises LocalchatError if the model's header cannot be read.
     """
@@ -37,38 +39,52 @@ def parameter_costs(key: str, context: SessionContext, setup: ModelSetup) -> tup
 
 def _costs(key: str, context: SessionContext, setup: ModelSetup) -> Iterator[Cost]:
     options = setup.options.load
-    now = context.plan(setup, options)
+    current = context.plan(setup, options)
+    changed: dict[str, LoadOptions] = {}
     match key:
         case "context_length":
-            limit = max(now.max_context_tokens, now.context_tokens)
-            for count in sorted({*(n for n in _CONTEXTS if n <= 2 * limit), now.context_tokens}):
-                yield _cost(context, setup, replace(options, context_tokens=count), str(count), now)
+            limit = max(current.max_context_tokens, current.context_tokens)
+            counts = {count for count in _CONTEXTS if count <= 2 * limit}
+            for count in sorted(counts | {current.context_tokens}):
+                changed[str(count)] = replace(options, context_tokens=count)
         case "kv_cache_type":
-            for name in _kv_types(now.kv_types):
-                yield _cost(context, setup, replace(options, kv_type=name), name, now)
+            for name in _kv_types(current.kv_types):
+                changed[name] = replace(options, kv_type=name)
         case "gpu_layers":
-            values = [0, now.layers // 2, now.layers] if now.gpu_free_bytes else [0]
-            for count in dict.fromkeys(values):
-                yield _cost(context, setup, replace(options, gpu_layers=count), str(count), now)
+            layers = (0, current.layers // 2, current.layers) if current.gpu_free_bytes else (0,)
+            for count in layers:
+                changed[str(count)] = replace(options, gpu_layers=count)
         case _:
             return
+    for value, load in changed.items():
+        yield _cost(context, setup, value, load, current)
 
 
-def _kv_types(known: tuple[str, ...]) -> tuple[str, ...]:
-    """The usual KV types that the backend supports."""
-    plain = "bf16" if known and "f16" not in known else "f16"
+def _kv_types(supported: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the usual KV types that the backend supports."""
+    plain = "bf16" if supported and "f16" not in supported else "f16"
     usual = (plain, FP8, "q8_0", "q4_0")
-    return tuple(name for name in usual if name in known) or _KV_TYPES
+    return tuple(name for name in usual if name in supported) or _KV_TYPES
 
 
 def _cost(
-    context: SessionContext, setup: ModelSetup, options: LoadOptions, value: str, now: object
+    context: SessionContext,
+    setup: ModelSetup,
+    value: str,
+    options: LoadOptions,
+    current: "MemoryPlan",
 ) -> Cost:
     try:
         plan = context.plan(setup, options)
     except LocalchatError as problem:
         return Cost(value, problem.message, fits=False)
-    words = f"{size(plan.total_bytes)} of {size(plan.free_bytes)} free, KV {size(plan.kv_bytes)}"
+    needed = size(plan.total_bytes)
+    free = size(plan.free_bytes)
+    if plan.fits:
+        words = f"{needed} of {free} free"
+    else:
+        words = f"does not fit: needs {needed}, {free} free"
+    words += f", KV {size(plan.kv_bytes)}"
     if options.kv_type is not None:
         words += f", room for {tokens(plan.max_context_tokens)}"
-    return Cost(value, words if plan.fits else f"does not fit: {words}", plan.fits, plan == now)
+    return Cost(value, words, plan.fits, plan == current)

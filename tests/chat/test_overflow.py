@@ -14,7 +14,7 @@ from localchat.chat.overflow import (
     examine,
     known_context,
     leave_out,
-    memory_choices,
+    longer_context,
     plan_leave_out,
     reserve_tokens,
     send_everything,
@@ -162,18 +162,31 @@ def test_the_offers_name_messages_tokens_and_memory() -> None:
     )
     overflow = examine(talk([100] * 20), COUNT, info)
     told = {choice.action: choice for choice in overflow.choices}
-    assert list(told) == ["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
+    assert list(told) == ["leave_out_oldest", "compact", "longer_context"]
     assert overflow.leave_out is not None
     assert f"oldest {len(overflow.leave_out.nodes)} messages" in told["leave_out_oldest"].label
     assert f"{overflow.leave_out.tokens:,} tokens" in told["leave_out_oldest"].label
     longer = told["longer_context"]
     assert longer.tokens % 1024 == 0
     assert longer.tokens > overflow.prompt_tokens
-    assert longer.extra_bytes == round(1_000_000 * longer.tokens / 2000) - 1_000_000
-    assert 0 < told["smaller_kv"].extra_bytes < longer.extra_bytes
-    assert "does not fit" not in longer.label
+    assert longer.settings == (("context_length", str(longer.tokens)),)
+    assert "more memory)" in longer.label
     tight = replace(info, free_bytes=2_000_001)
     assert "does not fit now" in examine(talk([100] * 20), COUNT, tight).choices[2].label
+
+
+def test_a_longer_context_costs_the_user_as_little_as_possible() -> None:
+    info = replace(
+        INFO, context_tokens=1024, context_train=8192, actual=MemoryParts(90, 2048, 10, 10)
+    )
+    info = replace(info, actual_bytes=2158, kv_type="f16", kv_types=("f16", "q8_0"))
+    same = longer_context(1100, replace(info, free_bytes=2158 + 4096))
+    assert same is not None
+    assert dict(same.settings).keys() == {"context_length"}
+    smaller = longer_context(1100, replace(info, free_bytes=2158 + 2048))
+    assert smaller is not None
+    assert dict(smaller.settings)["kv_cache_type"] == "q8_0"
+    assert "with the KV cache in q8_0" in smaller.label
 
 
 def test_one_message_to_leave_out_is_told_in_the_singular() -> None:
@@ -192,11 +205,11 @@ def test_a_backend_offers_the_small_cache_that_it_has() -> None:
         kv_type="bf16",
         kv_types=("bf16", "fp8"),
     )
-    (choice,) = (c for c in examine(talk([100] * 20), COUNT, info).choices if c.kv_type)
-    assert (choice.action, choice.kv_type) == ("smaller_kv", "fp8")
+    full = replace(info, context_tokens=20_000, context_train=20_000)
+    choice = longer_context(19_000, full)
+    assert choice is not None
     assert "in fp8" in choice.label
-    coded = replace(info, kv_type="fp8")
-    assert not any(c.kv_type for c in examine(talk([100] * 20), COUNT, coded).choices)
+    assert longer_context(19_000, replace(full, kv_type="fp8")) is None
 
 
 def test_the_refusal_knows_the_context_where_the_engine_does_not() -> None:
@@ -387,7 +400,9 @@ def test_the_full_context_is_offered_where_memory_is_free() -> None:
         INFO, context_tokens=1024, context_train=8192, actual=MemoryParts(90, 1024, 10, 10)
     )
     info = replace(info, actual_bytes=1134, free_bytes=10**9)
-    longer = memory_choices(1100, info)[0]
-    assert longer.label.startswith("the model's full context of 8,192 tokens")
-    tight = replace(info, free_bytes=1134 + 1024)
-    assert dict(memory_choices(1100, tight)[0].settings)["context_length"] == "3072"
+    longer = longer_context(1100, info)
+    assert longer is not None
+    assert longer.label.startswith("load the model's full context of 8,192 tokens")
+    tight = longer_context(1100, replace(info, free_bytes=1134 + 2048))
+    assert tight is not None
+    assert dict(tight.settings)["context_length"] == "3072"

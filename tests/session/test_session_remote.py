@@ -38,7 +38,7 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
         notice = chat.page.notices()[-1]
         assert "the context holds 24,000" in notice.text
         actions = [offer.action for offer in notice.offers]
-        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "model"]
+        assert actions == ["overflow/leave_out_oldest", "overflow/compact"]
         await session.retry()
         notice = chat.page.notices()[-1]
         assert notice.text == "http://box answered 400: too long\na shorter input"

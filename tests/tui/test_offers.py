@@ -68,9 +68,10 @@ def test_a_load_that_does_not_fit_offers_the_steps_and_takes_one(tmp_path: Path)
         await until(pilot, lambda: app.chat.transcript.blocks)
         (notice,) = app.chat.transcript.blocks
         assert isinstance(notice, NoticeBlock)
-        assert [each.label for each in notice.offers[:2]] == [
+        assert [offer.label for offer in notice.offers] == [
             "KV type: KV cache in q8_0 rather than f16; gives 600 MB, enough",
-            "smaller model: other, which is here; enough",
+            "choose another model",
+            "continue with the built-in guide",
         ]
         stage.refuse = None
         await pilot.press("alt+1")

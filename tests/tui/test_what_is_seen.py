@@ -245,18 +245,18 @@ def reading(done: int, at_s: float, *, cached: int = 0) -> EngineStatus:
     status.begin()
     status.update(Accepted(3278, 100, 7))
     status.update(Prefill(done, cached, 3278))
-    status.prefill_at_s = status.prefill_since_s + at_s
+    status.prefill_event_s = status.prefill_started_s + at_s
     status.prefill_samples[-1] = PrefillSample(done, at_s)
     return status
 
 
 def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
     status = reading(1344, 64.0)
-    block = progress_block(status, status.prefill_at_s)
+    block = progress_block(status, status.prefill_event_s)
     assert block is not None
     assert block.text == "prefill 1,344/3,278 (41%), 21.0\u00a0tok/s, about 1 min 30 s left"
     assert block.share == pytest.approx(0.41, abs=0.001)
-    later = progress_block(status, status.prefill_at_s + 60.0)
+    later = progress_block(status, status.prefill_event_s + 60.0)
     assert later is not None
     assert later.text.endswith("about 30 s left"), "it counts down between two events"
 
@@ -264,9 +264,9 @@ def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
 def test_a_prompt_that_is_read_is_not_being_read_though_no_word_came() -> None:
     status = reading(3000, 64.0)
     status.update(MetricsSnapshot("prefill", kv_used_tokens=3000))
-    assert progress_block(status, status.prefill_at_s) is not None
+    assert progress_block(status, status.prefill_event_s) is not None
     status.update(MetricsSnapshot("decode", completion_tokens=5))
-    assert progress_block(status, status.prefill_at_s) is None
+    assert progress_block(status, status.prefill_event_s) is None
     assert status.label == "writing"
 
 

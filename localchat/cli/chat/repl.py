@@ -354,7 +354,7 @@ class Repl:
                 if text:
                     self._terminal.notify("stopped; the text so far is kept")
                 else:
-                    self._terminal.notify("stopped before the first word")
+                    self._terminal.notify("stopped before the first token")
             case "complete":
                 self._print_early_end(node)
                 self._print_stats()

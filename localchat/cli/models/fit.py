@@ -220,8 +220,8 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     from localchat.models.published_shapes import published_names
 
     hint = "turn offline off; only its headers are read over the network, a few megabytes"
-    if others := ", ".join(published_names(reference)):
-        hint += f"\noffline, these can be planned: {others}"
+    if rest := ", ".join(published_names(reference)):
+        hint += f"\noffline, these can be planned: {rest}"
     return NetworkError(
         f"the memory of {reference.name} cannot be planned: it is not on this machine, offline is set "
         f"({by}), and its published shape is unknown",
@@ -238,16 +238,16 @@ def report_lines(verdict: "FitReport") -> Iterator[str]:
 
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the report with a memory bar."""
-    first, _, *others = sentences(verdict.plan)
+    first, _, *remarks = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
         # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
         yield parts(verdict.plan)
-        yield from (*others, *verdict.alternatives)
+        yield from (*remarks, *verdict.alternatives)
         return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    yield from others
+    yield from remarks
     yield from verdict.alternatives
 
 

@@ -75,7 +75,7 @@ def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
         yield HelpLine("Metrics", metric.label, metric.about)
     for question in QUESTIONS:
         for line in question.commands:
-            yield HelpLine("In a shell", f"localchat {line}", question.asked)
+            yield HelpLine("In a shell", f"localchat {line}", question.question)
 
 
 class HelpScreen(ModalScreen[None]):

@@ -158,7 +158,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         rows = []
         for cost in costs:
             style = "$foreground 70%" if cost.fits else "$error"
-            mark = "●" if cost.now else " "
+            mark = "●" if cost.is_current else " "
             rows.append(
                 (
                     cost.value,

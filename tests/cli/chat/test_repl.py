@@ -195,7 +195,7 @@ def test_an_answer_that_is_stopped_before_its_first_word_has_no_text_to_keep(run
 
     answer = ScriptedAnswer(pieces=(), events=(Accepted(1, 2, 9), Finished(0, "cancelled"), DONE))
     talk = run(["one"], engine=Stopping(lambda request: answer, context_tokens=1500))
-    assert "stopped before the first word" in talk.shown
+    assert "stopped before the first token" in talk.shown
     assert "the text so far" not in talk.shown
 
 
