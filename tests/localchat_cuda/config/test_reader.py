@@ -144,10 +144,16 @@ def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization)
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "as bitsandbytes\\."),
         ({"quantization_config": {"bits": 4}}, "by an unnamed method, 4 bits"),
-        ({"quantization_config": {**AWQ, "group_size": 16}}, "groups of 16 .supported: 32, 64 or 128"),
+        (
+            {"quantization_config": {**AWQ, "group_size": 16}},
+            "groups of 16 .supported: 32, 64 or 128",
+        ),
         ({"quantization_config": {**AWQ, "version": "gemv"}}, "gemv"),
         ({"quantization_config": {**GPTQ, "bits": 3}}, "3 bits .supported: 4 and 8"),
-        ({"quantization_config": {**GPTQ, "group_size": 16}}, "groups of 16 .supported: multiples of 32"),
+        (
+            {"quantization_config": {**GPTQ, "group_size": 16}},
+            "groups of 16 .supported: multiples of 32",
+        ),
         ({"quantization_config": {**GPTQ, "checkpoint_format": "marlin"}}, "marlin"),
         ({"quantization_config": {**GPTQ, "is_marlin_format": True}}, "marlin"),
         ({"quantization_config": {**GPTQ, "lm_head": True}}, "quantized head"),
