@@ -146,7 +146,7 @@ def test_configs_give_scale_groups_and_fp8_activations(layout: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ({**BLOCKS, "weight_block_size": [64, 64]}, r"blocks of \[64, 64\] \(128 x 128"),
+        ({**BLOCKS, "weight_block_size": [64, 64]}, r"blocks of \[64, 64\] \(supported: 128 x 128"),
         ({**BLOCKS, "fmt": "e5m2"}, "e5m2"),
         (compressed("token"), "one scale for each token"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
