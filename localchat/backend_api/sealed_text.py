@@ -123,7 +123,7 @@ class Sealer:
         return bool(text) and (bool(self._pattern.search(text)) or self._continues(text))
 
     def seal(self, text: str, seal: str) -> str:
-        """Return the text with a seal in every marker, and after everything that could start one."""
+        """Return the text with a seal in every marker and possible start of one."""
         if not text:
             return text
         if self._continues(text):
@@ -149,7 +149,10 @@ class TextFinder:
         self._texts = frozenset(texts)
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
         firsts = sorted({text[0] for text in self._texts})
-        self._first = re.compile(f"[{''.join(map(re.escape, firsts))}]" if firsts else "(?!)")
+        first_pattern = "(?!)"
+        if firsts:
+            first_pattern = f"[{''.join(map(re.escape, firsts))}]"
+        self._first = re.compile(first_pattern)
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield the position and text of each match, from left to right."""
@@ -163,7 +166,7 @@ class TextFinder:
             start = position + max(1, len(match))
 
     def pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield the text before each match and the match, then the remaining text and an empty match."""
+        """Yield the text before each match with the match, then the remaining text."""
         start = 0
         for position, match in self.matches(text):
             yield text[start:position], match

@@ -39,7 +39,7 @@ class MemoryUsage:
             plan.overhead_bytes,
         )
         self.actual: MemoryParts | None = None
-        """None before the load."""
+        """Measured memory. None before the load."""
 
     @property
     def actual_bytes(self) -> int:

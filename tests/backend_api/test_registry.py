@@ -251,7 +251,7 @@ def test_of_two_that_hold_the_whole_model_on_the_gpu_the_clearly_faster_runs_it(
     assert once.backend.name == "llamacpp"
     if chosen == "cuda":
         assert found.why == (
-            "llama.cpp is expected to write 100 tokens a second here, not 120, so a GGUF file runs on the "
+            "llama.cpp is expected to generate 100 tok/s here, not 120, so a GGUF file runs on the "
             "CUDA backend"
         )
 

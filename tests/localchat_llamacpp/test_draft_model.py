@@ -42,7 +42,7 @@ def _free_drafts(core: Core) -> None:
     model = core.core._draft_model
     assert model is not None
     model.token_s = model.prompt_token_s = 0.0
-    model.observe = lambda *_: 0.0  # type: ignore[method-assign]
+    model.observe = lambda *_, **__: 0.0  # type: ignore[method-assign]
     model.settle = lambda saved: None  # type: ignore[method-assign]
     model.cost.seconds = lambda rows: 1.0  # type: ignore[method-assign]
 

@@ -168,7 +168,7 @@ def draft_always(loop: "TinyLoop", count: int = 3) -> None:
     model = loop.core._draft_model
     assert model is not None
     model.token_s = model.prompt_token_s = 0.0
-    model.observe = lambda *_: 0.0  # type: ignore[method-assign]
+    model.observe = lambda *_, **__: 0.0  # type: ignore[method-assign]
     model.chances = lambda limit: [1.0] * min(limit, count)  # type: ignore[method-assign]
     model.settle = lambda saved: None  # type: ignore[method-assign]
     model.drafter.ready = lambda unread: True  # type: ignore[method-assign]

@@ -151,7 +151,7 @@ class BlockDiskTier(DiskTier):
         blocks: _HostBlocks,
         then: Callable[[DiskRead], None],
     ) -> None:
-        """Load blocks and report them in parts, so that the device loads a part while others are read."""
+        """Load blocks and report them in parts. The device loads a part while others are read."""
         begun_s = time.perf_counter()
         step = self._part_blocks
         reading = self._readers.map(self._namespace.read_into, match.entries, blocks.buffers)
@@ -266,7 +266,7 @@ class BlockDiskTier(DiskTier):
         return True
 
     def _first_missing(self, tip: PrefixNode, done: int) -> PrefixNode | None:
-        """Return the first node of a text after `done` tokens that is missing on the disk."""
+        """Return the first node after `done` tokens that is missing on the disk."""
         first = None
         node = tip
         while node.parent is not None and node.end > done:

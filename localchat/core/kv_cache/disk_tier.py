@@ -30,14 +30,17 @@ class DiskRead(NamedTuple):
     back: ReadBack
     elapsed_s: float
     last: bool = True
-    """Nothing more is loaded for this request."""
+    """This is the last part of the request."""
 
 
 class DiskTier(ABC):
     """The disk tier of one loaded model. Used by the engine core's thread."""
 
     def __init__(self, store: KVStore, layout: str, model: str, max_pending_bytes: int) -> None:
-        """`layout` names all that the stored bytes depend on. `max_pending_bytes` limits unwritten pieces."""
+        """`layout`: everything that the stored bytes depend on.
+
+        `max_pending_bytes`: RAM for pieces that are not written yet.
+        """
         self._store = store
         self._namespace = store.namespace(layout, model)
         self._max_pending_bytes = max_pending_bytes

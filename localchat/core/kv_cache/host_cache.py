@@ -22,7 +22,7 @@ TOO_LARGE = "dropped for another conversation, because it is larger than the RAM
 
 
 class SavedState:
-    """One saved state."""
+    """Saved state of a slot."""
 
     __slots__ = (
         *("disposable", "earliest", "exact", "key", "last_use", "owner"),
@@ -55,7 +55,7 @@ class SavedState:
         self.exact = exact
         """Leading tokens whose KV has the bits of a fresh computation."""
         self.stored = stored
-        """Nothing of the state has to go to the disk."""
+        """The state does not have to go to the disk."""
 
 
 class _LostPrefix(NamedTuple):
@@ -104,7 +104,7 @@ class HostCache:
         return self._disposable[key]
 
     def longest_lost(self, ids: Ids, salt: str) -> tuple[int, str]:
-        """Return the length of the longest recently lost prefix of `ids`, and the reason of the loss."""
+        """Return the length of the longest recently lost prefix of `ids`, and the reason."""
         lengths = (
             (lost.prefix.common_length(ids), lost.why) for lost in self._lost if lost.salt == salt
         )
@@ -197,7 +197,7 @@ class HostCache:
             and self._serves(len(prefix), earliest, len(saved.prefix))
         ]
         size = self._size_bytes(len(prefix))
-        kept = prefix.head(len(prefix))
+        saved_prefix = prefix.head(len(prefix))
         victims = self._victims(size, older, disposable, pinned)
         if victims is None:
             why = EVICTED
@@ -205,19 +205,21 @@ class HostCache:
                 why = HOST_CACHE_OFF
             elif size > self._capacity_bytes:
                 why = TOO_LARGE
-            self.record_lost(salt, kept, why)
+            self.record_lost(salt, saved_prefix, why)
             return []
         ops: list[MemoryOp] = [self._remove(saved) for saved in (*older, *victims)]
         for saved in victims:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
         key = self.next_key()
         used = self._next_use()
-        saved = SavedState(key, salt, kept, earliest, disposable, used, owner, stored, exact)
+        saved = SavedState(
+            key, salt, saved_prefix, earliest, disposable, used, owner, stored, exact
+        )
         states = self._disposable if disposable else self._kept
         states[key] = saved
-        self._index.add(salt, kept.ids, key)
+        self._index.add(salt, saved_prefix.ids, key)
         self._bytes += size
-        self.tokens += len(kept)
+        self.tokens += len(saved_prefix)
         return [*ops, operation(key)]
 
     def unstored(self) -> Iterator[SavedState]:

@@ -35,11 +35,11 @@ class PrefixHit(NamedTuple):
     """A cached prefix of a prompt."""
 
     cached: int
-    """Tokens that need no computation; never the whole prompt, because the last token is always computed."""
+    """Tokens that need no computation. The last token of a prompt is always computed."""
     why_missed: str = ""
     """Phrase that explains why less was found than possible."""
     source: object = None
-    """For the manager alone."""
+    """Data of the manager."""
     swapped: int = 0
     """Cached tokens in host memory, which need room on the device. Paged caches only."""
 
@@ -51,7 +51,7 @@ class CacheUpdate(NamedTuple):
     new_blocks: tuple[int, ...] = ()
     new_window_blocks: tuple[int, ...] = ()
     kept: int | None = None
-    """From `commit` only: the slot could not be truncated and now holds its first `kept` tokens. That is 0 if a
+    """Tokens that the slot holds after `commit`, if it could not be truncated. That is 0 if a
     sliding window moved on, or the tokens before the drafts if a state was held. The sequence keeps its slot
     and must be computed again from there, or released."""
 
@@ -109,7 +109,7 @@ class KVCacheManager(Protocol):
         ahead: int = 0,
         exact: int = 0,
     ) -> CacheUpdate:
-        """Record after a step that the first `computed` of `tokens` are valid, never fewer than before.
+        """Record after a step that the first `computed` of `tokens` are valid. Never fewer than before.
 
         `tokens` are the known tokens of the sequence, possibly more. Only `tokens[before:computed]` is read,
         so the cost follows the step, not the length. Full blocks become findable; rejected drafts are
@@ -120,7 +120,9 @@ class KVCacheManager(Protocol):
         ...
 
     def checkpoint(self, seq: int) -> CacheUpdate:
-        """Save the state near the end of a prompt, at the end of an answer, or before a preemption.
+        """Save the state of a sequence.
+
+        Called near the end of a prompt, at the end of an answer, and before a preemption.
 
         Only models that cannot rewind need it; others do nothing.
         """

@@ -3,7 +3,7 @@
 A block is *live* (held by running sequences), *cached* (held by none, its tokens findable) or *free*. Cached
 blocks are evicted least recently used first. A sequence releases its blocks from the last to the first, so a
 leaf is always evicted before the blocks that it continues, never a block in the middle of a prefix. A partly
-shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation.
+shared block is copied (`Copy`), or reused if no other sequence needs it. A fork is the same operation.
 
 If the runner has host blocks, full blocks are also saved in host memory, a few with each plan, and at the
 latest when they are evicted from the device. A hit may then end in host blocks, which are loaded into new
@@ -32,7 +32,6 @@ from localchat.core.kv_cache.prefix_tree import (
     TokenArray,
     path_to,
 )
-from localchat.core.kv_cache.sequence_blocks import SequenceBlocks
 
 _SAVES_PER_PLAN = 16
 """More would delay a load in the next plan. 16 blocks of a 7B model take 1 ms."""
@@ -43,6 +42,36 @@ class PagedPrefix(NamedTuple):
 
     version: int
     walk: PrefixMatch
+
+
+class _SequenceBlocks:
+    """Blocks of a running sequence."""
+
+    __slots__ = ("committed", "exact", "noted", "owner", "salt", "slot", "table", "tail", "tip")
+
+    def __init__(
+        self,
+        slot: int,
+        salt: str,
+        table: list[int],
+        committed: int,
+        tip: PrefixNode | None,
+        owner: str = "",
+    ) -> None:
+        self.slot = slot
+        self.salt = salt
+        self.table = table
+        self.committed = committed
+        self.exact = 0
+        """Leading tokens whose KV has the bits of a fresh computation."""
+        self.tip = tip
+        """Last published full node. None once its tokens cannot be published (digest collision)."""
+        self.tail: PrefixNode | None = None
+        """Partly filled node."""
+        self.owner = owner
+        """Conversation for which the blocks may go to the disk. Empty: they may not."""
+        self.noted: PrefixNode | None = None
+        """Last node that was noted for the disk."""
 
 
 class PagedKVCacheManager:
@@ -61,12 +90,12 @@ class PagedKVCacheManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._node_of: dict[int, PrefixNode] = {}
         self._tree = PrefixTree(block_tokens, identity)
-        self._sequences: dict[int, SequenceBlocks] = {}
+        self._sequences: dict[int, _SequenceBlocks] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
         self._host = HostBlocks(host_blocks)
         self._unsaved: dict[PrefixNode, None] = {}
-        """Full blocks that are only on the device, in the order in which they were computed."""
+        """Full blocks that are only on the device, in the order of their computation."""
         self._host_full = False
         """Every host block is pinned or reserved."""
         self._swapped = 0
@@ -76,7 +105,7 @@ class PagedKVCacheManager:
         self.stored_from = 0
         """Length from which a text may go to the disk. 0: there is no disk tier."""
         self.unstored: dict[tuple[PrefixNode, str], int] = {}
-        """Tokens already handed to the disk writer, by last full node and owner of each unstored text.
+        """Tokens already passed to the disk writer, by last node and owner of the text.
 
         The disk tier removes the entries.
         """
@@ -138,7 +167,7 @@ class PagedKVCacheManager:
         last = self._last_block(partial, shared, reuse)
         root = self._tree.acquire_root(salt)
         table = [*resident, *loaded, last]
-        sequence = SequenceBlocks(
+        sequence = _SequenceBlocks(
             heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root, owner
         )
         self._sequences[seq] = sequence
@@ -204,7 +233,7 @@ class PagedKVCacheManager:
         self._memory.append(Copy(source, block, shared))
         return block
 
-    def _begin_tail(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
+    def _begin_tail(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         if sequence.tip is not None:
             block = sequence.table[sequence.tip.end // self._block_tokens]
             sequence.tail = self._node_of[block] = self._tree.add_partial(
@@ -257,7 +286,7 @@ class PagedKVCacheManager:
             self._forget(node, evicted=True)
 
     def _forget(self, node: PrefixNode, *, evicted: bool) -> None:
-        """Remove a node that is no longer on the device, with its descendants in host memory."""
+        """Remove a node that left the device, with its descendants in host memory."""
         descendants = [node]
         # The list grows while it is walked, so it reaches all descendants.
         for parent in descendants:
@@ -311,14 +340,14 @@ class PagedKVCacheManager:
         return bool(self._unsaved) and not self._host_full
 
     def known_blocks(self, tokens: Sequence[int], salt: str) -> tuple[int, bytes]:
-        """Return the number of a prompt's full blocks in memory, and the digest of the last one."""
+        """Return the number of a prompt's cached full blocks, and the last one's digest."""
         nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
         if not nodes:
             return 0, self._tree.root_digest(salt)
         return len(nodes), nodes[-1].digest
 
     def reserve(self, count: int, after: bytes, salt: str) -> list[int]:
-        """Reserve up to `count` host blocks for blocks from the disk that follow the digest `after`.
+        """Reserve up to `count` host blocks for blocks from disk after the digest `after`.
 
         `adopt` takes them over.
         """
@@ -375,7 +404,7 @@ class PagedKVCacheManager:
         return len(added)
 
     def load_ahead(self, last: bytes, salt: str) -> tuple[MemoryOp, ...]:
-        """Load a text from host memory, up to the digest `last`, into blocks that no sequence holds.
+        """Load a text up to the digest `last` from host memory into unused blocks.
 
         Loads as many blocks as there is room for.
         """
@@ -452,7 +481,7 @@ class PagedKVCacheManager:
             self._note_unstored(sequence)
         return CacheUpdate()
 
-    def _note_unstored(self, sequence: SequenceBlocks) -> None:
+    def _note_unstored(self, sequence: _SequenceBlocks) -> None:
         """Record the blocks of a sequence that have to go to the disk."""
         tip = sequence.tip
         owner = sequence.owner
@@ -465,7 +494,7 @@ class PagedKVCacheManager:
         self.unstored.setdefault((tip, owner), done)
         sequence.noted = tip
 
-    def _publish(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
+    def _publish(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         """Make more computed tokens of one block findable."""
         if sequence.tip is None:
             return
@@ -519,7 +548,7 @@ class PagedKVCacheManager:
         for shared in table[:-1]:
             self._hold(shared)
         self._tree.acquire_root(sequence.salt)
-        other = SequenceBlocks(
+        other = _SequenceBlocks(
             heapq.heappop(self._slots), sequence.salt, table, sequence.committed, sequence.tip
         )
         self._sequences[child] = other

@@ -1,4 +1,4 @@
-"""Paged KV cache of a model with sliding windows, whose layers have blocks and a block table of their own.
+"""Paged KV cache of a model with sliding windows. Windowed layers have their own blocks and block table.
 
 A block is released once it lies before the window of every token still to be computed. Its entry in the table
 stays, but is no longer read. So a sequence holds window blocks only for its window and for the steps in flight,
@@ -23,7 +23,7 @@ from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode
 from localchat.core.kv_cache.window_blocks import WindowBlocks
 
 _SPARE_BLOCKS = 1
-"""Blocks kept before a window, because prompts often omit the last tokens of an earlier one."""
+"""Blocks kept before a window. Prompts often omit the last tokens of an earlier prompt."""
 _NO_WINDOW = "its sliding window was evicted to make room"
 
 

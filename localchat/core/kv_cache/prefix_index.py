@@ -43,7 +43,7 @@ class PrefixIndex:
             del self._salts[salt]
 
     def nearest(self, salt: str, ids: Ids, limit: int) -> list[int]:
-        """Return up to `limit` keys on each side of `ids`, which share the longest prefixes with it."""
+        """Return up to `limit` keys on each side of `ids`. They share the longest prefixes."""
         entries = self._salts.get(salt, [])
         index = bisect_left(entries, _SavedPrefix(ids.tobytes(), 0))
         return [entry.key for entry in entries[max(0, index - limit) : index + limit]]
@@ -58,7 +58,7 @@ class PrefixIndex:
             yield entry.key
 
     def prefixes(self, salt: str, ids: Ids) -> list[int]:
-        """Return the keys whose tokens are a prefix of `ids`, equal ones included, the longest first."""
+        """Return the keys whose tokens are a prefix of `ids`, or equal. The longest goes first."""
         entries = self._salts.get(salt, [])
         tokens = ids.tobytes()
         keys: list[int] = []

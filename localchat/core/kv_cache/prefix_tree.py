@@ -29,7 +29,7 @@ def _digest(parent: "PrefixNode", tokens: TokenArray) -> bytes:
 
 
 class PrefixNode:
-    """One block of tokens."""
+    """Block of tokens in the tree."""
 
     __slots__ = (
         *("blocks", "children", "digest", "end", "exact", "kept", "parent", "tokens", "users"),

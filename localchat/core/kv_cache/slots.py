@@ -31,8 +31,8 @@ from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 MIN_SWAP_TOKENS = 32
 """Shorter prefixes are computed again, because saving them takes longer."""
 RESTORED_PER_COMPUTED = 50
-"""Number of tokens whose restoring costs about as much as computing one token (2 µs against 4 ms on two cores,
-0.1 ms on a GPU). A short prefix of a long saved state is computed again."""
+"""Restoring this many tokens costs about as much as computing one. Restoring takes 2 µs per token, and
+computing takes 4 ms on two cores or 0.1 ms on a GPU. A short prefix of a long saved state is computed again."""
 
 _EXACT_CHUNKS = "a request with a seed or at temperature 0 reuses whole chunks of its own kind"
 
@@ -58,7 +58,7 @@ class _SlotEntry:
         self.exact = 0
         """Leading tokens whose KV has the bits of a fresh computation."""
         self.compact = False
-        """The slot was filled while the cache was empty, so its cells start at the first one."""
+        """The slot was filled in an empty cache, so its cells start at the first one."""
         self.owner = ""
         self.stored = False
         """See SavedState."""

@@ -17,7 +17,9 @@ from localchat.core.spec_decode.step_cost import CostModel
 WINDOW_TOKENS = 16
 """Shortest text from which a draft model can draft at all."""
 _FIRST_BUDGET = 2.0
-_EARNED_PER_STEP = 0.01
+PROBE_BUDGET = 1.0
+"""Budget from which one token is drafted even if none is expected to pay."""
+_EARNED_PER_STEP = 0.008
 _MAX_BUDGET = 64.0
 _FOLLOW = 0.2
 _PRIOR_RATE = 0.7
@@ -64,14 +66,16 @@ class DraftModel:
             self._by_stated.learn(_class_of(probability), right)
 
     def chances(self, limit: int) -> list[float]:
-        """Return, for each of the next `limit` tokens, the probability that all up to it are accepted."""
+        """Return the probabilities that the first 1 to `limit` drafted tokens are all accepted."""
         return [self.acceptance**count for count in range(1, limit + 1)]
 
     def drafting_s(self, longest: int, drafted: int) -> float:
         """Return the time for `drafted` tokens of several sequences, `longest` of one of them."""
         return self.token_s * (longest if self.drafter.together else drafted)
 
-    def observe(self, reading: list[int], drafts: list[Draft], seconds: float) -> float:
+    def observe(
+        self, reading: list[int], drafts: list[Draft], seconds: float, *, is_probe: bool
+    ) -> float:
         """Learn from the time that drafts took. Return the part of it that counts against their step.
 
         `reading`: tokens that the draft model read for each draft. A GPU may read a long text kernel by kernel.
@@ -81,20 +85,19 @@ class DraftModel:
         drafted = max(lengths) if self.drafter.together else sum(lengths)
         read = sum(reading)
         reading_s = read * self.prompt_token_s
-        usual_s = drafted * self.token_s + reading_s
         if drafted and read < WINDOW_TOKENS and reading_s < seconds / 2:
             self.token_s += _FOLLOW * ((seconds - reading_s) / drafted - self.token_s)
         elif read:
             token_s = max(seconds - drafted * self.token_s, 0.0) / read
             self.prompt_token_s += _FOLLOW * (token_s - self.prompt_token_s)
-        if max(reading) < WINDOW_TOKENS or seconds <= usual_s:
+        drafting_s = drafted * self.token_s
+        if is_probe or max(reading) < WINDOW_TOKENS or seconds <= drafting_s:
             return seconds
-        return usual_s + (seconds - usual_s) / _DRAFTS_PER_READING
+        return drafting_s + (seconds - drafting_s) / _DRAFTS_PER_READING
 
     def earn(self) -> None:
-        """Count a step without drafts. The draft model may fit the text better by now."""
+        """Count a step without drafts."""
         self.budget = max(self.budget, min(self.budget + _EARNED_PER_STEP, _FIRST_BUDGET))
-        self._by_token.forget()
 
     def settle(self, saved: float) -> None:
         """Count the plain steps that a draft saved. Negative: it cost more than it saved."""
@@ -113,7 +116,7 @@ class DraftModel:
     def choose_window(
         self, sequence: Sequence, drafts: SequenceDrafts, plain_token_s: float
     ) -> None:
-        """Choose where the text for the draft model starts. `plain_token_s`: time per token without drafts.
+        """Choose where the text for the draft model starts. `plain_token_s`: worth of a token in the budget.
 
         It starts near the end, or at the first possible position once the draft budget pays for that.
         """
@@ -147,7 +150,7 @@ class DraftModel:
         rows: int,
         plain_token_s: float,
     ) -> DraftAsk:
-        """Build the request for a draft of `limit` tokens, for a step of `rows` tokens without drafts."""
+        """Build the request for a draft of `limit` tokens. `rows`: tokens of the step without drafts."""
         drafted = 0
         reached = 1.0
         seconds = self.cost.seconds

@@ -6,8 +6,8 @@ nothing. A step has drafts of one source, n-grams or the draft model, whichever 
 
 Each sequence has a draft budget, in plain steps. Plain steps fill it slowly, and a step with drafts adds what
 the sequence gained or lost. Drafts stop when the budget is used up, so those that do not help cost a sequence
-about a fiftieth of its speed. The draft model has a budget of its own. While nothing is drafted, acceptance
-rates return to their priors, so that every source is tried again now and then.
+about a fiftieth of its speed. While nothing is drafted, acceptance rates return to their priors, so n-grams are
+tried again now and then. The draft model has a budget of its own, which also pays for probes of one token.
 
 A runner that is ahead launches a step before the previous one returns. Drafts need the previous step's tokens,
 so the runner has to wait for them, and all sequences of the step wait for the drafts of any. There, every
@@ -28,7 +28,7 @@ from localchat.backend_api.interface import Capabilities
 from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.sequence import Sequence, State
-from localchat.core.spec_decode.draft_model import DraftModel
+from localchat.core.spec_decode.draft_model import PROBE_BUDGET, DraftModel
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
 
@@ -38,10 +38,10 @@ _MAX_DRAFT_FAST = 31
 """Longest draft of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
 _MIN_GAIN = 1.02
 """Drafts that promise less than this over a plain step are not worth the risk."""
-_EARNED_PER_STEP = 0.015
+_EARNED_PER_STEP = 0.012
 _MAX_EARNED = 1.5
-"""Plain steps that a plain step adds to a sequence's draft budget, and the limit up to which it does."""
-_MAX_DEBT = 1.0
+"""Plain steps that each plain step adds to a draft budget, and the limit for that."""
+_MAX_DEBT = 1.5
 """Plain steps that a sequence may owe before its drafts stop."""
 _MAX_BUDGET = 16.0
 """Two wide drafts that are rejected whole. Where 16 rows cost 7 plain steps, a wrong draft at an edit is bad
@@ -80,10 +80,12 @@ class _Step:
 
 
 class _Plan(NamedTuple):
-    """Draft lengths by number of the sequence, and the expected tokens per second of the step."""
+    """Draft lengths by number of the sequence, and the expected speed of the step."""
 
     lengths: dict[int, int]
     tokens_per_s: float = 0.0
+    is_probe: bool = False
+    """The draft model is tried although it is not expected to pay."""
 
 
 class DraftPlanner:
@@ -116,7 +118,7 @@ class DraftPlanner:
     # Before a step
 
     def waits(self, running: list[Sequence]) -> bool:
-        """Return whether the next step of a runner that is ahead waits for the tokens in flight.
+        """Return whether the next step has to wait for the tokens in flight.
 
         Never while a prompt is computed, because its steps are long enough.
         """
@@ -137,11 +139,13 @@ class DraftPlanner:
         cost = self._cost
         if blocked and rows * cost.wait_s < blocked / 2 * (cost.seconds(rows) + cost.wait_s):
             return True
-        self._waited = self._worth_waiting([one for one in running if one.may_sample()])
+        self._waited = self._worth_waiting(
+            [sequence for sequence in running if sequence.may_sample()]
+        )
         return self._waited
 
     def _worth_waiting(self, sequences: list[Sequence]) -> bool:
-        """Return whether drafts that follow the tokens in flight are expected to pay for the wait."""
+        """Return whether drafts after the tokens in flight are expected to pay for the wait."""
         rows = len(sequences)
         limit = self._can.draft_step_tokens - rows
         step = _Step(sequences, self._candidates(sequences), rows, limit)
@@ -168,13 +172,15 @@ class DraftPlanner:
         self._waited = False
         if len(running) > self._can.draft_rows:
             return {}
-        decoding = [one for one in ready if one.decodes and one.state is State.RUNNING]
+        decoding = [
+            sequence for sequence in ready if sequence.decodes and sequence.state is State.RUNNING
+        ]
         has_prompts = admits or len(decoding) < len(ready)
-        if self._ahead and (has_prompts or any(one.steps_in_flight for one in running)):
+        if self._ahead and (has_prompts or any(sequence.steps_in_flight for sequence in running)):
             # Steps with prompts are long, and a sequence that is left out of one waits twice.
             return {}
         rows = sum(sequence.needs for sequence in decoding)
-        candidates = self._candidates([one for one in decoding if not one.unknown])
+        candidates = self._candidates([sequence for sequence in decoding if not sequence.unknown])
         limit = min(tokens_left, self._can.draft_step_tokens) - rows
         recomputed = sum(candidate.sequence.recomputed for candidate in candidates)
         step = _Step(decoding, candidates, rows, limit, recomputed)
@@ -188,9 +194,9 @@ class DraftPlanner:
         """Return the drafts of the better source. Empty where no drafts are expected to pay."""
         self.drafting_s = self._charged_s = 0.0
         ngrams = self._plan_ngrams(step)
-        model = self._plan_model_drafts(step)
+        model = self._plan_model_drafts(step, may_probe=not ngrams.lengths)
         if model.tokens_per_s > ngrams.tokens_per_s and self._prepared(step, model.lengths):
-            return _allowed(step, self._ask_draft_model(step, model.lengths))
+            return _allowed(step, self._ask_draft_model(step, model))
         drafts = {
             sequence.number: drafts.ngrams.take(ngrams.lengths[sequence.number])
             for sequence, drafts, _ in step.candidates
@@ -231,8 +237,8 @@ class DraftPlanner:
             self._searches_to_skip = len(step.candidates) - 1
         return plan
 
-    def _plan_model_drafts(self, step: _Step) -> _Plan:
-        """Choose the lengths of the draft model's drafts."""
+    def _plan_model_drafts(self, step: _Step, *, may_probe: bool = True) -> _Plan:
+        """Choose the lengths of the draft model's drafts. `may_probe`: try a token even if none may pay."""
         model = self._draft_model
         using = [candidate for candidate in step.candidates if candidate.drafts.uses_model]
         if model is None or model.budget < 0 or not using or not self._cost.has_samples():
@@ -241,7 +247,8 @@ class DraftPlanner:
         reading = 0.0
         unread: dict[int, int] = {}
         for sequence, drafts, _ in using:
-            model.choose_window(sequence, drafts, plain_token_s)
+            # All sequences share the budget, so each can spend only its part on reading.
+            model.choose_window(sequence, drafts, plain_token_s / len(using))
             reading += model.reading_tokens(sequence, drafts)
             unread[sequence.number] = model.unread(sequence, drafts)
         if not model.drafter.ready(unread):
@@ -250,7 +257,14 @@ class DraftPlanner:
             sequence.number: model.chances(min(limit, step.limit // len(using)))
             for sequence, _, limit in using
         }
-        return self._best_lengths(step, chances, model, reading * model.prompt_token_s)
+        reading_s = reading * model.prompt_token_s
+        plan = self._best_lengths(step, chances, model, reading_s)
+        if not plan.lengths and may_probe and model.budget >= PROBE_BUDGET:
+            # The draft model may fit the text better by now. One token of each sequence shows it.
+            certain = {number: [1.0] for number, draft in chances.items() if draft}
+            plan = self._best_lengths(step, certain, model, reading_s)
+            return plan._replace(is_probe=True)
+        return plan
 
     def _best_lengths(
         self,
@@ -302,7 +316,7 @@ class DraftPlanner:
         return _Plan(lengths, best_rate)
 
     def _patience(self, step: _Step, chances: dict[int, list[float]]) -> float:
-        """Return how much longer the step may take, in plain steps, for the sequences without drafts.
+        """Return the plain steps that the sequences without drafts can lose to the step.
 
         A CPU computes rows one after the other, so accepted drafts cost the others nothing in the long run.
         """
@@ -345,25 +359,27 @@ class DraftPlanner:
             drafted += max(1, drafted // 2)
         return False
 
-    def _ask_draft_model(self, step: _Step, lengths: dict[int, int]) -> Drafts:
+    def _ask_draft_model(self, step: _Step, plan: _Plan) -> Drafts:
         """Return the draft model's drafts, and record the time that they took."""
         model = self._draft_model
         assert model is not None
         plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
-        asked = [candidate for candidate in step.candidates if candidate.sequence.number in lengths]
-        reading = [model.unread(sequence, drafts) for sequence, drafts, _ in asked]
+        drafting = [
+            candidate for candidate in step.candidates if candidate.sequence.number in plan.lengths
+        ]
+        reading = [model.unread(sequence, drafts) for sequence, drafts, _ in drafting]
         requests = [
-            model.request(sequence, drafts, lengths[sequence.number], step.rows, plain_token_s)
-            for sequence, drafts, _ in asked
+            model.request(sequence, drafts, plan.lengths[sequence.number], step.rows, plain_token_s)
+            for sequence, drafts, _ in drafting
         ]
         started_s = time.perf_counter()
         answers = model.drafter.draft(requests)
         self.drafting_s = time.perf_counter() - started_s
-        self._charged_s = model.observe(reading, answers, self.drafting_s)
+        self._charged_s = model.observe(reading, answers, self.drafting_s, is_probe=plan.is_probe)
         if not any(answer.tokens for answer in answers):
             # The step becomes a plain one that started late.
             model.settle(-self._charged_s / plain_token_s)
-        for (sequence, drafts, _), answer in zip(asked, answers, strict=True):
+        for (sequence, drafts, _), answer in zip(drafting, answers, strict=True):
             drafts.ngrams.withdraw()
             drafts.by_model = True
             drafts.stated = answer.chances
@@ -372,7 +388,7 @@ class DraftPlanner:
                 drafts.model_read = sequence.known - drafts.model_start
         return {
             candidate.sequence.number: answer.tokens
-            for candidate, answer in zip(asked, answers, strict=True)
+            for candidate, answer in zip(drafting, answers, strict=True)
         }
 
     def _prepared(self, step: _Step, lengths: dict[int, int]) -> bool:
@@ -380,8 +396,10 @@ class DraftPlanner:
         if self._preparing is None:
             return True
         rows = [
-            DecodeRow(one.number, one.launched, one.needs + lengths.get(one.number, 0))
-            for one in step.sequences
+            DecodeRow(
+                sequence.number, sequence.launched, sequence.needs + lengths.get(sequence.number, 0)
+            )
+            for sequence in step.sequences
         ]
         masked = any(sequence.masked for sequence in step.sequences)
         return self._preparing.prepared(rows, masked=masked)
@@ -414,7 +432,7 @@ class DraftPlanner:
     def _settle(
         self, step: ScheduledStep, row: ScheduledRow, accepted: int, elapsed_s: float
     ) -> None:
-        """Add to the draft budget what the sequence gained or lost by the drafts of the step."""
+        """Add to the draft budget what the sequence gained or lost by the drafts."""
         sequence = row.sequence
         drafts = sequence.drafts
         extra = step.drafts + step.recomputed
@@ -451,7 +469,7 @@ class DraftPlanner:
 
 
 def _allowed(step: _Step, drafts: Drafts) -> Drafts:
-    """Return the drafts up to where the grammars of their sequences allow them, without empty ones."""
+    """Return the parts of the drafts that the grammars allow, without empty ones."""
     for sequence, _, _ in step.candidates:
         draft = drafts.get(sequence.number, ())
         if draft and sequence.grammar_matcher is not None:

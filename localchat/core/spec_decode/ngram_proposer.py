@@ -26,7 +26,7 @@ _MAX_SOURCES = 12
 _NEAR_TOKENS = 64
 _LONG_COPY = 8
 _NEAR_BONUS = 6
-"""A match near the last copy beats one elsewhere that is longer by up to this many tokens."""
+"""Tokens by which a match elsewhere must be longer than one near the last copy."""
 
 _LENGTHS = (0, 1, 2, 3, 4, 5, 7, 10, 16, LONGEST)
 """Lower bounds of the classes of match lengths."""
@@ -36,7 +36,7 @@ _NEAR = (0.4, 0.45, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96, 0.97, 0.985)
 
 
 def match_kind(length: int, *, near: bool) -> int:
-    """Return the class of a match of `length` tokens, as an index into the acceptance rates."""
+    """Return the class of a match of `length` tokens, an index into the rates."""
     return bisect_right(_LENGTHS, length) - 1 + (len(_LENGTHS) if near else 0)
 
 
@@ -55,7 +55,7 @@ class _CopySource(NamedTuple):
 
 
 class _LostCopy(NamedTuple):
-    """Where a copy ended: the source's token there differs from the generated one."""
+    """End of a copy: the source's token there differs from the generated one."""
 
     source: NgramIndex
     position: int
@@ -95,7 +95,7 @@ class NgramProposer:
         return self._text.chain()
 
     def chances(self, limit: int) -> list[float]:
-        """Return, for each of the next tokens, the probability that all tokens up to it are accepted.
+        """Return the probabilities that the first 1, 2, ... drafted tokens are all accepted.
 
         At most `limit` tokens. Empty if nothing matches.
         """
