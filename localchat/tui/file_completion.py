@@ -1,7 +1,7 @@
 """File names for `@` in a message: completion and mentions."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,69 +18,70 @@ _ENDINGS: Final = tuple(
         *("pdf", "py", "rs", "sh", "sql", "tex", "toml", "ts", "tsx", "txt", "xml", "yaml", "yml"),
     )
 )
-"""Endings of files that people ask about; a word with one is certainly meant as a file."""
+"""Endings of files that people ask about. A word with such an ending certainly names a file."""
 
 
-def list_folder(word: str) -> tuple[str, ...]:
-    """Entries of the folder of a path that is being typed (`~/Doc`, `/etc/`, `../x`)."""
-    parent, _, rest = word.rpartition("/")
+def list_folder(typed: str) -> tuple[str, ...]:
+    """List the folder of a path that is being typed, such as `~/Doc`, `/etc/` or `../x`."""
+    parent, _, rest = typed.rpartition("/")
     folder = expand_home(f"{parent}/")
     files, folders = entries(folder, hidden=rest.startswith("."))
     names = [f"{parent}/{path.name}" for path in files]
     return tuple(sorted((*names, *(f"{parent}/{path.name}/" for path in folders))))
 
 
-def is_path(word: str) -> bool:
-    """Whether a word after `@` is a path, not a search."""
-    return word.startswith(("/", "~/", "./", "../"))
+def is_path(name: str) -> bool:
+    """Whether a name after `@` is a path, not a search."""
+    return name.startswith(("/", "~/", "./", "../"))
 
 
 def path_of(name: str, root: Path) -> Path:
-    """Path of the file that a word after `@` names."""
+    """Return the path of the file that a name after `@` means."""
     return expand_home(name) if is_path(name) else root / name
 
 
 def mentioned_files(text: str, root: Path) -> list[str]:
-    """The words after `@` that name files. `@@` is a plain @."""
-    found = (next(_files_of(word, root), None) for word in _words(text))
-    return list(dict.fromkeys(name for name in found if name is not None))
+    """Return the names after `@` that are files. `@@` is a plain @."""
+    files = (_existing_file(name, root) for name in _names(text))
+    return list(dict.fromkeys(name for name in files if name is not None))
 
 
 def missing_paths(text: str, root: Path) -> list[str]:
-    """The words after `@` that are paths, or have the ending of a file, and are none.
+    """Return the names after `@` that look like files but do not exist.
 
-    Others may be people or decorators."""
-    named = (word for word in _words(text) if is_path(word) or _has_ending(word))
-    missing = (word for word in named if not any(_files_of(word, root)))
-    return list(dict.fromkeys(missing))
+    A path or a name with a file's ending looks like a file. Other names may be people or decorators.
+    """
+    names = (name for name in _names(text) if is_path(name) or _has_ending(name))
+    return list(dict.fromkeys(name for name in names if _existing_file(name, root) is None))
 
 
-def rank_names(word: str, names: Sequence[str]) -> list[str]:
-    """The names that contain the letters of a word in order, best match first."""
-    if not word:
+def rank_names(letters: str, names: Sequence[str]) -> list[str]:
+    """Return the names that contain the letters in order, best match first."""
+    if not letters:
         return list(names)
     search = FuzzySearch(case_sensitive=False)
-    scored = [(search.match(word, name)[0], name) for name in names]
-    return [
-        name for score, name in sorted(scored, key=lambda each: (-each[0], each[1])) if score > 0
-    ]
+    scored = [(-search.match(letters, name)[0], name) for name in names]
+    return [name for score, name in sorted(scored) if score < 0]
 
 
-def _words(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
     return re.findall(r"(?<!\S)@([^\s@]\S*)", text)
 
 
-def _has_ending(word: str) -> bool:
-    return word.rstrip(_PUNCTUATION).lower().endswith(_ENDINGS)
+def _has_ending(name: str) -> bool:
+    return name.rstrip(_PUNCTUATION).lower().endswith(_ENDINGS)
 
 
-def _files_of(word: str, root: Path) -> Iterator[str]:
-    """The word, and the word without punctuation at its end, if they are files."""
-    return (each for each in (word, word.rstrip(_PUNCTUATION)) if _is_file(path_of(each, root)))
+def _existing_file(name: str, root: Path) -> str | None:
+    """Return the name, with or without punctuation at its end, if it is a file."""
+    for candidate in (name, name.rstrip(_PUNCTUATION)):
+        if _is_file(path_of(candidate, root)):
+            return candidate
+    return None
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return False  # the name is too long, or its folder is not accessible
+        return False  # The name is too long, or its folder is not accessible.

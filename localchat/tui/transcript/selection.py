@@ -1,8 +1,8 @@
-"""Mouse selection in coordinates that stay with the text while the transcript grows.
+"""Mouse selection in coordinates that move with the text while the transcript grows.
 
-Textual keeps two offsets per widget and only compares them. Their y here is the number of the block times
-`ROWS_PER_BLOCK` plus the row in it, their x the character in the row. Apart from the widget because it needs no
-Textual at run time.
+Textual stores two offsets per widget and only compares them. Here y is the number of the block times
+`ROWS_PER_BLOCK` plus the row in the block, and x is the character in the row. The module is separate from the
+widget because it needs no Textual at run time.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -18,19 +18,27 @@ ROWS_PER_BLOCK: Final = 10_000_000
 
 
 def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int, int]]:
-    """The selected characters of a row, without decoration: at most one span."""
-    span = None if selection is None else selection.get_span(y)
+    """Return the selected characters of a row, without decoration: at most one span."""
+    if selection is None:
+        return []
+    span = selection.get_span(y)
     if span is None:
         return []
-    start = max(span[0], row.lead_length)
-    end = span[1]
-    length = len(row.text)
-    end = length if end < 0 else min(end, length)
+    start, end = _characters(row, span)
     return [(start, end)] if start < end else []
 
 
+def _characters(row: Row, span: tuple[int, int]) -> tuple[int, int]:
+    """Return start and end of a span of Textual, without decoration and inside the row."""
+    start = max(span[0], row.lead_length)
+    length = len(row.text)
+    # Textual's span to the end of a row ends at -1.
+    end = length if span[1] < 0 else min(span[1], length)
+    return start, end
+
+
 def selected_text(layout: "BlockLayout", selection: "Selection") -> str:
-    """Text of a selection, with wrapped lines joined again and without decoration."""
+    """Return the text of a selection without decoration, with wrapped lines joined."""
     parts: list[str] = []
     for index, item in enumerate(layout.items):
         base = item.number * ROWS_PER_BLOCK
@@ -38,14 +46,14 @@ def selected_text(layout: "BlockLayout", selection: "Selection") -> str:
             continue
         if selection.end is not None and base > selection.end.y:
             break
-        for at, row in enumerate(layout.rows(index).rows):
-            span = selection.get_span(base + at)
+        for number, row in enumerate(layout.rows(index).rows):
+            span = selection.get_span(base + number)
             if span is None:
                 continue
-            start = max(span[0], row.lead_length)
-            end = span[1]
-            text = row.text
-            whole = end < 0 or end >= len(text)
-            parts.append(text[start : len(text) if whole else end])
-            parts.append("\n" if row.joint is None else row.joint if whole else "")
+            start, end = _characters(row, span)
+            parts.append(row.text[start:end])
+            if row.joint is None:
+                parts.append("\n")
+            else:
+                parts.append(row.joint if end == len(row.text) else "")
     return "".join(parts[:-1])

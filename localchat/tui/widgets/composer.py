@@ -35,13 +35,13 @@ CountTokens = Callable[[str], Awaitable[int]]
 _MAX_VISIBLE = 8
 _MAX_COMPLETIONS = 50
 _OTHER_ROWS = 7
-"""Rows of a window that completions leave to the conversation, the help, the frame and the status."""
+"""Rows that completions leave to the conversation, the help, the frame and the status."""
 _NARROW = 60
-"""Below, the list of commands has no column of arguments."""
+"""In a narrower window, the list of commands has no column of arguments."""
 
 
 class Completions(OptionList):
-    """Completions of the word before the cursor, with styles of their own: the first frame needs none."""
+    """Completions of the word before the cursor. They have their own styles, which the first frame skips."""
 
     DEFAULT_CSS = """
     Completions {
@@ -75,7 +75,10 @@ class Completions(OptionList):
 
 
 class Composer(Vertical):
-    """Edits one message at a time, and posts it once it is complete."""
+    """Edits one message at a time, and posts it once it is complete.
+
+    Size: completions, attachments and recalled messages share the editor.
+    """
 
     @dataclass
     class Sent(Message):
@@ -115,24 +118,29 @@ class Composer(Vertical):
         self.is_blocked: Callable[[], bool] = lambda: False
         """Whether a message that is not a command must stay in the editor."""
         self.take_back: Callable[[], ComposerText | None] = lambda: None
-        """Takes back the newest message that waits to be sent."""
+        """Removes and returns the newest queued message."""
         self.presets: Mapping[str, Preset] = {}
-        """Presets that `@name` at the beginning of a message means."""
+        """Presets for `@name` at the beginning of a message."""
         self.documents: Callable[[], Sequence[str]] = tuple
-        """Names of documents that `@name` anywhere in a message means."""
+        """Names of documents for `@name` anywhere in a message."""
         self.sent: list[ComposerText] = []
         """Messages sent before, oldest first, for the up key."""
-        self._recalled: int | None = None  # index of the message in `sent` that the editor shows
-        self._unsent = ComposerText()  # what the editor held before the up key
+        self._recalled: int | None = None
+        """Index in `sent` of the message that the editor shows."""
+        self._unsent = ComposerText()
+        """Text of the editor before the up key."""
         self._files: tuple[str, ...] | None = None
-        self._words: list[str] = []  # what each completion inserts
+        self._insertions: list[str] = []
+        """Text that each completion inserts."""
         self._counted: dict[str, int | None] = {}
         self._refused: dict[str, LocalchatError | None] = {}
         """Names that are sent as text, with the error if the file could not be included."""
         self._accepted: set[str] = set()
         """Refused names for which the user pressed Enter again."""
-        self._uncompleted: str | None = None  # a text that gets no completions
-        self._completed = ""  # the text that the completions belong to
+        self._uncompleted: str | None = None
+        """Text that gets no completions."""
+        self._completed = ""
+        """Text that the completions belong to."""
         self.completions = Completions(id="completions", markup=False)
         self.completions.can_focus = False
         self._help = Static("", id="completion-help", markup=False)
@@ -149,11 +157,9 @@ class Composer(Vertical):
     def editor(self) -> Editor:
         return self.query_one(Editor)
 
-    # ------------------------------------------------------------------ the message
-
     @property
     def text(self) -> str:
-        """The text with signs for attachments."""
+        """Text with signs for attachments."""
         return self.editor.text
 
     @property
@@ -167,23 +173,25 @@ class Composer(Vertical):
 
     @property
     def drafts(self) -> tuple[ComposerText, ...]:
-        """What is not sent yet: the text, but for a sent message that the up key shows as it was, and the text
-        that was there before that key."""
+        """Texts that are not sent yet.
+
+        Includes the text before the up key, but not a recalled message that is unchanged.
+        """
         if self._recalled is None:
             return (self.written,)
-        as_sent = self.written in self.sent[self._recalled : self._recalled + 1]
-        if as_sent:
+        is_unchanged = self.written in self.sent[self._recalled : self._recalled + 1]
+        if is_unchanged:
             return (self._unsent,)
         return (self._unsent, self.written)
 
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
-        """Put a text into the editor and focus it."""
+        """Put a text into the editor, and focus it."""
         self._uncompleted = text
         self.editor.write(text, attachments)
         self.editor.focus()
 
     def clear_draft(self) -> bool:
-        """Clear the message; the up key and undo bring it back. False if it was empty."""
+        """Clear the message, which the up key and undo restore. Return False if it was empty."""
         written = self.written
         if not written.text.strip():
             return False
@@ -195,13 +203,13 @@ class Composer(Vertical):
         return True
 
     def replace_text(self, text: str) -> None:
-        """Replace the message with text from the external editor. Long text becomes one attachment."""
+        """Replace the message by text from the external editor. Long text becomes an attachment."""
         self.editor.write("")
         self.editor.insert_paste(text)
         self.editor.focus()
 
     def ask(self, question: str) -> None:
-        """Send a question besides what is being written."""
+        """Send a question without changing the draft."""
         self.sent.append(ComposerText(question))
         self.post_message(self.Sent(question, ()))
 
@@ -212,36 +220,40 @@ class Composer(Vertical):
         if not is_command(written.text) and self.is_blocked():
             self.post_message(self.Blocked())
             return
-        unsent = ComposerText() if self._recalled is None else self._unsent
+        draft = ComposerText()
+        if self._recalled is not None:
+            draft = self._unsent
         self._recalled = None
         self.sent.append(written)
-        self._refused.clear()  # the file may exist by the next message
+        # A refused file may exist by the next message.
+        self._refused.clear()
         self._accepted.clear()
-        self._uncompleted = unsent.text
-        self.editor.write(*unsent)
+        self._uncompleted = draft.text
+        self.editor.write(*draft)
         text, inclusions = expand(*written)
         if is_command(written.text):
             self.post_message(self.CommandEntered(text))
         else:
             self.post_message(self.Sent(text if inclusions else text.strip(), inclusions))
 
-    # ------------------------------------------------------------------ keys
-
     def _on_action(self, action: str) -> None:
         """Handle a key of the editor (`Editor.ActionRequested`)."""
         if self.editor.text != self._completed:
-            self._update_completions()  # keys arrive faster than messages about them
+            # Keys arrive faster than the messages about changed text.
+            self._update_completions()
         match action:
             case "send":
-                taken = self._completing and self._accept(sending=True)
-                if not taken and not self._holds_message():
+                is_completed = self._completing and self._accept(sending=True)
+                if not is_completed and not self._must_wait():
                     self._send()
             case "accept":
                 if not (self._completing and self._accept(sending=False)):
                     self.post_message(self.Left())
             case "up" | "down" if self._completing:
-                step = self.completions.action_cursor_up
-                (step if action == "up" else self.completions.action_cursor_down)()
+                if action == "up":
+                    self.completions.action_cursor_up()
+                else:
+                    self.completions.action_cursor_down()
                 self._show_help()
             case "up":
                 self._recall(-1)
@@ -251,38 +263,43 @@ class Composer(Vertical):
                 self.post_message(self.EditorRequested())
 
     def close_completions(self) -> bool:
-        """Close the list of completions; False if it was not open."""
-        was = self._completing
+        """Close the list of completions. Return False if it was not open."""
+        was_open = self._completing
         self._uncompleted = self.editor.text
         self._offer([])
-        return was
+        return was_open
 
     def _recall(self, step: int) -> None:
-        if step < 0 and not self.editor.text and (taken := self.take_back()) is not None:
-            if self.sent and self.sent[-1].text == taken.text:
+        """Show the previous (-1) or next (1) sent message, or take back a queued one."""
+        if step < 0 and not self.editor.text and (queued := self.take_back()) is not None:
+            if self.sent and self.sent[-1].text == queued.text:
                 self.sent.pop()
             self._recalled = None
-            self.editor.write(*taken)
+            self.editor.write(*queued)
             return
-        at = len(self.sent)  # another conversation may have fewer than the one recalled from
-        at = at if self._recalled is None else min(self._recalled, at)
+        count = len(self.sent)
+        # Another conversation may have fewer messages than the index of the recalled one.
+        index = count if self._recalled is None else min(self._recalled, count)
         written = self.written
-        if at == len(self.sent):
+        if index == count:
             self._unsent = written
-        if not 0 <= at + step <= len(self.sent):
+        if not 0 <= index + step <= count:
             return
-        if at < len(self.sent) and written.text.strip() and written != self.sent[at]:
-            self.sent.insert(at + 1, written)  # a sent message that was changed stands behind it
-            at += step > 0
-        at += step
-        self._recalled = None if at == len(self.sent) else at
-        text, attachments = self._unsent if self._recalled is None else self.sent[at]
-        self._uncompleted = text
-        self.editor.write(text, attachments)
+        if index < count and written.text.strip() and written != self.sent[index]:
+            # Keep a sent message that was changed, after the original.
+            self.sent.insert(index + 1, written)
+            index += step > 0
+        index += step
+        if index == len(self.sent):
+            self._recalled = None
+            message = self._unsent
+        else:
+            self._recalled = index
+            message = self.sent[index]
+        self._uncompleted = message.text
+        self.editor.write(*message)
         if step < 0:
             self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
-
-    # ------------------------------------------------------------------ completion
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         event.stop()
@@ -308,35 +325,38 @@ class Composer(Vertical):
 
     def _complete(self) -> None:
         row, column = self.editor.cursor_location
-        before = self.editor.document.get_line(row)[:column]
-        if row == 0 and before.startswith("/") and " " not in before:
-            self._offer_commands(before[1:])
+        line = self.editor.document.get_line(row)[:column]
+        if row == 0 and line.startswith("/") and " " not in line:
+            self._offer_commands(line[1:])
             return
-        word = before.rpartition(" ")[2]
-        if word.startswith("@") and not word.startswith("@@"):
-            presets = self._presets_for(word[1:]) if word == before else []
-            self._offer_files(word[1:], [*presets, *self._documents_for(word[1:])])
+        mention = line.rpartition(" ")[2]
+        if mention.startswith("@") and not mention.startswith("@@"):
+            prefix = mention[1:]
+            names = self._documents_for(prefix)
+            if mention == line:
+                names = [*self._presets_for(prefix), *names]
+            self._offer_files(prefix, names)
             return
         self._offer([])
-        if before.endswith(" "):
+        if line.endswith(" "):
             self._include_named()
-        if row == 0 and before.startswith("/"):
-            self._show_command_help(before[1:].partition(" ")[0])
+        if row == 0 and line.startswith("/"):
+            self._show_command_help(line[1:].partition(" ")[0])
 
     def _offer_commands(self, prefix: str) -> None:
-        narrow = self.app.size.width < _NARROW  # arguments are shown once the command is written
-        rows = [
-            (
-                f"/{each.name}",
-                f"/{each.name} {'' if narrow else each.arguments}".ljust(9 if narrow else 21)
-                + each.about,
-            )
-            for each in matching(prefix)
-        ]
+        rows = []
+        for command in matching(prefix):
+            name = f"/{command.name}"
+            if self.app.size.width < _NARROW:
+                # The help shows the arguments once the command is complete.
+                line = f"{name:<9}{command.about}"
+            else:
+                line = f"{name + ' ' + command.arguments:<21}{command.about}"
+            rows.append((name, line))
         self._offer(rows)
 
     def _presets_for(self, prefix: str) -> list[tuple[str, str]]:
-        """Completions for the first word of a message."""
+        """Return completions for a preset at the beginning of a message."""
         return [
             (f"@{name} ", f"@{name}".ljust(21) + sanitize_line(self.presets[name].about))
             for name in sorted(self.presets)
@@ -344,7 +364,7 @@ class Composer(Vertical):
         ]
 
     def _documents_for(self, prefix: str) -> list[tuple[str, str]]:
-        """Completions for the beginning of a name of documents."""
+        """Return completions for a name of documents."""
         return [
             (f"@{name} ", f"@{name}".ljust(21) + "documents that were learned")
             for name in self.documents()
@@ -352,28 +372,30 @@ class Composer(Vertical):
         ]
 
     @work(exclusive=True, group="files")
-    async def _offer_files(self, word: str, before: Sequence[tuple[str, str]]) -> None:
-        """Offer files whose name is like `word`, after the completions `before`."""
-        if is_path(word):
-            names = await asyncio.to_thread(list_folder, word)
-            ranked = [name for name in names if name.startswith(word)]
+    async def _offer_files(self, prefix: str, names: Sequence[tuple[str, str]]) -> None:
+        """Offer files that match the prefix, after the completions `names`."""
+        if is_path(prefix):
+            paths = await asyncio.to_thread(list_folder, prefix)
+            ranked = [path for path in paths if path.startswith(prefix)]
         else:
             if self._files is None:
                 self._files = await asyncio.to_thread(find_files, self.root)
-            ranked = await asyncio.to_thread(rank_names, word, self._files)
-        if self._word_now() == f"@{word}":
+            ranked = await asyncio.to_thread(rank_names, prefix, self._files)
+        # The user may have typed on meanwhile.
+        if self._word_before_cursor() == f"@{prefix}":
             files = [(f"@{name}", sanitize_line(name)) for name in ranked[:_MAX_COMPLETIONS]]
-            self._offer([*before, *files])
+            self._offer([*names, *files])
 
-    def _word_now(self) -> str:
+    def _word_before_cursor(self) -> str:
         row, column = self.editor.cursor_location
         return self.editor.document.get_line(row)[:column].rpartition(" ")[2]
 
     def _offer(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show completions as (word, line); an empty list closes it."""
-        self._words = [word for word, _ in rows]
+        """Show completions as pairs of inserted text and line. An empty list closes them."""
+        self._insertions = [text for text, _ in rows]
         self.editor.completing = bool(rows)
-        if rows and not self.completions.is_attached:  # not earlier: the first frame would wait
+        # Mounted late: the first frame must not wait for them.
+        if rows and not self.completions.is_attached:
             self.mount(self.completions, self._help, before=0)
         if rows or self.completions.display:
             self.completions.clear_options()
@@ -386,20 +408,26 @@ class Composer(Vertical):
         self._show_help()
 
     def _show_help(self) -> None:
-        at = self.completions.highlighted
-        if not self._completing or at is None:
+        index = self.completions.highlighted
+        if not self._completing or index is None:
             self._show_command_help("")
-        elif self._words[at].startswith("/"):
-            cut = self.app.size.width < _NARROW  # else the list shows it
-            self._show_command_help(self._words[at][1:] if cut else "")
-        elif self._words[at].endswith(" "):  # a preset or documents, by name
+            return
+        text = self._insertions[index]
+        if text.startswith("/"):
+            # In a wide window the list already shows the arguments.
+            is_narrow = self.app.size.width < _NARROW
+            self._show_command_help(text[1:] if is_narrow else "")
+        elif text.endswith(" "):  # a preset or documents
             self._set_help("")
         else:
             self._set_help("Enter includes the file; its size and tokens show before you send.")
 
     def _show_command_help(self, name: str) -> None:
-        known = next((each for each in COMMANDS if each.name == name), None)
-        self._set_help(f"/{known.name} {known.arguments}  {known.about}" if known else "")
+        for command in COMMANDS:
+            if command.name == name:
+                self._set_help(f"/{command.name} {command.arguments}  {command.about}")
+                return
+        self._set_help("")
 
     def _set_help(self, text: str) -> None:
         self._help.display = bool(text)
@@ -410,35 +438,34 @@ class Composer(Vertical):
         self._accept(sending=False)
 
     def _accept(self, *, sending: bool) -> bool:
-        """Insert the highlighted completion. False if the command is complete, so that Enter sends it."""
-        at = self.completions.highlighted or 0
-        word = self._words[at]
-        if word.startswith("/"):
-            return self._accept_command(word, sending=sending)
+        """Insert the highlighted completion. Return False if a command is complete, so Enter sends it."""
+        text = self._insertions[self.completions.highlighted or 0]
+        if text.startswith("/"):
+            return self._accept_command(text, sending=sending)
         row, column = self.editor.cursor_location
-        start = (row, column - len(self._word_now()))
-        if word.endswith(("/", " ")):  # a folder, a preset or documents
-            self.editor.replace(word, start, (row, column))
-            self.editor.move_cursor((row, start[1] + len(word)))
+        start = (row, column - len(self._word_before_cursor()))
+        if text.endswith(("/", " ")):  # a folder, a preset or documents
+            self.editor.replace(text, start, (row, column))
+            self.editor.move_cursor((row, start[1] + len(text)))
         else:
             self.editor.delete(start, (row, column))
-            self._include(word[1:])
+            self._include(text[1:])
         return True
 
-    def _accept_command(self, word: str, *, sending: bool) -> bool:
-        """Complete a command and keep the text after it."""
+    def _accept_command(self, command: str, *, sending: bool) -> bool:
+        """Complete a command, and keep the text after it."""
         line = self.editor.document.get_line(0)
         if sending and is_known(line.partition(" ")[0]):
             self._offer([])
             return False
         end = self.editor.cursor_location[1]
-        missing = word[end:]
-        end += len(missing) if line[end:].startswith(missing) else 0
-        self.editor.replace(word if line[end:].startswith(" ") else f"{word} ", (0, 0), (0, end))
-        self.editor.move_cursor((0, len(word) + 1))
+        missing = command[end:]
+        if line[end:].startswith(missing):
+            end += len(missing)
+        space = "" if line[end:].startswith(" ") else " "
+        self.editor.replace(f"{command}{space}", (0, 0), (0, end))
+        self.editor.move_cursor((0, len(command) + 1))
         return True
-
-    # ------------------------------------------------------------------ attachments
 
     @work(group="include")
     async def _include(self, name: str) -> None:
@@ -447,8 +474,8 @@ class Composer(Vertical):
         except LocalchatError as problem:
             self.post_message(self.Refused(problem))
 
-    def _holds_message(self) -> bool:
-        """Include the files that the message names, and hold it back while one of them is missing."""
+    def _must_wait(self) -> bool:
+        """Include the files that the message names. Return whether the message must not be sent yet."""
         return (
             self._include_named(sending=True)
             or self._warn_missing_paths()
@@ -456,17 +483,19 @@ class Composer(Vertical):
         )
 
     def _include_named(self, *, sending: bool = False) -> bool:
-        """Include files whose names were typed in full. False if there are none besides refused ones.
+        """Include files whose names were typed in full. Return False if there are none, or only refused ones.
 
-        `sending`: Enter was pressed, so an error counts as seen."""
-        taken = {*self._refused, *self.documents()}
-        names = [name for name in mentioned_files(self.editor.text, self.root) if name not in taken]
+        With `sending`, the user pressed Enter and sees the errors.
+        """
+        skipped = {*self._refused, *self.documents()}
+        mentioned = mentioned_files(self.editor.text, self.root)
+        names = [name for name in mentioned if name not in skipped]
         if names:
             self._include_all(names, sending=sending)
         return bool(names)
 
     def _warn_refused_files(self) -> bool:
-        """Hold a message back once if a file that it names could not be included."""
+        """Refuse to send once if a file that the message names could not be included."""
         names = [
             name
             for name in mentioned_files(self.editor.text, self.root)
@@ -485,23 +514,26 @@ class Composer(Vertical):
         self.post_message(self.Refused(UsageError(problem.message, hint=hint)))
 
     def _warn_missing_paths(self) -> bool:
-        """Hold a message back once if a path after @ is not a file: it would look as if the file was sent.
+        """Refuse to send once if a path after @ is not a file, because it would look as if it was sent.
 
-        Also if a word after @ is the name of both a file and documents."""
+        The same applies to a name after @ that both a file and documents have.
+        """
         text = self.editor.text
-        names = [] if is_command(text) else missing_paths(text, self.root)
-        names = [name for name in names if name not in self._refused]
-        for name in names:
+        missing: list[str] = []
+        if not is_command(text):
+            paths = missing_paths(text, self.root)
+            missing = [name for name in paths if name not in self._refused]
+        for name in missing:
             hint = f"Enter again sends @{name} as text"
             self.post_message(self.Refused(FileMissing(f"there is no file {name}", hint=hint)))
         documents = set(self.documents()) - self._refused.keys()
-        both = [name for name in mentioned_files(text, self.root) if name in documents]
-        for name in both:
+        ambiguous = [name for name in mentioned_files(text, self.root) if name in documents]
+        for name in ambiguous:
             problem = f"@{name} is the name of documents and of a file here"
             hint = f"@./{name} includes the file; Enter again asks the documents"
             self.post_message(self.Refused(UsageError(problem, hint=hint)))
-        self._refused.update(dict.fromkeys((*names, *both)))
-        return bool(names or both)
+        self._refused.update(dict.fromkeys((*missing, *ambiguous)))
+        return bool(missing or ambiguous)
 
     @work(exclusive=True, group="include-named")
     async def _include_all(self, names: Sequence[str], *, sending: bool) -> None:
@@ -524,15 +556,16 @@ class Composer(Vertical):
 
     def _show_attached(self) -> None:
         attachments = self.attachments
-        for line in self.query("#attached").results(Static):  # none once the screen is closed
+        # The query is empty once the screen is closed.
+        for line in self.query("#attached").results(Static):
             line.display = bool(attachments)
             if attachments:
                 line.update(Content("   ".join(map(self._described, attachments))))
-        if any(each.text not in self._counted for each in attachments):
+        if any(item.text not in self._counted for item in attachments):
             self._count(attachments)
 
     def _described(self, attachment: Attachment) -> str:
-        """One attachment in the line below the completions."""
+        """Return an attachment as the line below the completions shows it."""
         words = (
             attachment.label,
             attachment.size,
@@ -558,12 +591,11 @@ class Composer(Vertical):
                 try:
                     self._counted[attachment.text] = await self.count_tokens(attachment.text)
                 except LocalchatError:
-                    self._counted[attachment.text] = (
-                        None  # a server that does not count, or no engine
-                    )
+                    # A server cannot count tokens, or the engine has exited.
+                    self._counted[attachment.text] = None
         self._show_attached()
 
     def recount(self) -> None:
-        """Count the tokens anew, for another model."""
+        """Count the tokens again, for another model."""
         self._counted.clear()
         self._show_attached()
