@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path`, and make its folder. Raises OSError, and then the old file is untouched.
+    """Replace a file, and create its folder. Raises OSError and leaves the old file unchanged.
 
-    Follows a link, so that a settings file kept elsewhere stays a link; keeps the mode of the replaced file,
-    and makes a new one readable by its owner only. Lone surrogates (of file names) are written
-    as the bytes they stand for.
+    A link stays a link, so that a settings file may be stored elsewhere. The mode of a replaced file stays,
+    and a new file is readable by its owner only. Lone surrogates of file names are written as the bytes that
+    they represent.
     """
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

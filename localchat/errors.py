@@ -1,23 +1,23 @@
-"""The tree of errors that users and callers meet, and the exit codes.
+"""The tree of errors and the exit codes.
 
-    LocalchatError                 exit 1   anything else that went wrong
-    ├── UsageError                 exit 2   the request itself is off: unknown flag, bad value, bad template
-    │   └── TemplateError          exit 2   the model's chat template refuses or breaks on these messages
-    ├── ModelMissing               exit 3   no such model here
-    ├── FileMissing                exit 3   no such file of a prompt
-    ├── ModelInvalid               exit 1   the file is there and is not a model that can be used
-    ├── DoesNotFit                 exit 4   memory: before the load, or while running
-    ├── NetworkError               exit 5   the network, or a checksum
+    LocalchatError                 exit 1   any other failure
+    ├── UsageError                 exit 2   the request is invalid: unknown flag, bad value, bad template
+    │   └── TemplateError          exit 2   the model's chat template rejects these messages or fails
+    ├── ModelMissing               exit 3   the model does not exist
+    ├── FileMissing                exit 3   a file of a prompt does not exist
+    ├── ModelInvalid               exit 1   the file is not a usable model
+    ├── DoesNotFit                 exit 4   not enough memory, before the load or while running
+    ├── NetworkError               exit 5   the network failed, or a checksum
     ├── ContextExceeded            exit 6   the prompt is longer than the context
-    ├── EngineDied                 exit 1   the child process is gone: signal, last log lines
-    ├── DeviceFault                exit 1   the GPU reported an error after which its process cannot go on
+    ├── EngineDied                 exit 1   the child process ended: signal, last log lines
+    ├── DeviceFault                exit 1   the GPU reported an error that ends its process
     ├── EngineClosed               exit 1   the engine was closed while the request waited
-    ├── HistoryUnusable            exit 1   the file of conversations cannot be read or written
-    ├── EngineBusy                 exit 1   too many wait already, or others use the memory: try again later
+    ├── HistoryUnusable            exit 1   the file of conversations is not readable or writable
+    ├── EngineBusy                 exit 1   the queue or the memory is full: try again later
     └── Interrupted                exit 130 Ctrl+C
 
-`message` names what was asked and what was found, `hint` what to do next. Errors cross the pipe between
-processes as (code, message, hint, details); `from_wire` rebuilds them.
+`message` says what happened, and `hint` says what to do. Errors cross the pipe between processes as (code,
+message, hint, details), and `from_wire` rebuilds them.
 """
 
 import re
@@ -43,7 +43,7 @@ class ExitCode(IntEnum):
 
 
 class LocalchatError(Exception):
-    """Base of all our errors. `code` is stable and is what APIs and `--json` show."""
+    """Base of all our errors. APIs and `--json` show the stable `code`."""
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[ExitCode] = ExitCode.ERROR
@@ -54,7 +54,10 @@ class LocalchatError(Exception):
         self.hint = hint
         self.details = details
         self.steps: tuple[Mapping[str, object], ...] = ()
-        """What would make room, as JSON, where a load or a prompt does not fit. Crosses no pipe."""
+        """Options that would make room, as JSON, if a load or prompt does not fit.
+
+        Not sent to other processes.
+        """
 
     def __str__(self) -> str:
         if self.hint:
@@ -72,7 +75,7 @@ class TemplateError(UsageError):
 
 
 class ModelMissing(LocalchatError):
-    """`details`: pull, the name that fetches it, where there is one."""
+    """`details`: `pull`, the name for downloading it, if known."""
 
     code = "model_missing"
     exit_code = ExitCode.MODEL_MISSING
@@ -84,13 +87,16 @@ class FileMissing(LocalchatError):
 
 
 class ModelInvalid(LocalchatError):
-    """`details`: path, and reason where the file's content is at fault."""
+    """`details`: path, and reason if the file's content is invalid."""
 
     code = "model_invalid"
 
     @property
     def reason(self) -> str:
-        """Why the file cannot be used: the end of a sentence that names it. Empty: only `message` says it."""
+        """Problem of the file, as the end of a sentence that starts with its name.
+
+        Empty if only `message` has it.
+        """
         return str(self.details.get("reason", ""))
 
 
@@ -100,7 +106,7 @@ class DoesNotFit(LocalchatError):
 
 
 class NetworkError(LocalchatError):
-    """`details`: unreachable, where no server answered at all; certain, where another try would fail alike."""
+    """`details`: unreachable if no server answered, certain if a retry would fail in the same way."""
 
     code = "network"
     exit_code = ExitCode.NETWORK
@@ -114,7 +120,7 @@ class ContextExceeded(LocalchatError):
 
 
 class AnswerCut(LocalchatError):
-    """An answer ended at a limit or in a loop, and the caller requires complete ones."""
+    """Raised if an answer is incomplete, and the caller requires complete ones."""
 
     code = "answer_cut"
     exit_code = ExitCode.ANSWER_CUT
@@ -127,7 +133,7 @@ class EngineDied(LocalchatError):
 
 
 class DeviceFault(LocalchatError):
-    """Raised in the process of a model, which ends by it: the parent process sees EngineDied."""
+    """Raised in the process of a model, which then ends. The parent process sees EngineDied."""
 
     code = "device_fault"
 
@@ -137,13 +143,13 @@ class EngineClosed(LocalchatError):
 
 
 class HistoryUnusable(LocalchatError):
-    """`details`: version and known_version, where the file was written by a newer localchat."""
+    """`details`: version and known_version, if a newer localchat wrote the file."""
 
     code = "history_unusable"
 
 
 class EngineBusy(LocalchatError):
-    """`details`: retry_after_s, and waiting and limit where a queue is full."""
+    """`details`: retry_after_s, and waiting and limit if a queue is full."""
 
     code = "engine_busy"
 
@@ -154,7 +160,7 @@ class Interrupted(LocalchatError):
 
 
 def reason(problem: Exception) -> str:
-    """The text of a problem for a sentence that names the file already: OSError without number and path."""
+    """Return the text of an error without number and path. The sentence has the file name."""
     words = problem.strerror if isinstance(problem, OSError) else None
     return words or str(problem)
 
@@ -164,27 +170,29 @@ _NO_NAME = re.compile(
     r"Name or service not known|nodename nor servname|No address associated|getaddrinfo failed",
     re.IGNORECASE,
 )
-"""What systems say where there is no way to an address, and of a name that they cannot look up."""
+"""System messages about a missing route, and about a name that cannot be resolved."""
 _TLS = re.compile(r"\bssl\b|\btls\b|certificate", re.IGNORECASE)
 
 
 class ConnectionFailure(NamedTuple):
-    """A connection that failed, in words."""
+    """Description of a failed connection."""
 
     message: str
     hint: str
     certain: bool = False
-    """Another try would fail alike."""
+    """Whether a retry would fail in the same way."""
 
 
 def connection_failure(
-    problem: Exception, where: str, *, known: bool = False, proxy: object = None
+    problem: Exception, where: str, *, known_host: bool = False, proxy: object = None
 ) -> ConnectionFailure:
-    """What an HTTP library's error means. `where`: address of the server. `known`: its name is right.
+    """Describe an error of an HTTP library.
 
-    `proxy`: the one that the request went through, as messages show it."""
+    where: address of the server. known_host: its name is certainly valid. proxy: the proxy of the request, as
+    messages show it.
+    """
     if proxy is not None:
-        # The error is the proxy's in nearly all cases: only the proxy was contacted.
+        # Only the proxy was contacted, so the error is nearly always the proxy's.
         return ConnectionFailure(
             f"cannot reach {where} through the proxy {proxy}: {_bare(str(problem)) or 'no answer'}",
             "is the proxy running? NO_PROXY lists hosts that need none",
@@ -194,7 +202,7 @@ def connection_failure(
         return ConnectionFailure(
             f"{where} does not answer in time", "is it busy, or behind a firewall?"
         )
-    if _OFFLINE.search(words) or (known and _NO_NAME.search(words)):
+    if _OFFLINE.search(words) or (known_host and _NO_NAME.search(words)):
         return ConnectionFailure(f"cannot reach {where}: this computer seems to be offline", "")
     if _NO_NAME.search(words):
         return ConnectionFailure(
@@ -228,12 +236,12 @@ def connection_failure(
 
 
 def _bare(words: str) -> str:
-    """Without numbers of the system and lines of C: `[SSL: NAME] text (_ssl.c:1000)`."""
+    """Remove system numbers and lines of C code: `[SSL: NAME] text (_ssl.c:1000)`."""
     return re.sub(r"^(\[[^\]]*\] ?)+|\s*\(_ssl\.c:\d+\)$", "", words).strip()
 
 
 def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:
-    """Return the class of each code: the one that defines it, not its subclasses."""
+    """Return the class that defines each code, not its subclasses."""
     classes = {root.code: root} if "code" in root.__dict__ else {}
     for kind in root.__subclasses__():
         classes |= _tree(kind)
@@ -241,5 +249,5 @@ def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:
 
 
 def from_wire(code: str, message: str, hint: str, details: dict[str, Detail]) -> LocalchatError:
-    """Rebuild the error that another process sent; an unknown code becomes the base class."""
+    """Rebuild the error of another process. An unknown code becomes the base class."""
     return _tree(LocalchatError).get(code, LocalchatError)(message, hint=hint, **details)

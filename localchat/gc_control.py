@@ -1,8 +1,8 @@
 """Pauses Python's garbage collector while the program starts.
 
-Importing makes some hundred thousand objects that stay. The collector would traverse them again and again: 30
-to 80 ms of the 370 that the first frame of the screen takes, and a pass of 30 ms now and then later, in the
-middle of an answer. So it is off until a command has loaded what it needs, and then ignores those objects.
+Importing creates some hundred thousand permanent objects. Traversing them repeatedly takes 30 to 80 ms of the
+370 ms before the first frame, and 30 ms at times in the middle of an answer. So the collector is off until a
+command has loaded its modules, and then ignores those objects.
 """
 
 import gc
@@ -14,7 +14,7 @@ def pause_gc() -> None:
 
 
 def resume_gc() -> None:
-    """Turn collections on for objects made from now on. Idempotent; without `pause_gc` it does nothing."""
+    """Turn collections on for objects created from now on. Idempotent. Without `pause_gc` it does nothing."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

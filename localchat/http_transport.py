@@ -1,6 +1,6 @@
-"""Transports of the HTTP clients, which choose the proxy of each request.
+"""Transports of the HTTP clients that choose a proxy for each request.
 
-Redirects may lead from a public server to this machine and back, so a client has no single proxy.
+A redirect may lead from a public server to this machine and back, so a client cannot use a single proxy.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ class ProxyTransport(httpx2.BaseTransport):
         proxy = proxy_for(str(request.url))
         transport = self._transports.get(proxy)
         if transport is None:
-            # Two threads may both create one; setdefault keeps the first.
+            # Two threads may both create a transport, and setdefault keeps the first.
             created = httpx2.HTTPTransport(limits=self._limits, proxy=proxy and proxy.url)
             transport = self._transports.setdefault(proxy, created)
         return transport.handle_request(request)
@@ -36,7 +36,7 @@ class ProxyTransport(httpx2.BaseTransport):
 
 
 def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:
-    """Return a client for short questions to a server, such as its health."""
+    """Return a client for short queries to a server, such as its health."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx2.Client(transport=ProxyTransport(), headers=headers, timeout=timeout_s)
 

@@ -1,4 +1,4 @@
-"""Cause of an engine's remark, so that a front end shows one remark for each."""
+"""Cause of an engine's notice, so that a front end shows one notice per cause."""
 
 import re
 from typing import Final
@@ -7,5 +7,5 @@ _NUMBER: Final = re.compile(r"\d[\d,.]*")
 
 
 def notice_cause(sentence: str) -> str:
-    """Cause of a remark: its first sentence without numbers, which change from one to the next."""
+    """Return the first sentence of a notice without numbers, which change between notices."""
     return _NUMBER.sub("0", sentence.partition(". ")[0])

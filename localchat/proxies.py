@@ -1,7 +1,7 @@
-"""Choose the proxy for a URL: the environment's, and never one for this machine.
+"""Chooses the proxy for a URL from the environment, never for addresses of this machine.
 
-HTTP clients read `HTTP_PROXY` and its relatives for every address, so a proxy would receive requests for
-`127.0.0.1`, where it finds itself instead of our server.
+HTTP clients apply `HTTP_PROXY` and similar variables to every address. A proxy would receive requests for
+`127.0.0.1`, which means the proxy itself there.
 """
 
 import os
@@ -13,16 +13,16 @@ from localchat.errors import UsageError
 
 _SCHEMES: Final = ("http", "https", "socks5", "socks5h")
 _SAME_AS: Final = {"socks": "socks5"}
-"""GNOME and KDE write `socks://` for a SOCKS 5 proxy."""
+"""Other names of schemes. GNOME and KDE write `socks://` for a SOCKS 5 proxy."""
 
 
 class Proxy(NamedTuple):
     """A proxy and the source of its address."""
 
     url: str
-    """With its credentials."""
+    """Address, including credentials."""
     source: str
-    """The variable that names it, or "the system settings"."""
+    """Variable that contains the address, or "the system settings"."""
 
     def __str__(self) -> str:
         """Return the address without credentials, and its source."""
@@ -32,15 +32,16 @@ class Proxy(NamedTuple):
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """Return the proxy for a URL; None for a direct connection. Raises UsageError for a bad proxy."""
-    # Not needed for `is_loopback`, which every start of the screen uses.
+    """Return the proxy for a URL, None for a direct connection. Raises UsageError for an invalid proxy."""
+    # Imported here, because `is_loopback` is used at every start and does not need it.
     from urllib.request import getproxies, proxy_bypass
 
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port
-    except ValueError:  # the client rejects this URL in its own words
+    except ValueError:
+        # The client reports the invalid URL.
         return None
     if not host or is_loopback(host):
         return None
@@ -61,7 +62,7 @@ def is_loopback(host: str) -> bool:
     address = _address(name)
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    # A server that is bound to 0.0.0.0 is often addressed by that, too.
+    # Users often address a server that is bound to 0.0.0.0 by this address.
     return address is not None and (address.is_loopback or address.is_unspecified)
 
 
@@ -100,12 +101,12 @@ def _source(scheme: str) -> str:
 
 def _checked(address: str, source: str) -> Proxy:
     """Return the proxy at this address. Raises UsageError unless HTTP clients can use it."""
-    scheme, separator, rest = address.partition("://")
+    scheme, separator, location = address.partition("://")
     if not separator:
         scheme = "http"
-        rest = address
+        location = address
     scheme = _SAME_AS.get(scheme.lower(), scheme.lower())
-    proxy = Proxy(f"{scheme}://{rest}", source)
+    proxy = Proxy(f"{scheme}://{location}", source)
     try:
         parts = urlsplit(proxy.url)
         is_valid = scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
@@ -113,7 +114,7 @@ def _checked(address: str, source: str) -> Proxy:
         is_valid = False
     if not is_valid:
         raise UsageError(
-            f"{source} is not the address of a proxy: {rest.rpartition('@')[2]!r:.80}",
+            f"{source} is not the address of a proxy: {location.rpartition('@')[2]!r:.80}",
             hint=f"use {', '.join(f'{scheme}://' for scheme in _SCHEMES)} with a host and a port, "
             f"or unset {source}",
         )

@@ -1,10 +1,10 @@
-"""Sanitizes untrusted text for a terminal: the one place where that happens.
+"""Sanitizes untrusted text for a terminal. No other module does this.
 
-Whatever a model, a file name, a library's error or a paste holds, afterwards no byte of it can move the
-cursor, set a title, write the clipboard or reverse a line. Nothing vanishes: dangerous characters are shown as
-a sign, where possible the picture of the control character. The same goes for invisible characters with
-meaning: tags that spell hidden words, line separators. Characters that scripts need stay: joiners, variation
-selectors, direction marks, zero-width spaces between Khmer words.
+Text of models, file names, errors of libraries and pastes must not move the cursor, set a title, write the
+clipboard or reverse a line. Nothing disappears: dangerous characters are replaced by a visible one, if
+possible the picture of the control character. The same applies to invisible characters with a meaning, such
+as tags that spell hidden words, and line separators. Characters that scripts need stay: joiners, variation
+selectors, direction marks, and zero-width spaces between Khmer words.
 """
 
 import codecs
@@ -27,21 +27,23 @@ def _table() -> dict[int, str]:
 
 _DANGEROUS: Final = _table()
 _MAX_REPLACEMENTS: Final = 12
-"""Up to this many distinct characters, replacing one by one is several times as fast as a table lookup for
-every letter."""
+"""Number of distinct characters up to which replacing them one by one is faster.
+
+It is several times as fast as a table lookup for each letter.
+"""
 
 
 def sanitize(text: str) -> str:
     """Replace control characters other than newline and tab.
 
-    C0 and DEL become their pictures; C1, direction overrides, hidden tags and lone surrogates the replacement
-    character; Unicode's line separators a newline sign, a soft hyphen a hyphen. Each character is treated
-    alone, so a sequence split anywhere by streaming stays harmless.
+    C0 and DEL become their pictures. C1, direction overrides, hidden tags and lone surrogates become the
+    replacement character. Unicode's line separators become a newline sign, and a soft hyphen becomes a
+    hyphen. Each character is treated alone, so that sequences split by streaming stay harmless.
     """
-    found = [letter for letter in set(text) if ord(letter) in _DANGEROUS]
-    if len(found) > _MAX_REPLACEMENTS:
+    dangerous = [letter for letter in set(text) if ord(letter) in _DANGEROUS]
+    if len(dangerous) > _MAX_REPLACEMENTS:
         return text.translate(_DANGEROUS)
-    for letter in found:
+    for letter in dangerous:
         text = text.replace(letter, _DANGEROUS[ord(letter)])
     return text
 
@@ -52,11 +54,11 @@ def sanitize_line(text: str) -> str:
 
 
 _SAMPLE_BYTES: Final = 4096
-"""Bytes that show whether a text is UTF-16."""
+"""Number of bytes that show whether a text is UTF-16."""
 
 
 def utf16_text(data: bytes) -> str | None:
-    """Decode UTF-16, as Windows writes it, with or without its mark. Return None for all other bytes."""
+    """Decode UTF-16 with or without a byte order mark, as Windows writes it. Return None for other bytes."""
     encoding = utf16_encoding(data)
     if encoding is None:
         return None
@@ -68,10 +70,10 @@ def utf16_text(data: bytes) -> str | None:
 
 
 def utf16_encoding(head: bytes) -> str | None:
-    """Return the encoding of bytes that begin a UTF-16 text; None for all other bytes."""
+    """Return the encoding of the first bytes of a UTF-16 text, None for other bytes."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    # Without a mark, mostly Latin text has a zero in every second byte and none in the others.
+    # Without a mark, Latin text has a zero in most second bytes and in none of the others.
     sample = head[:_SAMPLE_BYTES]
     pairs = len(sample) // 2
     low_zeros = sample[0 : pairs * 2 : 2].count(0)

@@ -1,7 +1,7 @@
-"""StateFile: a small JSON file that may be lost, read as a type and replaced whole.
+"""StateFile: a small JSON file with a typed value, which is replaced as a whole.
 
-What is missing, unreadable or damaged reads as the default: state is a cache or a convenience, and no program
-stops for it. A file whose content the user wrote is different; its owner reads it with `read_strictly`.
+A missing, unreadable or damaged file reads as the default. State is a cache or a convenience, so no program
+fails because of it. If the user wrote the content, use `read_strictly`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class StateFile(Generic[T]):
-    """One value of `value_type` at `path`. Without a path nothing is kept: reads give the default."""
+    """A value of `value_type` at `path`. Without a path, reads return the default and nothing is stored."""
 
     def __init__(self, path: Path | None, value_type: type[T], default: T) -> None:
         self.path = path
@@ -24,14 +24,17 @@ class StateFile(Generic[T]):
         self._default = default
 
     def read(self) -> T:
-        """The value on disk, or the default."""
+        """Return the value on disk, or the default."""
         try:
             return self.read_strictly()
         except (OSError, msgspec.DecodeError):
             return self._default
 
     def read_strictly(self) -> T:
-        """The value on disk; the default only where there is no file. Raises OSError, msgspec.DecodeError."""
+        """Return the value on disk, or the default if the file is missing.
+
+        Raises OSError, msgspec.DecodeError.
+        """
         if self.path is None:
             return self._default
         try:
@@ -40,15 +43,16 @@ class StateFile(Generic[T]):
             return self._default
 
     def write(self, value: T) -> None:
-        """Replace the file; a new one is readable by its owner only. Raises OSError."""
+        """Replace the file. A new file is readable by its owner only. Raises OSError."""
         if self.path is not None:
             text = msgspec.json.format(msgspec.json.encode(value))
             write_text(self.path, f"{text.decode()}\n")
 
     def update(self, change: Callable[[T], T], timeout_s: float) -> bool:
-        """Write `change` of the current value under a lock, so that processes lose nothing of each other's.
+        """Write `change` of the current value under a lock.
 
-        False where another process held the lock for `timeout_s`. Raises OSError where it cannot be written.
+        The lock prevents two processes from losing each other's changes. Returns False if another process
+        held the lock for `timeout_s`. Raises OSError if the file cannot be written.
         """
         if self.path is None:
             return False

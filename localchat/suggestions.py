@@ -1,27 +1,31 @@
-"""Suggests the known words that are most like one that is not known ("did you mean ...?")."""
+"""Suggests similar names for an unknown one ("did you mean ...?")."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def closest(
-    word: str, known: Iterable[str], count: int = 1, min_similarity: float = 0.6
+    name: str, names: Iterable[str], count: int = 1, min_similarity: float = 0.6
 ) -> tuple[str, ...]:
-    """Up to `count` known words, the most similar first, whatever the letters' case.
+    """Return up to `count` names, most similar first, ignoring case.
 
-    `min_similarity`: from 0 to 1, as `difflib.SequenceMatcher.ratio` measures it.
+    min_similarity: from 0 to 1, as in `difflib.SequenceMatcher.ratio`.
     """
     from difflib import get_close_matches
 
-    by_lower = {name.lower(): name for name in sorted(known)}
-    found = get_close_matches(word.lower(), by_lower, n=count, cutoff=min_similarity)
-    return tuple(by_lower[name] for name in found)
+    by_lower = {valid.lower(): valid for valid in sorted(names)}
+    matches = get_close_matches(name.lower(), by_lower, n=count, cutoff=min_similarity)
+    return tuple(by_lower[match] for match in matches)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint that names the only known word that begins so, the most similar one, or all of them."""
-    names = sorted(known)
-    begun = [name for name in names if name.startswith(word.lower())]
-    found = begun if len(begun) == 1 else closest(word, names)
-    if found:
-        return f"did you mean {found[0]}?"
-    return f"valid names: {', '.join(names)}"
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a hint for an unknown name.
+
+    It contains the only valid name with this start, the most similar name, or all names.
+    """
+    ordered = sorted(names)
+    matches: Sequence[str] = [valid for valid in ordered if valid.startswith(name.lower())]
+    if len(matches) != 1:
+        matches = closest(name, ordered)
+    if matches:
+        return f"did you mean {matches[0]}?"
+    return f"valid names: {', '.join(ordered)}"

@@ -54,7 +54,7 @@ TIERS = {
         ),
         "cli/test_signals.py",
         *(
-            "fit/test_speed_history.py",
+            "fit/test_speed.py",
             "history/test_autosave.py",
             "models/hub/test_pull_command.py",
         ),
@@ -73,7 +73,7 @@ TIERS = {
         ),
         *("backend_api/sampling", "core/test_engine_core_determinism.py"),
         *("core/structured_output", "localchat_cuda/test_backend.py"),
-        *("localchat_cuda/test_model_config.py", "localchat_cuda/test_rope_config.py"),
+        *("localchat_cuda/config/test_reader.py", "localchat_cuda/config/test_rope.py"),
         *("core/kv_cache/test_properties.py", "models/test_assess.py", "models/test_fit_golden.py"),
         *(
             "cli/test_killed.py",

@@ -53,7 +53,7 @@ def test_a_failed_connection_is_told_in_plain_words(problem: OSError, words: str
 
 def test_a_name_that_is_right_and_unknown_means_offline() -> None:
     problem = OSError("nodename nor servname provided, or not known")
-    assert "offline" in connection_failure(problem, "there", known=True).message
+    assert "offline" in connection_failure(problem, "there", known_host=True).message
     assert connection_failure(problem, "there").certain
 
 

@@ -37,7 +37,7 @@ def test_the_collector_works_once_a_command_does(words: list[str]) -> None:
         "import gc, sys\nimport localchat.cli as cli, localchat.cli.chat.one_shot as one_shot\n"
         "import localchat.cli.models.list as listing\n"
         "def at_work(*words, **more): print(gc.isenabled(), file=sys.stderr); raise KeyboardInterrupt\n"
-        "one_shot._answer_once = at_work\nlisting.command.callback = at_work\n"
+        "one_shot.OneShot.run = at_work\nlisting.command.callback = at_work\n"
         f"cli.main({words!r})"
     )
     done = subprocess.run(

@@ -81,11 +81,17 @@ def test_finding_backends_loads_no_native_library() -> None:
     assert loaded & {"torch", "triton", "llama_cpp", "xllamacpp", "numpy"} == set()
 
 
+def test_planning_a_load_on_a_gpu_knows_every_family_without_torch() -> None:
+    loaded = modules_after("import localchat_cuda.config.reader, localchat_cuda.plan.memory_plan")
+    assert {f"localchat_cuda.architectures.{name}" for name in ("llama", "gemma3n")} <= loaded
+    assert loaded & {"torch", "triton", "numpy"} == set()
+
+
 @pytest.mark.parametrize("verb", ["list", "show guide", "fit guide"])
 def test_looking_at_models_loads_no_native_library(verb: str) -> None:
     loaded = modules_after(f"from localchat.cli.main import run; assert run({verb.split()}) == 0")
     heavy = {"torch", "triton", "llama_cpp", "xllamacpp", "numpy", "huggingface_hub", "rich"}
-    # On a machine too busy for the benchmark, `fit` measures the memory bandwidth with numpy.
+    # `fit` measures the memory bandwidth with numpy.
     allowed = {"numpy"} if verb.startswith("fit") else set()
     assert loaded & (heavy - allowed) == set()
 

@@ -8,20 +8,22 @@ from localchat.fit.hardware import Machine, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
+from localchat.fit.speed import Estimate, PastRun
 from localchat.model_files.checkpoint import ModelSummary
-from localchat_cuda import environment, preflight
+from localchat_cuda import environment
+from localchat_cuda.plan import preflight
 
 
 class CudaBackend:
-    """Folders of safetensors, and GGUF files, on an NVIDIA GPU. See backend_api.interface.Backend."""
+    """Run folders of safetensors and GGUF files on an NVIDIA GPU. See backend_api.interface.Backend."""
 
     name = "cuda"
     kinds: tuple[Kind, ...] = preflight.KINDS
 
     def build_key(self) -> str:
-        """Names the GPU, its driver, torch, Triton and our kernels: where one is new, what crashed is tried
-        again."""
+        """Return a digest of GPU, driver, torch, Triton and our kernels.
+
+        A crash counts only until one of them changes."""
         return environment.build_key()
 
     def available(self) -> Availability:
@@ -29,15 +31,15 @@ class CudaBackend:
         return environment.check_installation()
 
     def accepts(self, path: Path) -> bool:
-        """True for a folder with config.json and for a GGUF file; `open` checks the rest."""
+        """Return True for a folder with config.json and for a GGUF file. `open` checks the content."""
         return (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
 
     def objection(self, model: ModelSummary) -> str:
-        """Why this backend cannot run a model; empty if it can."""
+        """Return the reason why this backend cannot run a model; empty if it can."""
         return preflight.objection(model)
 
     def with_gpus(self, machine: Machine) -> Machine:
-        """The machine as it is: NVIDIA GPUs are detected already."""
+        """Return the machine unchanged: its NVIDIA GPUs are already detected."""
         return machine
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
@@ -50,36 +52,36 @@ class CudaBackend:
         plan: MemoryPlan,
         threads: int,
         past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         """Estimated from the GPU's bandwidth, without a probe; None if the driver does not report it."""
         return preflight.expected_rate(model, plan, read_machine(), past)
 
     def build_info(self) -> BuildInfo:
-        """Versions and devices, read without importing torch or triton."""
-        found = self.available()
+        """Return versions and devices, without importing torch or triton."""
+        availability = self.available()
         gpus, _ = read_gpus()
         devices = tuple(
             Device(f"CUDA{gpu.index}", gpu.name, "gpu", gpu.free_bytes, gpu.total_bytes)
             for gpu in gpus
         )
         toolkit = environment.torch_cuda()
-        text = ", ".join(f"{name} {number}" for name, number in found.versions) or found.reason
+        versions = [f"{name} {number}" for name, number in availability.versions]
+        text = ", ".join(versions) or availability.reason
         features = frozenset(
             f"sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}" for gpu in gpus
         )
         return BuildInfo("torch", text, features, bool(toolkit and gpus), devices)
 
     def remedies(self) -> tuple[Remedy, ...]:
-        """The missing part on a machine with an NVIDIA GPU; empty on others."""
-        found = self.available()
+        """Return what is missing on a machine with an NVIDIA GPU; empty on other machines."""
+        availability = self.available()
         gpus, _ = read_gpus()
-        if found.ok or not gpus:
+        if availability.ok or not gpus:
             return ()
-        return (Remedy(f"{found.reason} {found.hint}".strip()),)
+        return (Remedy(f"{availability.reason} {availability.hint}".strip()),)
 
     def rebuilder(self) -> None:
-        """None: Triton compiles its kernels when a model is loaded."""
+        """Return None: Triton compiles kernels when a model is loaded."""
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
@@ -89,14 +91,14 @@ class CudaBackend:
 
 
 class ReferenceBackend(CudaBackend):
-    """Runs the kernels' plain-torch references on a CPU, to test the runner without a GPU.
+    """Run the kernels' plain-torch references on a CPU, to test the runner without a GPU.
 
-    Slow, and never chosen automatically: ask for `localchat_cuda.backend:ReferenceBackend`."""
+    It is slow and never chosen automatically. Its name is `localchat_cuda.backend:ReferenceBackend`."""
 
     name = "cuda-reference"
 
     def build_key(self) -> str:
-        """Empty: no kernel runs."""
+        """Return an empty key, because no kernel runs."""
         return ""
 
     def available(self) -> Availability:

@@ -12,27 +12,28 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import memory_plan as planner
-from localchat_cuda.draft_plan import DraftShape, read_draft
+from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
-from localchat_cuda.model_config import ModelConfig, read_config, rounded_config, runtime_config
+from localchat_cuda.plan import memory_plan as planner
+from localchat_cuda.plan.draft_plan import DraftShape, read_draft
+from localchat_cuda.plan.weight_sizes import parameters
 from localchat_cuda.tokenizer import (
     CheckpointTokenizer,
     chat_template,
     read_tokenizer_files,
     sampling_defaults,
 )
-from localchat_cuda.weight_sizes import parameters
 
 DeviceKind = Literal["cuda", "cpu"]
 
 
 class CheckpointModel:
-    """See backend_api.interface.OpenModel. No weights are read before `load`."""
+    """See backend_api.interface.OpenModel. Only `load` reads weights."""
 
     def __init__(self, path: Path, device: DeviceKind, notify: Callable[[str], None]) -> None:
-        """Raises ModelMissing, ModelInvalid."""
+        """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
         self._path = path
         self._device = device
         self._ordinal = 0
@@ -42,20 +43,21 @@ class CheckpointModel:
             notify(note)
         if self.config.vision:
             notify(
-                "This model can read images, but only its text part is loaded; images are refused."
+                "This model can read images, but only its text part is loaded. Images are rejected."
             )
         self.headers = opened.headers
         self.tokenizer: Tokenizer = CheckpointTokenizer(opened.tokenizer, self.config.vocabulary)
         self.info = _info(opened, self.config, self.tokenizer)
 
     def plan(self, options: LoadOptions) -> MemoryPlan:
-        """Plan a load with the memory that is free now. Raises DoesNotFit with advice, ModelMissing without
-        weights, UsageError for impossible options."""
+        """Plan a load with the memory that is free now.
+
+        Raises DoesNotFit with advice, ModelMissing without weights, and UsageError for impossible options."""
         if not self.headers and not options.dummy_weights:
             raise ModelMissing(
-                f"{self._path} holds no safetensors file.",
-                hint="Download the model again, or take a GGUF of it for llama.cpp; --dummy-weights "
-                "measures speed without weights.",
+                f"{self._path} contains no safetensors file.",
+                hint="Download the model again, or use a GGUF file with llama.cpp. --dummy-weights measures "
+                "speed without weights.",
             )
         limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
         headers = () if options.dummy_weights else self.headers
@@ -72,13 +74,13 @@ class CheckpointModel:
         return read_draft(options.draft, self.config, gpu=self._device == "cuda")
 
     def _target_gpu(self) -> Gpu:
-        """The GPU that computes; for the references, this machine's memory in its shape."""
+        """Return the GPU that computes. For the references, it describes this machine's memory."""
         if self._device == "cpu":
             machine = read_machine()
             return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
         gpus, note = read_gpus()
         if not gpus:
-            raise LocalchatError(f"No NVIDIA GPU can be used here. {note}".strip())
+            raise LocalchatError(f"No NVIDIA GPU is available. {note}".strip())
         self._ordinal = choose_gpu(gpus)
         return gpus[self._ordinal]
 
@@ -86,7 +88,8 @@ class CheckpointModel:
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Runner:
         """Load weights and warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
-        # CUDA reads this when it starts. The plan chose a GPU by the driver's order, so CUDA must use it too.
+        # The plan chose a GPU by the driver's order, so CUDA must use that order, too. CUDA reads this when it
+        # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.load import load_runner, source_of
         from localchat_cuda.load_drafts import (
@@ -98,14 +101,14 @@ class CheckpointModel:
 
         path = None if request.options.dummy_weights else self._path
         if path is None:
-            notify("The weights are random: the text is meaningless.")
+            notify("The weights are random, so the text is meaningless.")
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
         config = rounded_config(self.config, request.options.quantize, self.info.name)
         draft = self._draft(request.options)
         shared = 0
         if draft is not None and draft.eagle is None:
-            own = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
-            shared = shared_vocabulary(draft.name, own, self.tokenizer)
+            tokenizer = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
+            shared = shared_vocabulary(draft.name, tokenizer, self.tokenizer)
         runner = load_runner(config, path, device, request, progress, notify)
         if draft is not None and draft.eagle is not None:
             attach_eagle(runner, draft, request, notify)
@@ -116,7 +119,7 @@ class CheckpointModel:
         return runner
 
     def close(self) -> None:
-        """Nothing to release. Idempotent."""
+        """Do nothing: an opened model has no resources. Idempotent."""
 
 
 def _tokenizer(path: Path, vocabulary: int) -> Tokenizer:

@@ -19,15 +19,15 @@ LIBRARIES = {
     "tokenizers": "tokenizers>=0.21",
     "pynvml": "nvidia-ml-py>=12",
 }
-"""Modules, and the requirement that installs each."""
+"""Requirements by the module that they install."""
 _DRIVERS = {11: 450, 12: 525, 13: 580}
-"""The first driver branch that runs a CUDA toolkit, by NVIDIA's compatibility table."""
+"""First driver branch for each CUDA toolkit, from NVIDIA's compatibility table."""
 _GGUF_HINT = "A GGUF of the model runs on llama.cpp, with or without a GPU."
 
 
 def check_installation() -> Availability:
-    """The first obstacle found, else the GPU that will compute."""
-    missing = [needed for module, needed in LIBRARIES.items() if find_spec(module) is None]
+    """Report the first obstacle, or the GPU that will compute."""
+    missing = [required for module, required in LIBRARIES.items() if find_spec(module) is None]
     gpus, note = read_gpus()
     driver = Path("/proc/driver/nvidia/version").exists() or bool(gpus)
     if not gpus and not driver:
@@ -42,10 +42,13 @@ def check_installation() -> Availability:
 
 
 def choose_gpu(gpus: Sequence[Gpu]) -> int:
-    """Index of the GPU that computes: the supported one with the most free memory. ValueError for none."""
+    """Return the index of the supported GPU with the most free memory. ValueError without a GPU."""
     return max(
         range(len(gpus)),
-        key=lambda i: (gpus[i].compute_capability >= LEAST_CAPABILITY, gpus[i].free_bytes),
+        key=lambda index: (
+            gpus[index].compute_capability >= LEAST_CAPABILITY,
+            gpus[index].free_bytes,
+        ),
     )
 
 
@@ -55,24 +58,23 @@ def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
         return Availability(
             False,
             f"torch {_version('torch')} is built without CUDA.",
-            _install(
-                ["torch>=2.11"], "--force-reinstall"
-            ),  # any version would do for pip otherwise
+            # Without the flag, pip accepts the installed version.
+            _install(["torch>=2.11"], "--force-reinstall"),
         )
     if gpu.compute_capability < LEAST_CAPABILITY:
-        have = ".".join(map(str, gpu.compute_capability))
+        capability = ".".join(map(str, gpu.compute_capability))
         return Availability(
             False,
-            f"{gpu.name} has compute capability {have}; 8.0 (Ampere) or later is needed.",
+            f"{gpu.name} has compute capability {capability}; 8.0 (Ampere) or later is required.",
             _GGUF_HINT,
         )
-    needed = _DRIVERS.get(int(toolkit.partition(".")[0]), 0)
+    required_branch = _DRIVERS.get(int(toolkit.partition(".")[0]), 0)
     branch = gpu.driver.partition(".")[0]
-    if branch.isdigit() and int(branch) < needed:
+    if branch.isdigit() and int(branch) < required_branch:
         return Availability(
             False,
-            f"The NVIDIA driver {gpu.driver} is older than torch's CUDA {toolkit} takes.",
-            f"Install driver {needed} or later, or a torch for an older CUDA. {_GGUF_HINT}",
+            f"The NVIDIA driver {gpu.driver} is too old for torch's CUDA {toolkit}.",
+            f"Install driver {required_branch} or later, or a torch for an older CUDA. {_GGUF_HINT}",
         )
     versions = (("torch", _version("torch")), ("triton", _version("triton")), ("cuda", toolkit))
     return Availability(
@@ -81,7 +83,7 @@ def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
 
 
 def build_key() -> str:
-    """A digest of all that decides whether kernels run; empty without a GPU."""
+    """Return a digest of everything that decides whether kernels run; empty without a GPU."""
     gpus, _ = read_gpus()
     if not gpus:
         return ""
@@ -93,7 +95,7 @@ def build_key() -> str:
 
 
 def torch_cuda() -> str:
-    """CUDA version of the installed torch, read from its version file; empty: none."""
+    """Return the CUDA version of the installed torch from its version file; empty: no CUDA."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -101,8 +103,8 @@ def torch_cuda() -> str:
         text = Path(spec.origin).with_name("version.py").read_text(errors="replace")
     except OSError:
         return ""
-    found = re.search(r"^cuda(?:: [^=]*)? = ['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^cuda(?:: [^=]*)? = ['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _version(name: str) -> str:
@@ -113,10 +115,10 @@ def _version(name: str) -> str:
 
 
 def _list(missing: list[str]) -> str:
-    names = [re.split("[<>=]", each)[0] for each in missing]
+    names = [re.split("[<>=]", requirement)[0] for requirement in missing]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _install(missing: list[str], *flags: str) -> str:
-    command = " ".join((*flags, *(f"'{each}'" for each in missing)))
+    command = " ".join((*flags, *(f"'{requirement}'" for requirement in missing)))
     return f"Install: {sys.executable} -m pip install {command}"

@@ -1,6 +1,6 @@
 """ggml's block formats that the kernels read, and their size once repacked. Imports no torch.
 
-Whole numbers of 8 bits from a checkpoint are read in the form of Q8_0, or with zeros in one of our own.
+8-bit integers of a checkpoint become Q8_0. With zeros they become a format of our own.
 
 Letters: N output and K input features.
 """
@@ -10,33 +10,33 @@ from typing import NamedTuple
 from localchat.model_files.ggml_types import NUMBER_FORMATS
 
 BLOCK = 256
-"""Columns of a column block of the repacked form, and of a block of the K formats."""
+"""Columns of a column block once repacked, and of a block of the K formats."""
 ROWS = 16
 """Output features of a row tile of the repacked form."""
 
 
 class GgmlForm(NamedTuple):
-    """How a number format makes numbers of codes."""
+    """Layout of a number format."""
 
     bits: int
-    """Of a code."""
+    """Bits of a code."""
     group: int
     """Columns that share a scale: 16 or 32."""
     offset: int = 0
-    """Subtracted from a code."""
+    """Number subtracted from a code."""
     factors: bool = False
-    """A scale is a number of 256 columns times an integer of the group."""
+    """The scale of a group is an integer times a number for 256 columns."""
     minimum: bool = False
-    """A group has a minimum, too, stored as the scale is."""
+    """Groups also have a minimum, stored like the scale."""
     table: bool = False
-    """Values of codes stand in a table."""
+    """A table maps codes to values."""
     block: int = BLOCK
     """Columns of a stored block."""
     block_bytes: int = 0
 
     @property
     def planes(self) -> tuple[int, int]:
-        """Bits of the two planes of a code; the second may be 0."""
+        """Bits of the two planes of a code. The second may have none."""
         return {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}[self.bits]
 
 
@@ -56,25 +56,27 @@ _FORMS: dict[str, GgmlForm] = {
 }
 INT8 = "Q8_0"
 INT8_ZEROS = "INT8_ZEROS"
-"""Whole numbers of 8 bits, without and with zeros."""
-_STORED = {each.name: each for each in NUMBER_FORMATS.values()}
+"""Formats of 8-bit integers, without and with zeros."""
+_STORED = {stored.name: stored for stored in NUMBER_FORMATS.values()}
 
 GGUF_FORMS: dict[str, GgmlForm] = {
     name: form._replace(block=_STORED[name].block, block_bytes=_STORED[name].block_bytes)
     for name, form in _FORMS.items()
 }
-"""By ggml's name of the format."""
+"""Layouts by ggml's name of the format."""
 FORMS = {**GGUF_FORMS, INT8_ZEROS: GgmlForm(8, 32, 128, minimum=True)}
-"""With those of our own."""
+"""All layouts, including our own."""
 
 
 def packed_bytes(type_: str, n: int, k: int) -> int:
-    """Bytes of a repacked weight of N x K."""
+    """Return the bytes of a repacked weight of N x K."""
     form = FORMS[type_]
     row_blocks = -(-n // ROWS) * ROWS * -(-k // BLOCK)
     groups = BLOCK // form.group
-    both = 2 if form.minimum else 1
-    sides = 2 * groups * both
-    if form.factors:  # two of four bits share a byte
-        sides = 4 + groups * (both if form.group == 32 else 1)
-    return row_blocks * (BLOCK * form.bits // 8 + sides)
+    # A scale, and a minimum if the format has one.
+    numbers = 2 if form.minimum else 1
+    side_bytes = 2 * groups * numbers
+    if form.factors:
+        # In groups of 16, a factor of the scale and one of the minimum share a byte.
+        side_bytes = 4 + groups * (numbers if form.group == 32 else 1)
+    return row_blocks * (BLOCK * form.bits // 8 + side_bytes)

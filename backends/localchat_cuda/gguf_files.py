@@ -9,9 +9,10 @@ from typing import NamedTuple
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.gguf_config import config_of, has_rope_factors, loaded_header
+from localchat_cuda.config.gguf import config_of, loaded_header, rope_factor_tensor
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.tokenizer import TokenizerFiles
 
 _SAMPLES = 16
@@ -23,16 +24,16 @@ _SAMPLING = (
     ("min_p", "min_p"),
     ("repetition_penalty", "penalty_repeat"),
 )
-"""Our names of a file's own defaults, and theirs below `general.sampling.`."""
+"""Names of sampling defaults here, and in a file below `general.sampling.`."""
 
 
 class OpenedFiles(NamedTuple):
-    """Everything about a model that is read before its weights."""
+    """Data of a model that is read before its weights."""
 
     name: str
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
-    """Tensors in memory; of a GGUF as they are once loaded."""
+    """Headers of the weights. Those of a GGUF file describe the tensors once loaded."""
     tokenizer: TokenizerFiles
     template: str | None
     sampling: tuple[tuple[str, float], ...]
@@ -45,8 +46,9 @@ def open_gguf(path: Path) -> OpenedFiles:
     raw = config_of(header, _rope_factors(header))
     template = header.metadata.get("tokenizer.chat_template")
     metadata = repr(sorted((key, str(value)[:4096]) for key, value in header.metadata.items()))
-    stated = (
-        (ours, header.metadata.get(f"general.sampling.{theirs}")) for ours, theirs in _SAMPLING
+    sampling = (
+        (name, header.metadata.get(f"general.sampling.{stored_name}"))
+        for name, stored_name in _SAMPLING
     )
     return OpenedFiles(
         path.stem,
@@ -54,13 +56,13 @@ def open_gguf(path: Path) -> OpenedFiles:
         (loaded_header(header),),
         tokenizer_files(header),
         template if isinstance(template, str) else None,
-        tuple((name, float(value)) for name, value in stated if isinstance(value, int | float)),
+        tuple((name, float(value)) for name, value in sampling if isinstance(value, int | float)),
         digest_of(metadata.encode(), header.parts),
     )
 
 
 def _rope_factors(header: Header) -> tuple[float, ...]:
-    tensor = has_rope_factors(header)
+    tensor = rope_factor_tensor(header)
     if tensor is None or tensor.format.name != "F32":
         return ()
     with header.parts[tensor.part].open("rb") as file:
@@ -69,7 +71,7 @@ def _rope_factors(header: Header) -> tuple[float, ...]:
 
 
 def digest_of(settings: bytes, paths: Iterable[Path]) -> str:
-    """A digest of the settings and of samples of the weights: two fine-tunes have equal headers."""
+    """Return a digest of settings and samples of the weights, because fine-tunes have equal headers."""
     digest = hashlib.blake2b(settings, digest_size=16)
     for path in paths:
         size = path.stat().st_size

@@ -1,11 +1,11 @@
-"""The tokenizer of a GGUF file's metadata, in the form of tokenizer.json: byte-level BPE or SentencePiece's."""
+"""Translates the tokenizer of a GGUF file to tokenizer.json: byte-level BPE or SentencePiece."""
 
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
-from localchat_cuda.gguf_config import TokenizerKind, strings_of, tokenizer_kind
+from localchat_cuda.config.gguf import TokenizerKind, gguf_traits, strings_of, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
 TOKENS: Final = "tokenizer.ggml.tokens"
@@ -13,15 +13,13 @@ MERGES: Final = "tokenizer.ggml.merges"
 TYPES: Final = "tokenizer.ggml.token_type"
 SCORES: Final = "tokenizer.ggml.scores"
 ARRAYS: Final = (TOKENS, MERGES, TYPES, SCORES)
-"""Arrays of the metadata that must be kept when a header is read."""
+"""Arrays of the metadata that reading a header must load."""
 _NORMAL: Final = 1
 _UNKNOWN: Final = 2
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
-_KEEP_SPACE: Final = ("<unk>", "<s>", "<|endoftext|>")
-"""Control tokens of Phi-3 after which white space is kept. GGUF files do not store it."""
 _SPACE: Final = "\u2581"
-"""A space in the tokens of SentencePiece."""
+"""Space in the tokens of SentencePiece."""
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,7 +27,7 @@ _CASED: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
 )
-"""Words of which a part after a capital letter is one of its own; `%s`: contractions."""
+"""Words that also split before a capital letter; `%s`: contractions."""
 _CASED_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PATTERNS: Final[dict[TokenizerKind, str]] = {
@@ -45,38 +43,46 @@ _PATTERNS: Final[dict[TokenizerKind, str]] = {
     "gpt-4o": f"{_CASED % ((f'{_CONTRACTIONS}?',) * 2)}|\\p{{N}}{{1,3}}|{_CASED_REST}",
     "tekken": f"{_CASED % ('', '')}|\\p{{N}}|{_CASED_REST}",
 }
-"""How a text is cut before merging, by `tokenizer.ggml.pre`: as the makers of the vocabularies state it."""
+"""Patterns that split a text before merging, by `tokenizer.ggml.pre`, from the authors of the vocabularies."""
 _WHOLE_WORDS: Final = ("llama-bpe", "tekken")
-"""Vocabularies in which a piece that is a token needs no merges."""
+"""Vocabularies in which a piece that equals a token skips the merges."""
 _LONE_DIGITS: Final = ("smollm", "refact")
-"""Vocabularies that cut each digit off before all else."""
+"""Vocabularies that split off each digit first."""
 _NORMALIZED: Final = ("qwen2",)
-"""Vocabularies whose texts are brought to NFC."""
+"""Vocabularies whose texts are normalized to NFC."""
 
 
 def tokenizer_files(header: Header) -> TokenizerFiles:
-    """What a checkpoint's folder states of its tokenizer. Raises ModelInvalid for other kinds."""
+    """Return the tokenizer as files of a checkpoint. Raises ModelInvalid for unsupported kinds."""
     kind = tokenizer_kind(header)
     tokens = strings_of(header, TOKENS)
-    is_phi3 = kind == "sentencepiece" and header.architecture == "phi3"
+    # GGUF files do not store which tokens strip the white space after them.
+    space_kept_after: tuple[str, ...] = ()
+    if kind == "sentencepiece":
+        space_kept_after = gguf_traits(header).space_kept_after
     added = [
         _added(
             number,
             text,
             special=type_ != _USER_DEFINED,
-            rstrip=is_phi3 and text not in _KEEP_SPACE,
+            rstrip=bool(space_kept_after) and text not in space_kept_after,
         )
         for number, (text, type_) in enumerate(zip(tokens, _numbers(header, TYPES), strict=False))
         if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
-    parts = _pieces(header, tokens) if kind == "sentencepiece" else _bytes(header, kind, tokens)
+    if kind == "sentencepiece":
+        parts = _sentencepiece_parts(header, tokens)
+    else:
+        parts = _byte_level_parts(header, kind, tokens)
     raw = {"version": "1.0", "added_tokens": added, "post_processor": None, **parts}
     settings = _settings(header, tokens, kind)
     return TokenizerFiles(header.name, json.dumps(raw), settings, _ends(header))
 
 
-def _bytes(header: Header, kind: TokenizerKind, tokens: tuple[str, ...]) -> dict[str, Any]:
-    """Of a byte-level tokenizer."""
+def _byte_level_parts(
+    header: Header, kind: TokenizerKind, tokens: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return normalizer, pre-tokenizer, decoder and model of a byte-level tokenizer."""
     split = {
         "type": "Split",
         "pattern": {"Regex": _PATTERNS[kind]},
@@ -89,10 +95,12 @@ def _bytes(header: Header, kind: TokenizerKind, tokens: tuple[str, ...]) -> dict
         "trim_offsets": False,
         "use_regex": False,
     }
-    digits = [{"type": "Digits", "individual_digits": True}] if kind in _LONE_DIGITS else []
+    steps: list[dict[str, Any]] = [split, letters]
+    if kind in _LONE_DIGITS:
+        steps.insert(0, {"type": "Digits", "individual_digits": True})
     return {
         "normalizer": {"type": "NFC"} if kind in _NORMALIZED else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*digits, split, letters]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": letters,
         "model": {
             "type": "BPE",
@@ -104,8 +112,8 @@ def _bytes(header: Header, kind: TokenizerKind, tokens: tuple[str, ...]) -> dict
     }
 
 
-def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
-    """Of SentencePiece's BPE: pairs are merged in the order of the scores of what they make."""
+def _sentencepiece_parts(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
+    """Return the parts of a SentencePiece tokenizer. Scores decide the order of merges."""
     marked: dict[str, Any] = {
         "type": "Replace",
         "pattern": {"String": " "},
@@ -123,7 +131,9 @@ def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
     scores = dict(zip(tokens, _numbers(header, SCORES), strict=False))
     merges = _merges(usual, scores, vocabulary)
     unknown = header.metadata.get("tokenizer.ggml.unknown_token_id")
-    known = [text for number, text in enumerate(tokens) if number == unknown]
+    unknown_text = None
+    if isinstance(unknown, int) and 0 <= unknown < len(tokens):
+        unknown_text = tokens[unknown]
     return {
         "normalizer": marked,
         "pre_tokenizer": None,
@@ -132,7 +142,7 @@ def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
             "type": "BPE",
             "vocab": vocabulary,
             "merges": merges,
-            "unk_token": known[0] if known else None,
+            "unk_token": unknown_text,
             "fuse_unk": True,
             "byte_fallback": True,
             "ignore_merges": False,
@@ -143,22 +153,22 @@ def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
 def _merges(
     texts: Iterable[str], scores: Mapping[str, float], vocabulary: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """Pairs of tokens that make a token, the highest score first."""
-    found: list[tuple[float, int, int, tuple[str, str]]] = []
+    """Return the pairs of tokens that make a token, with the highest score first."""
+    scored: list[tuple[float, int, int, tuple[str, str]]] = []
     for text in texts:
         score = -scores.get(text, 0.0)
         for cut in range(1, len(text)):
             left = text[:cut]
             right = text[cut:]
             if left in vocabulary and right in vocabulary:
-                found.append((score, vocabulary[left], vocabulary[right], (left, right)))
-    return [pair for *_, pair in sorted(found)]
+                scored.append((score, vocabulary[left], vocabulary[right], (left, right)))
+    return [pair for *_, pair in sorted(scored)]
 
 
 def _numbers(header: Header, key: str) -> tuple[Any, ...]:
-    held = header.metadata.get(key)
-    if isinstance(held, Array):
-        return tuple(held.values or ())
+    array = header.metadata.get(key)
+    if isinstance(array, Array):
+        return tuple(array.values or ())
     return ()
 
 
@@ -175,16 +185,17 @@ def _added(number: int, text: str, *, special: bool, rstrip: bool) -> dict[str, 
 
 
 def _settings(header: Header, tokens: tuple[str, ...], kind: TokenizerKind) -> dict[str, Any]:
-    """Fields of tokenizer_config.json."""
-    found: dict[str, Any] = {}
+    """Return the fields of tokenizer_config.json."""
+    settings: dict[str, Any] = {}
     for field in ("bos", "eos"):
         number = header.metadata.get(f"tokenizer.ggml.{field}_token_id")
         if isinstance(number, int) and number < len(tokens):
-            found[f"{field}_token"] = tokens[number]
+            settings[f"{field}_token"] = tokens[number]
     add_bos = header.metadata.get("tokenizer.ggml.add_bos_token")
-    default = kind in ("llama-bpe", "tekken", "sentencepiece")
-    found["add_bos_token"] = bool(default if add_bos is None else add_bos)
-    return found
+    if add_bos is None:
+        add_bos = kind in ("llama-bpe", "tekken", "sentencepiece")
+    settings["add_bos_token"] = bool(add_bos)
+    return settings
 
 
 def _ends(header: Header) -> tuple[int, ...]:

@@ -25,13 +25,12 @@ from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
-from localchat_cuda import window_plan
-from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.gguf_config import layer_formats
+from localchat_cuda.config.gguf import LayerFormats, layer_formats
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
-from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.plan import window_plan
+from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
@@ -46,37 +45,40 @@ from localchat_cuda.runner.kv_pages import Pages, host_layout
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 from localchat_cuda.weights.gguf_source import GgufWeights
-from localchat_cuda.weights.loader import load, with_unpacked
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STEP_S = 0.2
 _SHARED_STEP_S = 0.0225
-"""Longest step with prompt chunks, alone and while other sequences decode. 0.2 s, not 0.1: one step for 7,000
-tokens of a 7B model dequantizes the weights once instead of twice, and no other request waits for it."""
+"""Time limits of steps with prompt chunks, alone and while other sequences decode.
+
+0.2 s instead of 0.1 s lets 7,000 tokens of a 7B model share one step, which dequantizes the weights once
+instead of twice. No other request waits for it."""
 _LIMITS = (
-    "texts of the same seed can differ at a near-tie: sums depend on how many rows a step has",
+    "answers with the same seed can differ at near-ties, because sums depend on the rows of a step",
     "no embeddings",
 )
 _FP8_LIMIT = (
-    "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of "
-    "more than 64 rows"
+    "this checkpoint was made for 8-bit activations: GPUs with FP8 tensor cores round them in steps of more "
+    "than 64 rows"
 )
-_NO_HOST_BLOCKS = "Idle conversations are not kept in RAM: it cannot be pinned"
+_NO_HOST_BLOCKS = "Idle conversations are not swapped to RAM, because it cannot be pinned"
 _STATE_LIMIT = (
-    "prefixes are found only where a state was saved: no state can rewind; idle conversations are kept "
-    "neither in RAM nor on the disk"
+    "prefixes hit only where a state was saved, because states cannot rewind; idle conversations are stored "
+    "neither in RAM nor on disk"
 )
 _WINDOW_LIMIT = (
-    "layers with a sliding window keep no more than it: idle conversations are kept neither in RAM nor on the "
-    "disk"
+    "layers with a sliding window cache only that window; idle conversations are stored neither in RAM nor "
+    "on disk"
 )
 _STATE_INTERVAL = 4096
-"""A state takes as much memory as 1,600 tokens of keys and values (Qwen3.5-9B)."""
+"""Tokens between saved states. A state of Qwen3.5-9B takes as much memory as 1,600 tokens of KV."""
 _WARM_PROMPTS = (33, 100, 1100)
-"""One for each kernel variant of the gemms: with the fewest tiles, with more, and dequantized."""
+"""Prompt lengths, one for each kernel variant of the gemms: few tiles, more tiles, and dequantized."""
 _WARM_POSITIONS = (1, 130, 260, 520, 1040)
-"""One for each number of ranges that a history is cut into."""
+"""Positions, one for each number of ranges into which attention divides a history."""
 
 
 def load_runner(
@@ -87,14 +89,14 @@ def load_runner(
     progress: Progress,
     notify: Callable[[str], None],
 ) -> CudaRunner:
-    """Load weights from the folder or GGUF file at `path` (None: random ones) to the device, allocate pages
-    and warm up. In safe mode without CUDA graphs, PDL, and kernels in Gluon.
+    """Load weights to the device, allocate pages, and warm up.
 
-    Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
+    `path`: folder or GGUF file; None: random weights. Safe mode uses neither CUDA graphs nor PDL nor kernels in
+    Gluon. Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # 0.5 s of hashing that the first kernel would wait for
+        # Start now, because the first kernel would wait 0.5 s for this hash.
         threading.Thread(target=triton_key, name="triton key", daemon=True).start()
     set_safe_mode(request.safe_mode)
     plan = request.plan
@@ -102,12 +104,15 @@ def load_runner(
     total = max(plan.weights_bytes, 1)
 
     def report_layer(done: int, layers: int) -> bool:
-        # The head still follows the last layer; `progress(total, total)` comes after it.
+        # The head follows the last layer, and `progress(total, total)` follows the head.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     source = source_of(config, path, device)
-    formats = layer_formats(source.header) if isinstance(source, GgufWeights) else ()
+    formats: LayerFormats = ()
+    if isinstance(source, GgufWeights):
+        formats = layer_formats(source.header)
     head_int8 = request.options.head_int8 and not config.head_format
+    # Safe mode avoids kernels that are not needed.
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
     with (
@@ -123,10 +128,8 @@ def load_runner(
         ) as ahead,
         advise_on_out_of_memory(request),
     ):
-        names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
             config,
-            names,
             source,
             device,
             head_int8=head_int8,
@@ -162,7 +165,7 @@ def load_runner(
 def _runner(
     model: DeviceModel, caps: Capabilities, host_blocks: HostPages | None, request: LoadRequest
 ) -> CudaRunner:
-    """The runner, with capabilities by the host blocks that there are."""
+    """Make the runner, with the capabilities that its host blocks allow."""
     if host_blocks is None:
         caps = replace(caps, host_blocks=0)
     else:
@@ -177,7 +180,7 @@ def _runner(
 def _host_memory(
     device: torch.device, size: int, caps: Capabilities, notify: Callable[[str], None]
 ) -> HostMemory | None:
-    """Memory for the host blocks; None: none are wanted, or there is no such RAM."""
+    """Allocate pinned memory for the host blocks. None: not requested, or not available."""
     if not caps.host_blocks:
         return None
     try:
@@ -190,7 +193,7 @@ def _host_memory(
 def _host_blocks(
     pages: Pages, memory: HostMemory | None, notify: Callable[[str], None]
 ) -> HostPages | None:
-    """Host blocks over memory that was pinned in the meantime; None: there is none."""
+    """Make the host blocks once their memory is pinned. None: no memory."""
     if memory is None:
         return None
     try:
@@ -202,7 +205,7 @@ def _host_blocks(
 
 
 def source_of(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
-    """The weights in the folder or GGUF file at `path`; None: random ones."""
+    """Return the weights of the folder or GGUF file at `path`; None: random weights."""
     if path is None:
         return random_weights(config, device)
     if path.is_file():
@@ -211,7 +214,7 @@ def source_of(config: ModelConfig, path: Path | None, device: torch.device) -> W
 
 
 def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
-    """Random weights in the groups of the config."""
+    """Return random weights with the groups of the config."""
     quantization = config.quantization
     if quantization:
         return RandomWeights(device, group=quantization.group, bits=quantization.bits)
@@ -219,12 +222,14 @@ def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
 
 
 def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
-    """Capabilities of the loaded model, from its plan."""
+    """Return the capabilities of the loaded model, from its plan."""
     plan = request.plan
     slots = plan.slots or request.options.max_slots
     windows = plan.window_pages
+    # With a page pool of their own, layers with a window do not count here.
     per_token = kv_token_bytes(config, plan.kv_type, windowed=False if windows else None)
-    kv_tokens = plan.kv_bytes // max(1, per_token * PAGE_TOKENS) * PAGE_TOKENS
+    block_bytes = max(1, per_token * PAGE_TOKENS)
+    kv_tokens = plan.kv_bytes // block_bytes * PAGE_TOKENS
     return Capabilities(
         context_tokens=plan.context_tokens,
         kv_tokens=plan.kv_tokens if windows else kv_tokens,
@@ -235,7 +240,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         block_tokens=PAGE_TOKENS,
         window_tokens=window_plan.window_of(config) if windows else 0,
         window_blocks=windows,
-        host_blocks=plan.cache_ram_bytes // max(1, per_token * PAGE_TOKENS),
+        host_blocks=plan.cache_ram_bytes // block_bytes,
         host_layout=host_layout(config),
         bytes_per_token=per_token,
         rewind="any" if config.delta_net is None else "checkpoint",
@@ -265,9 +270,9 @@ def _limits(config: ModelConfig, plan: MemoryPlan) -> Iterator[str]:
 
 
 def warm_up(runner: CudaRunner) -> None:
-    """Run prompts and single tokens at several lengths; capture the graph of one row.
+    """Run prompts and single tokens at several lengths, and capture the graph of one row.
 
-    Kernels are compiled or read from Triton's cache. No sequence owns the pages that this writes."""
+    This compiles kernels or reads them from Triton's cache. It writes only to pages without an owner."""
     caps = runner.capabilities
     page = caps.block_tokens
     room = min(caps.context_tokens, caps.kv_tokens) - 1
@@ -277,7 +282,7 @@ def warm_up(runner: CudaRunner) -> None:
     blocks = tuple(range(-(-(longest + 1) // page)))
     sampling = SamplingParams(temperature=0.0)
     enter: tuple[Enter, ...] = (Enter(-1, 0, (0,) * longest, longest, sampling),)
-    for size in sorted({min(each, longest) for each in _WARM_PROMPTS}):
+    for size in sorted({min(prompt, longest) for prompt in _WARM_PROMPTS}):
         row = StepRow(-1, 0, 0, (0,) * size, (), blocks)
         runner.launch(StepPlan(0, (row,), (LogitsPosition(0, size - 1, -1),), (), enter))
         runner.collect()
@@ -294,7 +299,7 @@ def warm_up(runner: CudaRunner) -> None:
 
 @contextmanager
 def advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
-    """Translate a lack of GPU memory into DoesNotFit with what the load needs."""
+    """Translate out-of-memory errors of the GPU to DoesNotFit, with the bytes that the load needs."""
     try:
         yield
     except Exception as error:
@@ -303,8 +308,8 @@ def advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
         plan = request.plan
         raise DoesNotFit(
             f"The GPU ran out of memory: this load needs {plan.total_bytes:,} bytes.",
-            hint="Other programs may have taken memory since it was planned: close them, or use a shorter "
-            "context (--ctx) or less KV (--kv-gb).",
+            hint="Other programs may have allocated memory since the load was planned: close them, or use a "
+            "shorter context (--ctx) or less KV (--kv-gb).",
             needed_bytes=plan.total_bytes,
             free_bytes=plan.free_bytes,
         ) from error

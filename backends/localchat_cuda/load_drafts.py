@@ -1,4 +1,4 @@
-"""Loads what drafts for a loaded model: a draft model, its own prediction head, or an EAGLE-3 head."""
+"""Loads the drafter of a loaded model: a draft model, a prediction head, or an EAGLE-3 head."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +9,12 @@ from localchat.backend_api.interface import LoadRequest, Progress, Tokenizer
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
-from localchat_cuda.eagle_config import EagleConfig
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.prediction import head_config
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
-from localchat_cuda.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.prediction_config import head_config
+from localchat_cuda.plan.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
+from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
@@ -25,11 +25,11 @@ from localchat_cuda.weights.prediction_head import HeadWeights, load_head
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
 
 _PADDING = 512
-"""Vocabularies of one family differ by so many unused tokens at the end."""
+"""Largest number of unused tokens by which vocabularies of one family differ."""
 
 
 def draft_request(request: LoadRequest, config: ModelConfig) -> LoadRequest:
-    """The load of a draft model, or of a head, within that of its model."""
+    """Return the request for a draft model or a head, within its model's plan."""
     plan = plan_of(
         request.plan, config, kv_types(config)[0], kv_token_bytes(config), OVERHEAD_BYTES
     )
@@ -45,11 +45,11 @@ def attach_draft_model(
     notify: Callable[[str], None],
     shared_vocab: int,
 ) -> None:
-    """Load the draft model of `request` beside a runner. `shared_vocab`: tokens that both models have.
+    """Load the draft model of `request` for a runner. `shared_vocab`: tokens that both models share.
 
     Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
     total = max(request.plan.weights_bytes, 1)
-    own = load_runner(
+    drafter = load_runner(
         draft.config,
         Path(request.options.draft or ""),
         str(runner.device),
@@ -57,7 +57,7 @@ def attach_draft_model(
         lambda done, all_: progress(total, total),
         notify,
     )
-    runner.attach(CudaDrafter(own, runner.table, "the draft model", shared_vocab))
+    runner.attach(CudaDrafter(drafter, runner.table, "the draft model", shared_vocab))
 
 
 def attach_head(
@@ -69,7 +69,7 @@ def attach_head(
 ) -> None:
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    names = ARCHITECTURES[config.architecture].NAMES
+    names = config.family.names
     with advise_on_out_of_memory(request):
         weights = load_head(
             config, names, source, model.weights, model.pages.dtype, runner.device, notify
@@ -88,7 +88,7 @@ def attach_eagle(
 
     Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    names = ARCHITECTURES["llama"].NAMES
+    names = ARCHITECTURES["llama"].FAMILY.names
     assert draft.eagle is not None
     if source is None:
         source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
@@ -114,16 +114,16 @@ def _attach(
     name: str,
     eagle: EagleConfig | None = None,
 ) -> None:
-    """Let a head with these weights draft, as a runner of its own, from states that its model now keeps."""
+    """Attach a head as a runner. The model then stores last states for it."""
     model = runner.model
-    can = capabilities(own, draft_request(request, own))
-    blocks = can.kv_tokens // can.block_tokens
+    caps = capabilities(own, draft_request(request, own))
+    blocks = caps.kv_tokens // caps.block_tokens
     slots = runner.capabilities.max_slots
     dtype = model.pages.dtype
     device = runner.device
     with torch.inference_mode():
         pages = Pages(
-            own, blocks + 1, can.context_tokens, device, dtype, can.block_tokens, slots=slots
+            own, blocks + 1, caps.context_tokens, device, dtype, caps.block_tokens, slots=slots
         )
         states = LastStates(slots, own.hidden, dtype, device)
     fusion = None
@@ -132,7 +132,7 @@ def _attach(
     runner.keep_last_states(states, fusion)
     head = CudaRunner(
         HeadModel(own, weights, pages, states, kernels=model.kernels, eagle=eagle),
-        can,
+        caps,
         graphs=not request.safe_mode,
         graph_bytes=GRAPH_BYTES,
     )
@@ -141,19 +141,28 @@ def _attach(
 
 
 def shared_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> int:
-    """Tokens that two models have in common, from the first. Raises ModelInvalid where they number them
-    differently."""
-    why = ""
-    sizes = (draft.vocab_size, target.vocab_size)
-    if abs(sizes[0] - sizes[1]) > _PADDING:
-        why = f"it has {sizes[0]:,} tokens, and the model has {sizes[1]:,}"
+    """Return how many tokens two models share. Raises ModelInvalid if they number tokens differently."""
+    shared = min(draft.vocab_size, target.vocab_size)
+    difference = ""
+    if abs(draft.vocab_size - target.vocab_size) > _PADDING:
+        difference = f"it has {draft.vocab_size:,} tokens, and the model has {target.vocab_size:,}"
     else:
-        for token in range(min(sizes)):
-            here, there = (one.piece(token, special=True) for one in (draft, target))
-            if here != there:
-                mine, other = (one.decode("utf-8", "replace")[:20] for one in (here, there))
-                why = f"its token {token} is {mine!r}, and the model's is {other!r}"
+        for token in range(shared):
+            draft_piece = draft.piece(token, special=True)
+            target_piece = target.piece(token, special=True)
+            if draft_piece != target_piece:
+                difference = (
+                    f"its token {token} is {_shown(draft_piece)}, and the model's is "
+                    f"{_shown(target_piece)}"
+                )
                 break
-    if why:
-        raise ModelInvalid(f"{name} cannot be a draft model for this one: {why}.", hint=SAME_FAMILY)
-    return min(sizes)
+    if difference:
+        raise ModelInvalid(
+            f"{name} cannot be a draft model for this one: {difference}.", hint=SAME_FAMILY
+        )
+    return shared
+
+
+def _shown(piece: bytes) -> str:
+    """Return the start of a token's text for a message."""
+    return repr(piece.decode("utf-8", "replace")[:20])

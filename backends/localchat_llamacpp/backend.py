@@ -1,4 +1,4 @@
-"""The llama.cpp backend. Importing this loads no library and no numpy."""
+"""The llama.cpp backend. Importing this module loads no library and no numpy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,10 +9,9 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
-from localchat.model_files.architecture import DIFFUSION, ENCODERS, ModelShape
+from localchat.fit.speed import Estimate, PastRun
+from localchat.model_files.architecture import DIFFUSION, ENCODERS
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
-from localchat.model_files.ggml_types import KV_FORMATS
 from localchat_llamacpp.build_advice import (
     as_built,
     build_key,
@@ -22,58 +21,58 @@ from localchat_llamacpp.build_advice import (
     read_build,
     remedies,
 )
-from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.library_source import find_library
+from localchat_llamacpp.plan.embedding_plan import plan_embedding
 
-_NO_WRITERS = frozenset(
+_NOT_GENERATIVE = frozenset(
     {
         *ENCODERS,
         *DIFFUSION,
         *("t5", "t5encoder", "wavtokenizer-dec"),
     }
 )
-"""Encoders and diffusion models: what `loading.refuse_other_kinds` finds out natively, and a little more."""
+"""Encoders and diffusion models, most of which `load.refuse_other_kinds` detects natively."""
 
 
 class LlamaCppBackend:
-    """GGUF models on CPU, and on GPUs where the library was built for them."""
+    """Runs GGUF models on the CPU, and on GPUs that the library supports."""
 
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
 
     def build_key(self) -> str:
-        """Names the native library and this CPU; empty: there is no library."""
+        """Return a key of the native library and this CPU. Empty without a library."""
         return build_key()
 
     def build_info(self) -> BuildInfo:
-        """The build as `doctor` shows it. Loads the library (0.1 s)."""
+        """Return the build as `doctor` shows it. Loads the library (0.1 s)."""
         return read_build()
 
     def remedies(self) -> tuple[Remedy, ...]:
-        """Ways to a better build, best first. Loads the library."""
+        """Return ways to a better build, best first. Loads the library."""
         return remedies(read_build())
 
     def rebuilder(self) -> Rebuilder:
-        """Builds llama.cpp for this machine."""
+        """Return the rebuilder of llama.cpp for this machine."""
         from localchat_llamacpp.rebuild.rebuilder import LlamaCppRebuilder
 
         return LlamaCppRebuilder()
 
     def available(self) -> Availability:
-        """Look for a library of llama.cpp without loading one."""
+        """Find a llama.cpp library without loading it."""
         search = find_library()
         if search.library is None:
             reason = " ".join(search.passed_over) or "llama.cpp is not installed."
             return Availability(False, reason, search.hint)
-        found = search.library
+        library = search.library
         return Availability(
             True,
-            " ".join((f"{found.title}. {found.why}", *search.passed_over)),
-            versions=((found.name, found.version),),
+            " ".join((f"{library.title}. {library.why}", *search.passed_over)),
+            versions=((library.name, library.version),),
         )
 
     def accepts(self, path: Path) -> bool:
-        """True if a file begins as GGUF, or is named so: then `open` explains what is wrong with it."""
+        """Return True if a file begins as GGUF, or is named so: then `open` explains what is wrong."""
         if path.suffix.lower() == ".gguf":
             return True
         try:
@@ -83,31 +82,33 @@ class LlamaCppBackend:
             return False
 
     def objection(self, model: ModelSummary) -> str:
-        """Looks for the architecture's name in the library file, and for anything foreign to a plain model."""
+        """Check that the library supports the architecture, and that the file is a plain model."""
         if isinstance(model, Checkpoint):
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = model.architecture
         if not knows_architecture(name):
             other = other_library(name)
-            instead = f"; --llamacpp-library {other} takes one that does" if other else ""
-            return f"this llama.cpp does not know its architecture, {name}{instead}"
+            instead = ""
+            if other:
+                instead = f"; --llamacpp-library {other} supports it"
+            return f"this llama.cpp does not support its architecture, {name}{instead}"
         if model.images:
-            return "it holds an image encoder in the same file, which llama.cpp keeps apart"
+            return "it contains an image encoder in the same file, which llama.cpp expects apart"
         if not model.vocabulary:
             return "it has no vocabulary"
-        if name in _NO_WRITERS and not model.pooling:
-            return f"it does not write token by token ({name})"
+        if name in _NOT_GENERATIVE and not model.pooling:
+            return f"it does not generate token by token ({name})"
         return ""
 
     def with_gpus(self, machine: Machine) -> Machine:
-        """The machine with AMD's, Intel's and integrated GPUs, where this build is for one."""
+        """Return the machine with AMD's, Intel's and integrated GPUs that this build can use."""
         from localchat_llamacpp.gpu_detection import detect_gpus
 
         return detect_gpus(machine)
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
-        """Memory of a load on this machine. Raises UsageError, also for a safetensors checkpoint."""
-        from localchat_llamacpp import memory_plan as planner
+        """Plan the memory of a load. Raises UsageError, also for a safetensors checkpoint."""
+        from localchat_llamacpp.plan import memory_plan as planner
 
         if isinstance(model, Checkpoint):
             raise UsageError(f"{model.name}: {self.objection(model)}", hint="Take a GGUF of it.")
@@ -117,43 +118,21 @@ class LlamaCppBackend:
         return planner.plan(model, options, machine, can_offload=can_offload(), safe_mode=False)
 
     def expected_rate(
-        self,
-        model: ModelSummary,
-        plan: MemoryPlan,
-        threads: int,
-        past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
+        self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = ()
     ) -> Estimate | None:
-        """Estimate by a benchmark of this build in a process of its own, corrected by past runs.
-
-        About a second where `measures` lack a result. Layers on a GPU are priced by its bandwidth; None if
-        that is unknown.
-        """
+        """Predict the rate from the bandwidths of RAM and GPUs, corrected by past runs."""
         from localchat.fit.hardware import read_machine
-        from localchat_llamacpp.speed.estimate import (
-            DecodeSetup,
-            expected_rate,
-            measured_setup,
-            offloaded_rate,
-        )
+        from localchat_llamacpp.plan.speed import expected_rate
 
         if isinstance(model, Checkpoint) or model.pooling or not self.available().ok:
             return None
-        known = [
-            measured_setup(one.model, one.kv_type, one.tokens_per_s)
-            for one in past
-            if isinstance(one.model, ModelShape) and one.kv_type in KV_FORMATS
-        ]
-        running = DecodeSetup(model, plan.kv_type, plan.flash_attention)
-        machine = read_machine()
-        threads = threads or machine.cores
-        if plan.gpu_layers:
-            return offloaded_rate(running, plan, machine, threads, measures, known)
-        return expected_rate(running, threads, measures, known)
+        return expected_rate(model, plan, read_machine(), threads, past)
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
-        """Check the header, then read the vocabulary (0.2 s for 152k tokens). Raises ModelMissing,
-        ModelInvalid."""
+        """Check the header, then read the vocabulary. Raises ModelMissing, ModelInvalid.
+
+        Takes 0.2 s for 152k tokens.
+        """
         from localchat_llamacpp.model import GgufModel
 
         return GgufModel(path)

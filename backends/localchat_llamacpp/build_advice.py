@@ -1,4 +1,4 @@
-"""The llama.cpp build of this machine: what it can do, and which build would be better.
+"""Describes the llama.cpp build of this machine, and suggests a better one.
 
 Data only: `doctor` prints and asks.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localchat.backend_api.interface import BuildInfo, Device, RebuildOffer, Remedy
-from localchat.fit.hardware import Machine
+from localchat.fit.hardware import Machine, read_cpu_flags
 from localchat_llamacpp.library_source import BINDING, PREBUILT, VARIABLE, LibraryFile, find_library
 from localchat_llamacpp.shared_object import section
 
@@ -21,35 +21,35 @@ _GPU_GAIN = "computes on the graphics card, which is several times as fast"
 _CPU_GAIN = "uses this processor's {}: prompts are read about 1.4 times as fast"
 """Measured with AVX-512 VNNI: 1.4 for prompts, 1.0 to 1.1 for answers (CPU time; guide, 0.5B, 1.5B)."""
 _FIXED_MINUTES = 1.0
-"""Of every build: download, configuration, trial."""
+"""Minutes of every build: download, configuration and trial."""
 _CPU_MINUTES = {"cpu": 4.5, "cuda": 60.0, "vulkan": 12.0, "metal": 6.0}
-"""Minutes of one CPU that a build takes, by its kind. Measured: cpu (4.7 with the trial, GCC 12); the others
-are guesses by the number and size of their files."""
+"""CPU minutes of a build, by its kind. Measured: cpu (4.7 with the trial, GCC 12). The others are guesses from
+the number and size of their files."""
 _INSTRUCTIONS = {"AVX-512": "avx512f", "AVX-VNNI": "avx_vnni", "AMX": "amx_int8"}
-"""Sets that the prebuilt library leaves alone, by their flag in /proc/cpuinfo."""
+"""Instruction sets that the prebuilt library does not use, by their flag in /proc/cpuinfo."""
 _OFFLOADING = ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
 
 
 def can_offload() -> bool:
-    """True if the library of this machine puts layers on a GPU; nothing is loaded.
+    """Return True if the library of this machine puts layers on a GPU. Loads nothing.
 
-    Told by the libraries beside it, and by the names that it exports itself. (`llama_supports_gpu_offload` of
-    the loaded library returns the same.)
+    Looks at the libraries beside it, and at the names that it exports. `llama_supports_gpu_offload` of the
+    loaded library returns the same.
     """
     library = find_library().library
     if library is None:
         return False
-    beside = (file.name.removeprefix("lib") for file in library.file.parent.iterdir())
-    if any(name.startswith(tuple(f"ggml-{kind}." for kind in _OFFLOADING)) for name in beside):
+    neighbors = (file.name.removeprefix("lib") for file in library.file.parent.iterdir())
+    if any(name.startswith(tuple(f"ggml-{kind}." for kind in _OFFLOADING)) for name in neighbors):
         return True
     names = section(library.file, ".dynstr")
     return any(f"ggml_backend_{kind}_reg\0".encode() in names for kind in _OFFLOADING)
 
 
 def as_built(machine: Machine) -> Machine:
-    """The machine with those features of its CPU that the library uses; nothing is loaded.
+    """Return the machine with only the CPU features that the library uses. Loads nothing.
 
-    Builds for this machine use all that matter here, the prebuilt one for x86-64 stops at AVX2.
+    Builds for this machine use all that matter here. The prebuilt one for x86-64 stops at AVX2.
     """
     library = find_library().library
     if library is None or library.source != PREBUILT:
@@ -61,13 +61,13 @@ def as_built(machine: Machine) -> Machine:
 
 
 def knows_architecture(name: str) -> bool:
-    """True if this build can load models of the architecture; True where there is no library to look into."""
+    """Return True if this build supports the architecture, or if there is no library."""
     library = find_library().library
     return library is None or not name or _knows(library, name)
 
 
 def other_library(name: str) -> str:
-    """A library of this machine that knows an architecture which the one in use does not; empty: none."""
+    """Return another library of this machine that supports the architecture. Empty without one."""
     for source in (PREBUILT, BINDING):
         library = find_library({**os.environ, VARIABLE: source}).library
         if library is not None and _knows(library, name):
@@ -76,20 +76,20 @@ def other_library(name: str) -> str:
 
 
 def _knows(library: LibraryFile, architecture: str) -> bool:
-    # The names of all known architectures stand in the library as C strings.
+    # The library contains the names of its architectures as C strings.
     return architecture.encode() + b"\0" in section(library.file, ".rodata")
 
 
 def build_key(root: Path = Path("/")) -> str:
-    """Names the library and this CPU with its features: what safe mode is remembered by.
+    """Return a key of the library and this CPU, under which safe mode is stored.
 
-    Empty where there is no library. root: the folder with /proc.
+    Empty without a library. root: the folder with /proc.
     """
     library = find_library().library
     if library is None:
         return ""
     parts = sorted(library.file.parent.glob(f"libggml*{library.file.suffix}"))
-    seen = [
+    files = [
         f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in (library.file, *parts)
     ]
     try:
@@ -99,12 +99,12 @@ def build_key(root: Path = Path("/")) -> str:
     processor = [
         line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))
     ]
-    digest = hashlib.sha256("\n".join([*seen, *(processor or [info])]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([*files, *(processor or [info])]).encode()).hexdigest()
     return f"llama.cpp-{digest[:24]}"
 
 
 def offload_kind(root: Path = Path("/")) -> str:
-    """The build to advise for a GPU of this machine. root: the folder with /proc."""
+    """Return the build to suggest for a GPU of this machine. root: the folder with /proc."""
     if sys.platform == "darwin":
         return "metal"
     if (root / "proc/driver/nvidia").exists():
@@ -113,20 +113,17 @@ def offload_kind(root: Path = Path("/")) -> str:
 
 
 def offload_advice() -> str:
-    """Why layers stay on the CPU, and what to run."""
+    """Return why layers stay on the CPU, and what to run."""
     return (
-        "Layers were asked for on the graphics card, but this llama.cpp was built for the CPU alone: all "
+        "Layers were requested on the graphics card, but this llama.cpp was built for the CPU alone: all "
         f"layers stay on the CPU. `localchat doctor --rebuild={offload_kind()}` builds one for the card."
     )
 
 
-# ---------------------------------------------------------------------------- a better build
-
-
 def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
-    """The build that would help most here; one that can begin at once comes before one that lacks a tool.
+    """Return the build that would help most here, and prefer one whose tools are installed.
 
-    None where the library in use fits, or the user names it. root: the folder with /proc and /dev.
+    None if the library in use is fine, or the user named it. root: the folder with /proc and /dev.
     """
     library = find_library().library
     if library is None or library.source == "named":
@@ -135,9 +132,9 @@ def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
     if not can_offload() and _has_graphics_card(root):
         offers.append(_offer(offload_kind(root), _GPU_GAIN))
     if library.source == PREBUILT and (sets := unused_instructions(root)):
-        words = " and ".join(filter(None, (", ".join(sets[:-1]), sets[-1])))
-        offers.append(_offer("cpu", _CPU_GAIN.format(words)))
-    return min(offers, key=lambda one: bool(one.missing), default=None)
+        names = " and ".join(filter(None, (", ".join(sets[:-1]), sets[-1])))
+        offers.append(_offer("cpu", _CPU_GAIN.format(names)))
+    return min(offers, key=lambda offer: bool(offer.missing), default=None)
 
 
 def _offer(kind: str, gain: str) -> RebuildOffer:
@@ -147,65 +144,55 @@ def _offer(kind: str, gain: str) -> RebuildOffer:
 
 
 def build_minutes(kind: str) -> float:
-    """Expected time of a build with the CPUs of this process."""
+    """Estimate the minutes of a build with the CPUs of this process."""
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return _FIXED_MINUTES + _CPU_MINUTES[kind] / cpus
 
 
 def unused_instructions(root: Path = Path("/")) -> tuple[str, ...]:
-    """Instruction sets of this CPU that the prebuilt library leaves alone. root: the folder with /proc."""
-    flags = _cpu_flags(root)
+    """Return the instruction sets of this CPU that the prebuilt library does not use."""
+    flags = read_cpu_flags(root)
     return tuple(name for name, needed in _INSTRUCTIONS.items() if needed in flags)
 
 
 def has_amx(root: Path = Path("/")) -> bool:
-    """True if the CPU has AMX for integers. root: the folder with /proc."""
-    return "amx_int8" in _cpu_flags(root)
-
-
-def _cpu_flags(root: Path) -> frozenset[str]:
-    """Features of an x86-64 CPU as Linux names them; empty elsewhere."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
+    """Return True if the CPU has AMX for integers. root: the folder with /proc."""
+    return "amx_int8" in read_cpu_flags(root)
 
 
 def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
-    """Ways to a better build here, best first. root: the folder with /proc and /dev."""
-    found: tuple[Remedy, ...] = ()
+    """Return ways to a better build here, best first. root: the folder with /proc and /dev."""
+    offered: tuple[Remedy, ...] = ()
     offer = best_offer(root)
     if offer is not None:
         about = f"about {offer.minutes:.0f} minutes here"
         sentence = f"A llama.cpp built for this machine {offer.gain}; the build takes {about}."
-        found += (Remedy(" ".join(filter(None, (sentence, offer.missing))), offer.kind),)
+        offered += (Remedy(" ".join(filter(None, (sentence, offer.missing))), offer.kind),)
     if amx_at_risk(build):
-        found += amx_remedies()
-    return found
+        offered += amx_remedies()
+    return offered
 
 
 def amx_remedies() -> tuple[Remedy, Remedy]:
-    """Both remedies where the build's AMX code crashes: safe mode, and a build without it."""
+    """Return the remedies if the build's AMX code crashes: safe mode, and a build without AMX."""
     safe = Remedy(
-        "Safe mode leaves that code alone (4 to 30 % slower, by model); localchat chooses it by itself after "
-        "a crash and remembers it for this library and CPU."
+        "Safe mode does not use that code (4 to 30 % slower, by model). localchat chooses it by itself after "
+        "a crash, and remembers it for this library and CPU."
     )
     return safe, Remedy("A build without AMX needs no safe mode.", "cpu")
 
 
 def amx_at_risk(build: BuildInfo) -> bool:
-    """True if the build uses AMX and was compiled by GCC, some versions of which get that wrong."""
+    """Return True for an AMX build by GCC, which may have compiled it wrongly."""
     return "AMX_INT8" in build.features and _built_by_gcc(Path(build.library))
 
 
 def _has_graphics_card(root: Path) -> bool:
-    """True if llama.cpp could compute on a GPU here: Apple's, NVIDIA's or AMD's with their drivers."""
+    """Return True if llama.cpp could use a GPU here: Apple's, NVIDIA's or AMD's with their drivers."""
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
-    return any((root / place).exists() for place in ("proc/driver/nvidia", "dev/kfd"))
+    return any((root / path).exists() for path in ("proc/driver/nvidia", "dev/kfd"))
 
 
 def read_build() -> BuildInfo:
@@ -223,7 +210,7 @@ def read_build() -> BuildInfo:
 
 
 def devices() -> tuple[Device, ...]:
-    """Devices in the library's own registry. Loads the library. Raises LocalchatError."""
+    """Return the devices in the library's registry. Loads the library. Raises LocalchatError."""
     from localchat_llamacpp.native import library
 
     api = library().api
@@ -248,13 +235,13 @@ def _device(api: Any, handle: int) -> Device:  # noqa: ANN401 - see native.py
 
 
 def _features(system: str) -> frozenset[str]:
-    """Names that are on in a line like `CPU : SSE3 = 1 | AVX2 = 1 | `."""
+    """Return the enabled names in a line like `CPU : SSE3 = 1 | AVX2 = 1 | `."""
     pairs = (part.rsplit(":", 1)[-1].partition("=") for part in system.split("|"))
     return frozenset(name.strip() for name, _, value in pairs if value.strip() == "1")
 
 
 def _built_by_gcc(library_path: Path) -> bool:
-    """True if the CPU library carries GCC's comment; assumed where it cannot be read."""
+    """Return True if the CPU library contains GCC's comment, or cannot be found."""
     cpu = next(iter(sorted(library_path.parent.glob("libggml-cpu*"))), None)
     return cpu is None or b"GCC: (" in cpu.read_bytes()
 

@@ -54,8 +54,6 @@ class BufferOverride(ctypes.Structure):
     _fields_ = (("pattern", c_char_p), ("buft", c_void_p))
 
 
-# ---------------------------------------------------------------------------- parameter structs
-
 _Default: TypeAlias = int | float | range | None
 
 
@@ -65,7 +63,7 @@ class _Field(NamedTuple):
     name: str
     kind: Any
     default: _Default
-    """What the library reports: a number, one of a range, or None for a null pointer."""
+    """Value that the library reports: a number, any of a range, or None for a null pointer."""
 
 
 _NULL: Final = None
@@ -139,7 +137,7 @@ class Layout(NamedTuple):
     """The parameter structs of some releases."""
 
     releases: str
-    """Those that it was tried with."""
+    """Releases that the layout was tested with."""
     model: Sequence[_Field]
     context: Sequence[_Field]
 
@@ -158,15 +156,15 @@ LAYOUTS: Final = (
 )
 
 _SPARE_BYTES: Final = 256
-"""After the known fields: where a library's own struct goes on, its defaults come and go with it."""
+"""Bytes after the known fields, which pass on the defaults of a library's longer struct."""
 
 
 def _struct(name: str, fields: Sequence[_Field]) -> Any:  # noqa: ANN401 - a class of ctypes made here
-    whole = [(one.name, one.kind) for one in fields]
-    return type(name, (ctypes.Structure,), {"_fields_": [*whole, ("spare", c_flag * _SPARE_BYTES)]})
+    members = [(field.name, field.kind) for field in fields]
+    return type(
+        name, (ctypes.Structure,), {"_fields_": [*members, ("spare", c_flag * _SPARE_BYTES)]}
+    )
 
-
-# ---------------------------------------------------------------------------- functions
 
 _Signature: TypeAlias = tuple[Any, Sequence[Any]]
 _TOKEN_OF: Final = (c_int32, (c_void_p,))
@@ -247,13 +245,17 @@ _MOST_SEQUENCES: Final = 256
 
 
 def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
-    """The functions and structs by their names in llama.h. name: of the library, for errors.
+    """Return the functions and structs by their names in llama.h. name: the library, for errors.
 
-    Raises LocalchatError for a library that lacks a function, or whose structs are not known.
+    Raises LocalchatError for a library that lacks a function, or whose structs are unknown.
     """
-    missing = [one for one in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, one)]
+    missing = [
+        function for function in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, function)
+    ]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        more = ""
+        if len(missing) > 3:
+            more = f" and {len(missing) - 3} more"
         raise LocalchatError(
             f"{name} cannot be used: it has no function {', '.join(missing[:3])}{more}.",
             hint=_OTHER,
@@ -298,11 +300,8 @@ def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of
     return native.llama_max_parallel_sequences
 
 
-# ---------------------------------------------------------------------------- checks
-
-
 def _layout(native: ctypes.CDLL, name: str) -> Layout:
-    """The layout whose defaults this library reports. Raises LocalchatError."""
+    """Return the layout whose defaults this library reports. Raises LocalchatError."""
     problems = [_batch_problem(native)]
     if not problems[0]:
         model, context = (
@@ -310,12 +309,12 @@ def _layout(native: ctypes.CDLL, name: str) -> Layout:
         )
         problems.clear()
         for layout in LAYOUTS:
-            found = model.problem(layout.model) or context.problem(layout.context)
-            if not found:
+            problem = model.problem(layout.model) or context.problem(layout.context)
+            if not problem:
                 return layout
-            problems.append(f"of {layout.releases}: {found}")
+            problems.append(f"of {layout.releases}: {problem}")
     raise LocalchatError(
-        f"{name} cannot be used: its structs are none that localchat knows ({'; '.join(problems)}).",
+        f"{name} cannot be used: localchat does not know its structs ({'; '.join(problems)}).",
         hint=_OTHER,
     )
 
@@ -328,24 +327,28 @@ class _Report:
         self._bytes, self._written = _returned(native, function)
 
     def problem(self, fields: Sequence[_Field]) -> str:
-        """The first thing that does not agree with a layout; empty: it agrees."""
+        """Return the first mismatch with a layout, or an empty text."""
         kind = _struct("Checked", fields)
         values = kind.from_buffer_copy(self._bytes)
         for field in fields:
             value = getattr(values, field.name)
             if not _is_default(value, field.default):
-                shown = value if isinstance(value, int | float) else "a pointer"
+                shown = "a pointer"
+                if isinstance(value, int | float):
+                    shown = str(value)
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""
-        places = [(getattr(kind, one.name).offset, ctypes.sizeof(one.kind)) for one in fields]
-        for field, (start, width) in zip(fields, places, strict=True):
+        ranges = [
+            (getattr(kind, member.name).offset, ctypes.sizeof(member.kind)) for member in fields
+        ]
+        for field, (start, width) in zip(fields, ranges, strict=True):
             if not self._written.issuperset(range(start, start + width)):
                 return f"{self._function} reports no {field.name}"
         end = max(self._written) + 1
-        known = kind.spare.offset
-        if end > -(-known // 8) * 8:
-            return f"{self._function} writes {end} bytes, and {known} are known"
+        spare_offset = kind.spare.offset
+        if end > -(-spare_offset // 8) * 8:
+            return f"{self._function} writes {end} bytes, and {spare_offset} are known"
         return ""
 
 
@@ -360,10 +363,10 @@ def _is_default(value: object, default: _Default) -> bool:
 def _returned(
     native: ctypes.CDLL, name: str, *arguments: int
 ) -> tuple[bytes, frozenset[int] | None]:
-    """A struct that a function returns by value, and the places that it wrote.
+    """Return a struct that a function returns by value, and the offsets that it wrote.
 
-    x86-64 returns it through the address in the first argument, so it can be written over two patterns; what
-    differs then was not written. Elsewhere the places are None, and bytes after the struct mean nothing.
+    x86-64 returns it through the address in the first argument. Calls over two different patterns show which
+    bytes were not written. Elsewhere the offsets are None, and bytes after the struct mean nothing.
     """
     function = native[name]  # an object of its own, apart from the bound one
     size = 1024
@@ -374,20 +377,20 @@ def _returned(
     rooms = [(c_flag * size)(*[pattern] * size) for pattern in (0xAA, 0x55)]
     for room in rooms:
         function(room, *arguments)
-    one, other = map(bytes, rooms)
-    return one, frozenset(place for place in range(size) if one[place] == other[place])
+    first, second = map(bytes, rooms)
+    return first, frozenset(index for index in range(size) if first[index] == second[index])
 
 
 def _batch_problem(native: ctypes.CDLL) -> str:
-    """Problem with a batch that the library makes; empty: nothing."""
+    """Return a mismatch in a batch that the library creates, or an empty text."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
-    made = NativeBatch.from_buffer_copy(room)
-    lists = made.token, made.pos, made.n_seq_id, made.seq_id, made.logits
-    if made.n_tokens or made.embd or not all(lists):
-        return "llama_batch_init makes another batch"
+    batch = NativeBatch.from_buffer_copy(room)
+    lists = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
+    if batch.n_tokens or batch.embd or not all(lists):
+        return "llama_batch_init creates another kind of batch"
     if written is not None and max(written) >= ctypes.sizeof(NativeBatch):
         return (
             f"llama_batch has {max(written) + 1} bytes, and {ctypes.sizeof(NativeBatch)} are known"
         )
-    native.llama_batch_free(made)
+    native.llama_batch_free(batch)
     return ""

@@ -1,4 +1,4 @@
-"""Which files can be a draft model, by their header alone: loads no library."""
+"""Checks by a file's header whether it can be a draft model. Loads no library."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 
 
 
 def draft_shape(file: str, context_tokens: int = 0) -> ModelShape:
-    """Shape of the draft model in this file. Raises ModelMissing, ModelInvalid.
+    """Return the shape of the draft model in this file. Raises ModelMissing, ModelInvalid.
 
-    context_tokens: of the model that answers.
+    context_tokens: context of the model that answers.
     """
     path = Path(file)
     shape = model_shape(read_header(path))

@@ -1,4 +1,4 @@
-"""A draft model: a second, small model of the same vocabulary in a context of its own."""
+"""Runs a draft model: a second, small model with the same vocabulary in a context of its own."""
 
 import math
 import time
@@ -26,7 +26,7 @@ from localchat_llamacpp.native_model import (
 from localchat_llamacpp.slots import Slots
 
 _PADDING = 128
-"""Vocabularies of one family differ by so many unused tokens at the end."""
+"""Unused tokens at the end by which vocabularies of one family may differ."""
 _STEP_TOKENS = 128
 _WARM_TOKENS = 32
 
@@ -65,7 +65,7 @@ def load_drafter(
         weights.close()
         raise
     vocabularies = [
-        int(api.llama_vocab_n_tokens(_vocabulary(one))) for one in (weights.handle, target)
+        int(api.llama_vocab_n_tokens(_vocabulary(model))) for model in (weights.handle, target)
     ]
     drafter = LlamaDrafter(weights, context, spec, vocabularies[0], min(vocabularies), buffers)
     try:
@@ -81,11 +81,11 @@ def _vocabulary(model: int) -> Any:  # noqa: ANN401 - a pointer
 
 
 def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
-    """Raise ModelInvalid where two native models number their tokens differently."""
+    """Raise ModelInvalid if two native models number their tokens differently."""
     api = library().api
     mine = _vocabulary(draft)
     other = _vocabulary(target)
-    sizes = [int(api.llama_vocab_n_tokens(one)) for one in (mine, other)]
+    sizes = [int(api.llama_vocab_n_tokens(model)) for model in (mine, other)]
     why = ""
     if api.llama_vocab_type(mine) != api.llama_vocab_type(other):
         why = "its tokenizer is of another kind"
@@ -95,28 +95,28 @@ def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
         text = api.llama_vocab_get_text
         for token in range(min(sizes)):
             if (here := text(mine, token)) != (there := text(other, token)):
-                shown = [(word or b"").decode("utf-8", "replace")[:20] for word in (here, there)]
+                shown = [(piece or b"").decode("utf-8", "replace")[:20] for piece in (here, there)]
                 why = f"its token {token} is {shown[0]!r}, and the model's is {shown[1]!r}"
                 break
     if why:
         raise ModelInvalid(f"{name} cannot be a draft model for this one: {why}.", hint=SAME_FAMILY)
 
 
-class _HeldText:
-    """What a slot of the draft context holds of a sequence."""
+class _SlotText:
+    """Tokens of a sequence in a slot of the draft context."""
 
-    __slots__ = ("known", "slot", "start", "tokens")
+    __slots__ = ("slot", "start", "tokens", "verified")
 
     def __init__(self, slot: int, start: int) -> None:
         self.slot = slot
         self.start = start
         self.tokens: list[int] = []
-        self.known = 0
-        """Tokens that were no guesses; those after them may have to go."""
+        self.verified = 0
+        """Leading tokens that are not drafts. Later ones may be truncated."""
 
 
 class LlamaDrafter:
-    """See Drafter."""
+    """Drafter over a second native model. See Drafter."""
 
     name = "the draft model"
     together = False
@@ -130,7 +130,7 @@ class LlamaDrafter:
         shared_vocab: int,
         buffers: Sequence[Buffer],
     ) -> None:
-        """Own `weights` and `context` from here on. shared_vocab: tokens that both models have."""
+        """Take ownership of `weights` and `context`. shared_vocab: tokens that both models have."""
         self._api: Any = library().api
         self._weights = weights
         self._context = context
@@ -140,16 +140,16 @@ class LlamaDrafter:
         self._batch = Batch(spec.step_tokens, spec.slots + 1)
         self._slots = Slots(context, spec.slots + 1, can_truncate=True)
         self._sampler = Sampler(shared_vocab)
-        self._held: dict[int, _HeldText] = {}
+        self._texts: dict[int, _SlotText] = {}
         self._free = list(range(spec.slots))
         self.buffers = [*weights.buffers, *buffers]
         self.token_s = self.prompt_token_s = 0.0
 
     def warm_up(self) -> None:
-        """Read the weights, and measure a text's token and a drafted one. Raises RuntimeError."""
+        """Read the weights, and time a prompt token and a drafted one. Raises RuntimeError."""
         slot = self._spec.slots
         count = min(_WARM_TOKENS, self._spec.step_tokens)
-        text = [one * 7919 % self._shared for one in range(count)]
+        text = [number * 7919 % self._shared for number in range(count)]
         times = []
         for tokens in (text, text, text[:1], text[:1], text[:1]):
             started_s = time.perf_counter()
@@ -172,8 +172,8 @@ class LlamaDrafter:
 
     def _draft(self, ask: DraftAsk) -> Draft:
         seq, tokens, start, sampling, limit, goes_on = ask
-        held = self._text_of(seq, start)
-        if held is None or not self._catch_up(held, tokens):
+        text = self._text_of(seq, start)
+        if text is None or not self._catch_up(text, tokens):
             self.forget(seq)
             return NO_DRAFT
         plain = replace(
@@ -195,18 +195,18 @@ class LlamaDrafter:
             chances.append(math.exp(drawn.logprob) if drawn.logprob is not None else 0.0)
             if len(drafts) == limit or not goes_on(chances[-1]):
                 break
-            if not self._decode(held.slot, drafts[-1:]):
+            if not self._decode(text.slot, drafts[-1:]):
                 self.forget(seq)
                 break
-            held.tokens.append(drafts[-1])
+            text.tokens.append(drafts[-1])
         return Draft(tuple(drafts), tuple(chances))
 
     def forget(self, seq: int) -> None:
         """Empty the slot of a sequence that left."""
-        held = self._held.pop(seq, None)
-        if held is not None:
-            self._slots.drop(held.slot)
-            self._free.append(held.slot)
+        text = self._texts.pop(seq, None)
+        if text is not None:
+            self._slots.drop(text.slot)
+            self._free.append(text.slot)
 
     def close(self) -> None:
         """Release context and weights. Idempotent."""
@@ -215,33 +215,33 @@ class LlamaDrafter:
             self._context = 0
             self._weights.close()
 
-    def _text_of(self, seq: int, start: int) -> _HeldText | None:
-        held = self._held.get(seq)
-        if held is not None and held.start != start:
+    def _text_of(self, seq: int, start: int) -> _SlotText | None:
+        text = self._texts.get(seq)
+        if text is not None and text.start != start:
             self.forget(seq)
-            held = None
-        if held is None and self._free:
-            held = self._held[seq] = _HeldText(self._free.pop(), start)
-        return held
+            text = None
+        if text is None and self._free:
+            text = self._texts[seq] = _SlotText(self._free.pop(), start)
+        return text
 
-    def _catch_up(self, held: _HeldText, tokens: Sequence[int]) -> bool:
-        """Compute what the slot lacks of `tokens`; the last one always is. False: no room."""
-        same = held.known
-        most = min(len(held.tokens), len(tokens) - 1)
-        while same < most and held.tokens[same] == tokens[same]:
+    def _catch_up(self, text: _SlotText, tokens: Sequence[int]) -> bool:
+        """Compute the tokens that the slot lacks, and always the last one. False without room."""
+        same = text.verified
+        limit = min(len(text.tokens), len(tokens) - 1)
+        while same < limit and text.tokens[same] == tokens[same]:
             same += 1
         same = min(same, len(tokens) - 1)
-        self._slots.truncate(held.slot, same)
-        del held.tokens[same:]
+        self._slots.truncate(text.slot, same)
+        del text.tokens[same:]
         for begin in range(same, len(tokens), self._spec.step_tokens):
-            if not self._decode(held.slot, tokens[begin : begin + self._spec.step_tokens]):
+            if not self._decode(text.slot, tokens[begin : begin + self._spec.step_tokens]):
                 return False
-        held.tokens += tokens[same:]
-        held.known = len(tokens)
+        text.tokens += tokens[same:]
+        text.verified = len(tokens)
         return True
 
     def _decode(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Append tokens to a slot, with the logits of the last. False: no room for them."""
+        """Append tokens to a slot, and compute the logits of the last. False without room."""
         start = self._slots.lengths[slot]
         self._batch.clear()
         self._batch.add(slot, start, tokens, [len(tokens) - 1])

@@ -1,7 +1,7 @@
-"""Runs an embedding model: whole texts in, one vector each out.
+"""Runs an embedding model: whole texts in, one vector per text out.
 
-A text is pooled within one step, so a step holds whole texts only, and its width is the longest text that the
-model reads. There is no padding, no cache and no draft.
+A text is pooled within one step, so a step contains whole texts only, and its width is the longest text that
+the model reads. Embedding uses no padding, no cache and no drafts.
 """
 
 import ctypes
@@ -15,50 +15,53 @@ from localchat.backend_api.interface import LoadRequest, MemoryReport, Progress
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.model_files.architecture import POOLING_NUMBERS
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.embedding_plan import MOST_TEXTS
 from localchat_llamacpp.load import Target, report
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import Placement, Weights, load_weights
+from localchat_llamacpp.plan.embedding_plan import MAX_TEXTS
 
 _STEP_TOKENS = 512
-"""Short texts group a step up to this width; wider steps only make them wait longer."""
+"""Tokens up to which short texts share a step. Wider steps only add latency."""
 _FLASH_AUTO = -1
 _FLASH_OFF = 0
 
 
 class LlamaCppEmbedder:
-    """Embedder over one native context. Used from one thread, apart from `abort`."""
+    """Embedder over one native context. Single thread, except for `abort`."""
 
     def __init__(
         self, weights: Weights, context: int, memory: MemoryReport, tokens: int, pooling: str
     ) -> None:
-        """Own weights and context from here on."""
+        """Take ownership of `weights` and `context`."""
         self._api: Any = library().api
         self._weights = weights
         self._context = context
         self._report = memory
         self.context_tokens = tokens
         self.pooling = pooling
-        # A reranker may have several labels, of which the first is the score.
+        # A reranker may have several labels. The first is the score.
         rank = pooling == "rank"
         self.dimension = 1 if rank else int(self._api.llama_model_n_embd_out(weights.handle))
         self._memory = self._api.llama_get_memory(context)
-        self._batch = Batch(tokens, MOST_TEXTS)
+        self._batch = Batch(tokens, MAX_TEXTS)
         self._stop = False
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of length 1 for each text of 1 to `context_tokens` tokens; of a reranker, its score.
+        """Return a vector of length 1 for each text, or a reranker's score.
 
-        Raises EngineClosed after `abort`, LocalchatError for a model that gives no numbers.
+        A text has 1 to `context_tokens` tokens. Raises EngineClosed after `abort`, LocalchatError for a result
+        that is not a number.
         """
-        found: list[list[float]] = [[] for _ in texts]
+        embeddings: list[list[float]] = [[] for _ in texts]
         for group in _step_groups([len(text) for text in texts], self.context_tokens):
             if self._stop:
                 raise EngineClosed("the engine was closed")
-            vectors = self._step([texts[place] for place in group])
-            for place, vector in zip(group, vectors, strict=True):
-                found[place] = _score(vector) if self.pooling == "rank" else _normalised(vector)
-        return found
+            vectors = self._step([texts[index] for index in group])
+            for index, vector in zip(group, vectors, strict=True):
+                embeddings[index] = (
+                    _score(vector) if self.pooling == "rank" else _normalized(vector)
+                )
+        return embeddings
 
     def _step(self, texts: list[Sequence[int]]) -> list[NDArray[np.float32]]:
         batch = self._batch
@@ -80,7 +83,7 @@ class LlamaCppEmbedder:
     def _vector(self, seq: int) -> NDArray[np.float32]:
         pointer = self._api.llama_get_embeddings_seq(self._context, seq)
         if not pointer:
-            raise LocalchatError("the model gave no embedding")
+            raise LocalchatError("the model returned no embedding")
         where = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(where, (self.dimension,)).copy()
 
@@ -103,7 +106,7 @@ class LlamaCppEmbedder:
 def load_embedder(
     target: Target, pooling: str, request: LoadRequest, progress: Progress
 ) -> LlamaCppEmbedder:
-    """Load weights, make the context, run a step that meets faults of the build.
+    """Load the weights, create the context, and run a wide test step.
 
     Raises ModelInvalid, DoesNotFit, EngineClosed.
     """
@@ -123,7 +126,7 @@ def load_embedder(
     memory = report([*weights.buffers, *buffers], target.total_bytes)
     embedder = LlamaCppEmbedder(weights, context, memory, tokens, pooling)
     try:
-        # Wide first: the fault of AMX builds needs two rows.
+        # Run a wide step first: the fault of AMX builds needs two rows.
         embedder.embed([[0] * tokens, [0], [0]])
     except BaseException:
         embedder.close()
@@ -137,10 +140,10 @@ def _open(
     native = library()
     plan = request.plan
     parameters = native.api.llama_context_default_params()
-    # A multiple of the sequences: llama.cpp measures its graph so, and pooling another width is SIGABRT.
-    width = -(-plan.context_tokens // MOST_TEXTS) * MOST_TEXTS
+    # llama.cpp sizes its graph for a multiple of the sequences. Pooling another width is SIGABRT.
+    width = -(-plan.context_tokens // MAX_TEXTS) * MAX_TEXTS
     parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = width
-    parameters.n_seq_max = MOST_TEXTS
+    parameters.n_seq_max = MAX_TEXTS
     parameters.kv_unified = True
     parameters.embeddings = True
     parameters.pooling_type = pooling
@@ -151,49 +154,49 @@ def _open(
         context = native.api.llama_init_from_model(weights.handle, parameters)
     if not context:
         raise DoesNotFit(
-            f"Room for texts of {plan.context_tokens} tokens could not be made: "
+            f"Memory for texts of {plan.context_tokens} tokens could not be allocated: "
             f"{captured.reason('llama.cpp gives no reason')}",
             hint="Try shorter texts (--ctx).",
         )
     return int(context), captured.buffers
 
 
-def _step_groups(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
-    """Texts grouped in steps, the longest first.
+def _step_groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[int, ...]]:
+    """Group texts into steps, the longest first.
 
-    So those of a step are of a length, and the widest step comes while the caller still expects to wait.
+    Texts of a step then have similar lengths, and the widest step runs while the caller still expects to wait.
     """
     width = 0
-    places = list[int]()
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        full = len(places) == MOST_TEXTS or width + lengths[place] > min(_STEP_TOKENS, most)
-        if places and full:
-            yield tuple(places)
+    group = list[int]()
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        full = len(group) == MAX_TEXTS or width + lengths[index] > min(_STEP_TOKENS, limit)
+        if group and full:
+            yield tuple(group)
             width = 0
-            places = []
-        width += lengths[place]
-        places.append(place)
-    if places:
-        yield tuple(places)
+            group = []
+        width += lengths[index]
+        group.append(index)
+    if group:
+        yield tuple(group)
 
 
 def _score(vector: NDArray[np.float32]) -> list[float]:
     score = float(vector[0])
     if not np.isfinite(score):
         raise LocalchatError(
-            "the model gave a score that is not a number",
+            "the model returned a score that is not a number",
             hint="the model file may be damaged: download it again",
         )
     return [score]
 
 
-def _normalised(vector: NDArray[np.float32]) -> list[float]:
+def _normalized(vector: NDArray[np.float32]) -> list[float]:
     wide = vector.astype(np.float64)
     length = float(np.linalg.norm(wide))
     if not np.isfinite(length):
         raise LocalchatError(
-            "the model gave an embedding that is not a vector of numbers",
+            "the model returned an embedding that is not a vector of numbers",
             hint="the model file may be damaged: download it again",
         )
-    found: list[float] = (wide / length if length else wide).tolist()
-    return found
+    normalized: list[float] = (wide / length if length else wide).tolist()
+    return normalized

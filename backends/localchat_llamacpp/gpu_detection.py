@@ -1,6 +1,6 @@
-"""Detects GPUs through llama.cpp where NVIDIA's driver reports none: AMD, Intel, integrated.
+"""Detects GPUs through llama.cpp if NVIDIA's driver reports none: AMD, Intel, integrated.
 
-Run as a module it prints one JSON list of devices (see helper_process.py).
+As a module it prints a JSON list of devices (see helper_process.py).
 """
 
 import json
@@ -16,41 +16,40 @@ _TIMEOUT_S = 20.0
 
 
 def add_gpus(machine: Machine, ask: Callable[[], Iterable[Device]]) -> Machine:
-    """The machine with the devices that `ask` finds.
+    """Return the machine with the devices that `ask` returns.
 
-    GPUs with memory of their own are added; where there are only integrated ones, their memory is the RAM.
-    Asks only where no GPU is known: to report its free memory, CUDA takes 0.5 GB of each GPU for as long as
-    the process lives.
+    Adds GPUs with memory of their own. Integrated GPUs alone mean unified memory. Asks only if no GPU is known,
+    because to report free memory, CUDA takes 0.5 GB of each GPU until the process ends.
     """
     if machine.gpus or machine.unified_memory:
         return machine
     listed = list(ask())
-    gpus_found = [one for one in listed if one.kind == "gpu" and one.total_bytes]
+    gpus_found = [device for device in listed if device.kind == "gpu" and device.total_bytes]
     if gpus_found:
         gpus = tuple(
-            Gpu(number, one.description or one.name, one.total_bytes, one.free_bytes)
-            for number, one in enumerate(gpus_found)
+            Gpu(number, device.description or device.name, device.total_bytes, device.free_bytes)
+            for number, device in enumerate(gpus_found)
         )
         return replace(machine, gpus=gpus, gpu_note="")
-    if any(one.kind == "igpu" for one in listed):
+    if any(device.kind == "igpu" for device in listed):
         return replace(machine, unified_memory=True)
     return machine
 
 
 def detect_gpus(machine: Machine) -> Machine:
-    """The same without loading the library here.
+    """Return the machine with its GPUs, without loading the library in this process.
 
-    A helper process looks, about a second, and only where this build could use what it finds.
+    Runs a helper process for about a second, if this build could use a GPU.
     """
     if machine.gpus or machine.unified_memory or not can_offload():
         return machine
     try:
         output = run_module("gpu_detection", timeout_s=_TIMEOUT_S)
-        found = [Device(**one) for one in json.loads(output)]
+        detected = [Device(**fields) for fields in json.loads(output)]
     except (OSError, ValueError, TypeError):
-        return machine  # it crashed or timed out: the load itself finds out
-    return add_gpus(machine, lambda: found)
+        return machine  # it crashed or timed out, which the load itself will report
+    return add_gpus(machine, lambda: detected)
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(one) for one in devices()]))  # noqa: T201
+    print(json.dumps([asdict(device) for device in devices()]))  # noqa: T201

@@ -16,9 +16,9 @@ def run_module(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Stdout of `python -m localchat_llamacpp.MODULE`, also if it crashed or ran out of time.
+    """Return the stdout of `python -m localchat_llamacpp.MODULE`, even if it crashed or timed out.
 
-    environment: variables over those of this process. Raises OSError.
+    environment: variables that replace those of this process. Raises OSError.
     """
     try:
         return complete_module(
@@ -35,7 +35,7 @@ def complete_module(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> "subprocess.CompletedProcess[bytes]":
-    """The same with its exit status and stderr. Raises OSError, subprocess.TimeoutExpired."""
+    """Run a module, and return its result. Raises OSError, subprocess.TimeoutExpired."""
     return subprocess.run(
         [sys.executable, "-m", f"localchat_llamacpp.{module}"],
         input=stdin,

@@ -1,12 +1,12 @@
-"""Libraries of llama.cpp on this machine, and the choice of one. Loads none of them.
+"""Finds the llama.cpp libraries of this machine, and chooses one. Loads none of them.
 
-Sources, in this order:
+Sources, in order:
 
-1. what the user names: the setting `llamacpp_library`, which front ends pass on as the variable
+1. the user's choice: the setting `llamacpp_library`, which front ends pass on as the variable
    `LOCALCHAT_LLAMACPP_LIBRARY`; a file, a folder, or the name of a source below,
 2. `native`: a build by `localchat doctor --rebuild`, in `native_build_folder`,
 3. `llama-cpp-python`: compiled by its installation for this machine,
-4. `xllamacpp`: prebuilt, for every CPU of the last ten years; no graphics card but Apple's.
+4. `xllamacpp`: prebuilt for every CPU of the last ten years, and for no GPU but Apple's.
 
 A process loads one library, so a process has one choice, and its children inherit it by the variable.
 """
@@ -43,18 +43,20 @@ class LibraryFile(NamedTuple):
     source: Source
     file: Path
     version: str
-    """Of what brought it."""
+    """Version of the package, or the state of a named file."""
     why: str
-    """Why this one is taken: a sentence."""
+    """Sentence on why this library was chosen."""
 
     @property
     def name(self) -> str:
-        """Of what brought it."""
-        return "llama.cpp" if self.source == "named" else self.source
+        """Name of the package."""
+        if self.source == "named":
+            return "llama.cpp"
+        return self.source
 
     @property
     def title(self) -> str:
-        """For people: what it is."""
+        """Name and version for people."""
         match self.source:
             case "named":
                 return str(self.file)
@@ -64,7 +66,7 @@ class LibraryFile(NamedTuple):
 
     @property
     def again(self) -> str:
-        """A sentence: how to get it anew where its file is damaged."""
+        """Sentence on how to replace a damaged file."""
         match self.source:
             case "named":
                 return f"Name another library with {VARIABLE}, or none."
@@ -75,44 +77,45 @@ class LibraryFile(NamedTuple):
 
 
 class Search(NamedTuple):
-    """The library to load, or why there is none."""
+    """The library to load, or the reasons against each candidate."""
 
     library: LibraryFile | None
     passed_over: tuple[str, ...] = ()
-    """Libraries that were looked at before, and what is against each: sentences."""
+    """Sentences on the libraries that were rejected before."""
     hint: str = ""
-    """What to do where there is no library."""
+    """Advice to the user, if no library is usable."""
 
 
 class _Unusable(Exception):
-    """A source has a library that cannot be taken; its text is a sentence."""
+    """A source has an unusable library. The text is a sentence."""
 
 
 def find_library(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> Search:
-    """The first library of the sources in their order. Takes a millisecond. root: the folder with /proc."""
-    asked = environ.get(VARIABLE, "").strip()
-    if asked and asked not in _SOURCES:
-        return _named(Path(asked).expanduser())
-    against: list[str] = []
-    for name in [asked] if asked else _SOURCES:
+    """Return the first usable library. Takes a millisecond. root: the folder with /proc."""
+    requested = environ.get(VARIABLE, "").strip()
+    if requested and requested not in _SOURCES:
+        return _named(Path(requested).expanduser())
+    rejections: list[str] = []
+    names = [requested] if requested else list(_SOURCES)
+    for name in names:
         try:
-            found = _SOURCES[name](environ, root)
+            library = _SOURCES[name](environ, root)
         except _Unusable as problem:
-            against.append(str(problem))
+            rejections.append(str(problem))
             continue
-        if found is not None:
-            why = f"{VARIABLE} asks for it." if asked else found.why
-            return Search(found._replace(why=why), tuple(against))
-    if asked and not against:
-        against.append(f"{VARIABLE} asks for {asked}, which is not installed.")
-    return Search(None, tuple(against), _advice(asked))
+        if library is not None:
+            why = f"{VARIABLE} asks for it." if requested else library.why
+            return Search(library._replace(why=why), tuple(rejections))
+    if requested and not rejections:
+        rejections.append(f"{VARIABLE} asks for {requested}, which is not installed.")
+    return Search(None, tuple(rejections), _advice(requested))
 
 
 def native_build_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of the build by `doctor --rebuild`, whether or not there is one.
+    """Return the folder of the build by `doctor --rebuild`, whether or not it exists.
 
-    It holds the library with those that it needs, and `RECORD`, which is written last: without it the folder
-    counts as empty. A file that cannot be read or a library that is gone is passed over with a sentence.
+    It contains the library with its dependencies, and `RECORD`, which is written last. Without the record the
+    folder counts as empty. An unreadable record or a missing library is rejected with a sentence.
     """
     return find_paths(environ).data_dir / "llama.cpp"
 
@@ -121,16 +124,18 @@ def _named(path: Path) -> Search:
     file = next((path / name for name in _NAMES if (path / name).is_file()), path)
     if file.is_file():
         return Search(LibraryFile("named", file.absolute(), _state(file), f"{VARIABLE} names it."))
-    what = "is a folder without libllama" if path.is_dir() else "is not there"
+    problem = "does not exist"
+    if path.is_dir():
+        problem = "is a folder without libllama"
     return Search(
         None,
-        (f"{VARIABLE} or --llamacpp-library names {path}, which {what}.",),
-        f"Name a libllama, or one of {', '.join(_SOURCES)}; without it localchat looks for one itself.",
+        (f"{VARIABLE} or --llamacpp-library names {path}, which {problem}.",),
+        f"Name a libllama, or one of {', '.join(_SOURCES)}; otherwise localchat looks for one itself.",
     )
 
 
 def _state(file: Path) -> str:
-    """State of a file, which tells it from others under its path."""
+    """Return the state of a file, which distinguishes versions at one path."""
     state = file.stat()
     return f"{state.st_size:x}-{state.st_mtime_ns:x}"
 
@@ -140,23 +145,25 @@ def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
     record = folder / RECORD
     if not record.is_file():
         return None
-    import json  # imported here: only where there is a build
+    import json  # only needed if there is a build
 
     try:
-        known = json.loads(record.read_text(encoding="utf-8"))
-        file = folder / str(known["library"])
-        made = str(known["version"])
-        kind = str(known["kind"])
+        build = json.loads(record.read_text(encoding="utf-8"))
+        file = folder / str(build["library"])
+        built_version = str(build["version"])
+        kind = str(build["kind"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _Unusable(f"{record} cannot be read ({problem}): build it again.") from problem
     if not file.is_file():
-        raise _Unusable(f"The native build in {folder} is without its library: build it again.")
-    if made != BINDING_VERSION:
+        raise _Unusable(f"The native build in {folder} lacks its library: build it again.")
+    if built_version != BINDING_VERSION:
         raise _Unusable(
-            f"The native build is of {BINDING} {made}, and this localchat builds {BINDING_VERSION}: "
+            f"The native build is of {BINDING} {built_version}, and this localchat builds {BINDING_VERSION}: "
             "`localchat doctor --rebuild` builds it again."
         )
-    return LibraryFile("native", file, f"{made} for {kind}", "It was built for this machine.")
+    return LibraryFile(
+        "native", file, f"{built_version} for {kind}", "It was built for this machine."
+    )
 
 
 def _binding(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
@@ -178,7 +185,7 @@ def _prebuilt(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
     if not installed or spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
-    file = next((one for one in sorted(folder.glob("xllamacpp*.so"))), None)
+    file = next((path for path in sorted(folder.glob("xllamacpp*.so"))), None)
     if file is None or sys.platform == "win32":
         raise _Unusable(f"{PREBUILT} {installed} is installed without a library to call.")
     if missing := _missing_features(root):
@@ -198,7 +205,7 @@ _SOURCES: Final[Mapping[str, Callable[[Mapping[str, str], Path], LibraryFile | N
 
 
 def _installed(distribution: str) -> str:
-    """Installed version; empty: none."""
+    """Return the installed version. Empty without one."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -206,22 +213,20 @@ def _installed(distribution: str) -> str:
 
 
 def _missing_features(root: Path) -> list[str]:
-    """Instruction sets that the prebuilt library needs and this CPU lacks; none where it cannot be read.
+    """Return the instruction sets that the prebuilt library needs and this CPU lacks.
 
-    Without this look the first matrix would end the process with SIGILL.
+    Empty if the CPU's features are unknown. Without this check, the first matrix would end the process with
+    SIGILL.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
-    try:
-        text = (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return []
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    flags = set(line.partition(":")[2].split())
+    from localchat.fit.hardware import read_cpu_flags
+
+    flags = read_cpu_flags(root)
     return [name for name in _PREBUILT_CPU if flags and name not in flags]
 
 
-def _advice(asked: str) -> str:
-    if asked == "native":
+def _advice(requested: str) -> str:
+    if requested == "native":
         return "Build it with `localchat doctor --rebuild`."
     return f"Install one: pip install {BINDING} (compiles llama.cpp: some minutes, needs a C++ compiler)."

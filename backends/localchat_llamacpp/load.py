@@ -1,4 +1,4 @@
-"""Loads weights and context by a plan, warms them up, and makes the runner."""
+"""Loads weights and context by a plan, warms them up, and creates the runner."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from localchat.errors import ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
-from localchat_llamacpp.compute_buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.drafter import load_drafter
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
@@ -28,33 +27,34 @@ from localchat_llamacpp.native_model import (
     open_context,
     outputs_max,
 )
+from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
-from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
-    "This model keeps one running state and cannot go back in it: an earlier prompt is reused only from the "
-    "places where its state was saved, shortly before a prompt's end and at an answer's, and where a draft is "
-    "rejected, the accepted ones before it are computed again."
+    "This model has a recurrent state that cannot be cut back. An earlier prompt is reused only from points "
+    "where the state was saved: shortly before a prompt's end, and at an answer's end. After a rejected draft, "
+    "the accepted tokens before it are computed again."
 )
 _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
     "again."
 )
 _WINDOW_SAVED = (
-    "This model looks back {} tokens in some layers, and of a text that waits in RAM those alone are kept: "
-    "going back in it computes it again."
+    "This model attends to only the last {} tokens in some layers, and text that is swapped to RAM keeps only "
+    "these. Going back in it computes it again."
 )
-
-
-_LONE = frozenset({"plamo2"})
-"""Architectures whose graph in llama.cpp 0.3.36 ends the process (SIGABRT) with three sequences in a step."""
+_SINGLE_TEXT = frozenset({"plamo2"})
+"""Architectures whose graph aborts the process with three sequences in a step (0.3.36)."""
 _TILE_ROWS = 64
-"""Rows of a prompt that flash attention computes as one tile on a CPU, where KV is in f16. A step of fewer rows
-reads all KV for each of them (0.5B shapes after 3,000 tokens: 37 ms of CPU a token at 32 rows, 20 at 64)."""
+"""Prompt rows that flash attention computes as one tile on a CPU with f16 KV.
+
+A narrower step reads all KV for each row (0.5B shapes after 3,000 tokens: 37 ms of CPU per token at 32 rows,
+20 at 64).
+"""
 _MAPPED = "_Mapped"
 _IN_RAM = ("CPU", "AMX")
-"""The library's names of buffers: pages of the file, and memory of this machine."""
-_ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
+"""The library's names of buffers in RAM."""
+_ALONE = "This llama.cpp computes one text of this model at a time. Other requests wait."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ class Target:
     """A model to load."""
 
     path: Path
-    """Its first file."""
+    """First file of the model."""
     total_bytes: int
-    """Of all files."""
+    """Size of all files."""
     kv_types: tuple[str, ...]
-    """Those that the model's head sizes allow."""
+    """KV types that the model's head sizes allow."""
     threads: int
     architecture: str = ""
-    """As the file names it."""
+    """Name of the architecture in the file."""
     experts: bool = False
-    """A mixture of experts, of which each token of a step reads others."""
+    """Whether the model is a mixture of experts."""
 
 
 def refuse_other_kinds(model: int) -> None:
-    """Raise ModelInvalid for models that do not write token by token. The vocabulary suffices."""
+    """Raise ModelInvalid for models that do not generate token by token. The vocabulary suffices."""
     api = library().api
     if api.llama_model_is_diffusion(model):
         raise ModelInvalid(
@@ -90,13 +90,13 @@ def refuse_other_kinds(model: int) -> None:
 def load_runner(
     target: Target, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
 ) -> LlamaCppRunner:
-    """Load weights, make the context, warm up. Releases everything when one of them fails.
+    """Load the weights, create the context, and warm up. Releases everything on failure.
 
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
     if request.plan.kv_type not in KV_TYPES:
         raise ModelInvalid(
-            f"KV type {request.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}"
+            f"KV type {request.plan.kv_type!r}: expected one of {', '.join(KV_TYPES)}"
         )
     weights = load_weights(
         target.path,
@@ -119,11 +119,13 @@ def _with_context(
     api = library().api
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
-    most = int(api.llama_max_parallel_sequences()) - 1
-    spare = SPARE_STATES if _is_stateful(weights.handle) else 0
+    max_slots = int(api.llama_max_parallel_sequences()) - 1
+    spare = 0
+    if _is_stateful(weights.handle):
+        spare = SPARE_STATES
     spec = ContextSpec(
         context_tokens=room,
-        slots=min(request.options.max_slots + spare, most),
+        slots=min(request.options.max_slots + spare, max_slots),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
@@ -139,13 +141,15 @@ def _with_context(
             )
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
-        warm = WarmUp(context, batch, spec.slots, vocab_size)
-        can_truncate = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
+        step = min(spec.step_tokens, plan.context_tokens - 8)
+        can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
         files = [target.total_bytes]
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
-        taken = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
+        used = [*weights.buffers, *buffers]
+        if drafter is not None:
+            used += drafter.buffers
         return LlamaCppRunner(
             weights,
             context,
@@ -154,7 +158,7 @@ def _with_context(
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
             threads=target.threads,
-            report=report(taken, sum(files)),
+            report=report(used, sum(files)),
             drafter=drafter,
             on_gpu=plan.gpu_layers != 0,
             window_only=spec.window_only,
@@ -166,8 +170,36 @@ def _with_context(
         raise
 
 
+def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int) -> bool:
+    """Decode `tokens` tokens, then one more, and empty the slot. Return whether its tail can be removed.
+
+    This reads the weights and reveals faults of the build. The wide step comes first, because the fault of AMX
+    builds needs two rows. Raises RuntimeError if the library fails.
+    """
+    api = library().api
+    memory = api.llama_get_memory(context)
+
+    def decode(start: int, rows: int) -> None:
+        batch.clear()
+        ids = [(start + row) * 7919 % vocab_size for row in range(rows)]
+        batch.add(slot, start, ids, [rows - 1])
+        status = api.llama_decode(context, batch.native)
+        api.llama_synchronize(context)
+        if status != 0:
+            tail = "; ".join(library().log.tail(3))
+            raise RuntimeError(f"llama.cpp failed in warm-up (status {status}): {tail}")
+
+    try:
+        decode(0, tokens)
+        can_truncate = bool(api.llama_memory_seq_rm(memory, slot, tokens - 1, -1))
+        decode(tokens - 1 if can_truncate else tokens, 1)
+        return can_truncate
+    finally:
+        api.llama_memory_seq_rm(memory, slot, -1, -1)
+
+
 def _placement(plan: MemoryPlan, notify: Callable[[str], None]) -> Placement:
-    """The planned places of layers and experts, as far as this build can offload."""
+    """Return the planned placement of layers and experts, as far as this build can offload."""
     if plan.gpu_layers and not library().api.llama_supports_gpu_offload():
         notify(offload_advice())
         return Placement()
@@ -191,17 +223,17 @@ def _capabilities(
         rewind = "checkpoint"
         limits = (_NO_REWIND,)
     elif window > 0:
-        # With room for all of them the cells before the window are kept too, but a saved state leaves them out,
-        # and a full cache may write over them.
+        # With room, the cache also stores the cells before the window. A saved state omits them, and a full
+        # cache may overwrite them.
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind = "last_n"
         limits = (sentence.format(window),)
-    alone = target.architecture in _LONE
+    alone = target.architecture in _SINGLE_TEXT
     on_gpu = request.plan.gpu_layers != 0
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=request.plan.context_tokens,
-        # The cells beyond the room, to a round number, are not promised to anyone.
+        # The context is rounded up to whole cells. The extra cells are not part of the promise.
         kv_tokens=spec.context_tokens,
         max_slots=spec.slots,
         max_rows=1 if alone else min(request.options.max_slots, spec.slots),
@@ -225,9 +257,10 @@ def _capabilities(
 
 
 def _widths(spec: ContextSpec, request: LoadRequest) -> Widths:
-    """The widths that fill tiles of attention."""
-    tiled = spec.flash_attention and spec.kv_type == "f16" and not request.plan.gpu_layers
-    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)) if tiled else ())
+    """Return the widths that fill tiles of attention."""
+    if not spec.flash_attention or spec.kv_type != "f16" or request.plan.gpu_layers:
+        return Widths(())
+    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)))
 
 
 def _is_stateful(model: int) -> bool:
@@ -236,14 +269,14 @@ def _is_stateful(model: int) -> bool:
 
 
 def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
-    """Allocated bytes by purpose.
+    """Sum the allocated bytes by purpose.
 
-    A mapped buffer reaches from its first tensor to its last one, also over those between them that went to a
-    GPU: of a file of `file_bytes` no more than the rest counts.
+    A mapped buffer spans everything between its first and last tensor, including tensors that went to a GPU.
+    So no more counts than the rest of `file_bytes`.
     """
     model = [buffer for buffer in buffers if buffer.purpose == "model"]
-    mapped = sum(one.size_bytes for one in model if one.device.endswith(_MAPPED))
-    on_gpus = sum(one.size_bytes for one in model if _is_on_gpu(one.device))
+    mapped = sum(part.size_bytes for part in model if part.device.endswith(_MAPPED))
+    on_gpus = sum(part.size_bytes for part in model if _is_on_gpu(part.device))
     return MemoryReport(
         weights_bytes=_size(buffers, "model") - max(0, mapped + on_gpus - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),

@@ -1,4 +1,4 @@
-"""An opened GGUF model: its header, its tokenizer, the plan of a load, and the load."""
+"""Opens a GGUF model: header, tokenizer, the plan of a load, and the load."""
 
 import hashlib
 import re
@@ -23,14 +23,14 @@ from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
 from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
-from localchat_llamacpp import memory_plan as planner
 from localchat_llamacpp.build_advice import as_built, devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
-from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
+from localchat_llamacpp.plan import memory_plan as planner
+from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {
@@ -40,13 +40,13 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""Keys of a file's own defaults, and our names for them."""
+"""Keys of a file's own sampling defaults, and our names for them."""
 _PIECES = 16
 _PIECE_BYTES = 4096
 
 
 class GgufModel:
-    """OpenModel over a GGUF file. Native code gets the file only after its header was checked here."""
+    """OpenModel over a GGUF file. Checks the header before native code sees the file."""
 
     def __init__(self, path: Path) -> None:
         """path: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
@@ -55,7 +55,7 @@ class GgufModel:
         self.shape = model_shape(self.header)
         if not self.shape.vocabulary:
             raise ModelInvalid(
-                f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
+                f"{path} has no vocabulary: it is part of a model, such as an adapter or a vision encoder.",
                 hint="Give the file of the language model itself.",
             )
         handle, log_lines = load_vocabulary(self._first)
@@ -75,12 +75,14 @@ class GgufModel:
         if can_offload:
             machine = add_gpus(machine, devices)
         if self.info.pooling:
-            found = plan_embedding(self.shape, options, machine, can_offload=can_offload)
-            return demand(found, self.info.name)
-        found = planner.plan(self.shape, options, machine, can_offload=can_offload, safe_mode=False)
+            memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
+            return demand(memory, self.info.name)
+        memory = planner.plan(
+            self.shape, options, machine, can_offload=can_offload, safe_mode=False
+        )
         if options.gpu_layers not in ("auto", 0) and not can_offload:
-            found = replace(found, notes=(*found.notes, offload_advice()))
-        return demand(found, self.info.name)
+            memory = replace(memory, notes=(*memory.notes, offload_advice()))
+        return demand(memory, self.info.name)
 
     def load_embedder(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
@@ -99,8 +101,10 @@ class GgufModel:
         return self._vocabulary.encode_whole(text)
 
     def pair_tokens(self, query: str, text: str) -> list[int]:
-        """See EmbeddingModel. A file without a template for pairs has the form of BERT's, where a separator
-        follows the query, or of RoBERTa's, where two do."""
+        """See EmbeddingModel.
+
+        Without a template for pairs, one separator follows the query (BERT) or two (RoBERTa).
+        """
         template = self.header.metadata.get("tokenizer.chat_template.rerank")
         if isinstance(template, str):
             return self._filled_tokens(template, query, text)
@@ -108,8 +112,9 @@ class GgufModel:
         second = self.text_tokens(text)
         if second and second[0] == self._vocabulary.bos:
             del second[0]
-        between = [first[-1]] if first and self._separates_twice() else []
-        return [*first, *between, *second]
+        if first and self._separates_twice():
+            first.append(first[-1])
+        return [*first, *second]
 
     def _filled_tokens(self, template: str, query: str, text: str) -> list[int]:
         """Tokenize a template for pairs. Markup in the query or the text stays text."""
@@ -131,7 +136,7 @@ class GgufModel:
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Runner:
-        """Load weights, make the context, warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        """Load the weights, create the context, warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
@@ -143,7 +148,7 @@ class GgufModel:
         return load_runner(target, request, progress, notify)
 
     def close(self) -> None:
-        """Release the vocabulary; a loaded runner has its own. Idempotent."""
+        """Release the vocabulary. A loaded runner has its own. Idempotent."""
         self._vocabulary.close()
 
 

@@ -1,4 +1,4 @@
-"""The native library: loaded once, silenced, its log kept.
+"""Loads the native library once, and captures its log.
 
 Its functions are untyped (`Any`); everything that calls them stands in this package.
 """
@@ -25,7 +25,7 @@ _BUFFER = re.compile(r"(\S+)\s+(\S+)\s+buffer size\s*=\s*([\d.]+) MiB")
 
 
 class Buffer(NamedTuple):
-    """One allocation that the library reported."""
+    """An allocation that the library reported."""
 
     device: str
     purpose: str
@@ -49,10 +49,10 @@ class NativeLog:
         """Body of the native callback. Text comes in pieces: a line ends at its newline."""
         if level != _LEVEL_CONTINUE:
             self._level = level
-        *whole, rest = (self._partial + (text or b"").decode("utf-8", "replace")).split("\n")
+        *lines, partial = (self._partial + (text or b"").decode("utf-8", "replace")).split("\n")
         # A model file can put megabytes into one line.
-        self._partial = rest[-4000:]
-        for line in whole:
+        self._partial = partial[-4000:]
+        for line in lines:
             self._lines.append((self._level, line[:1000].rstrip()))
             for watcher in self._watchers:
                 watcher(self._level, line)
@@ -84,18 +84,18 @@ class LogCapture:
 
     def _capture(self, level: int, line: str) -> None:
         self.lines.append(line[:400])
-        if found := _BUFFER.search(line):
-            device, purpose, size = found.groups()
+        if match := _BUFFER.search(line):
+            device, purpose, size = match.groups()
             self.buffers.append(Buffer(device, purpose, int(float(size) * 1024 * 1024)))
         if level in (_LEVEL_WARN, _LEVEL_ERROR) and line.strip():
             self.complaints = [*self.complaints[-20:], line.strip()[:400]]
 
     def size_bytes(self, *purposes: str) -> int:
-        """Bytes of all buffers of these purposes."""
+        """Return the bytes of all buffers with these purposes."""
         return sum(b.size_bytes for b in self.buffers if b.purpose in purposes)
 
     def reason(self, otherwise: str) -> str:
-        """The last warnings and errors, as one part of a sentence."""
+        """Return the last warnings and errors as part of a sentence."""
         return "; ".join(self.complaints[-3:]) or otherwise
 
 
@@ -107,14 +107,14 @@ class Library(NamedTuple):
     """Functions and structs of llama.h by name (c_api.py)."""
     log: NativeLog
     callback: object
-    """Held so that it stays alive."""
+    """Reference that keeps the callback alive."""
 
 
 @cache
 def library() -> Library:
-    """Load llama.cpp (about 0.1 s) and take over its log before it can print. Once per process.
+    """Load llama.cpp in about 0.1 s, and redirect its log before it can print. Once per process.
 
-    Raises LocalchatError where there is none, or none that can be used.
+    Raises LocalchatError without a usable library.
     """
     search = find_library()
     if search.library is None:

@@ -1,4 +1,4 @@
-"""Loads a checked GGUF file into a native model and context, or raises a clear error."""
+"""Loads a checked GGUF file into a native model and context."""
 
 import ctypes
 import os
@@ -11,9 +11,8 @@ from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
 from localchat.fit.memory_plan import GpuShare
 from localchat_llamacpp.build_advice import devices
 from localchat_llamacpp.c_api import BufferOverride
-from localchat_llamacpp.compute_buffers import Steps, context_cells
-from localchat_llamacpp.layer_split import tensor_split
 from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.plan.buffers import Steps, context_cells, tensor_split
 
 KV_TYPES = {
     "f32": 0,
@@ -30,8 +29,11 @@ KV_TYPES = {
 _FLASH_AUTO = -1
 _FLASH_OFF = 0
 _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
-"""An empty list of devices. Without it even a vocabulary takes 0.5 GB of a GPU with CUDA, because llama.cpp
-reads the GPU's free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
+"""An empty list of devices.
+
+Without it, llama.cpp reads the free memory of a CUDA GPU, so even a vocabulary takes 0.5 GB of it. A 7B without
+offloaded layers takes 1.4 GB for long prompts.
+"""
 
 _END = BufferOverride(None, None)
 """Ends a list of overrides."""
@@ -46,13 +48,13 @@ class ContextSpec(NamedTuple):
 
     context_tokens: int
     slots: int
-    """Without the scratch slot."""
+    """Slots without the scratch slot."""
     step_tokens: int
     kv_type: str
     flash_attention: bool
     threads: int
     window_only: bool
-    """A sliding-window model keeps only its window."""
+    """Whether sliding-window layers store only their window."""
 
 
 class Weights:
@@ -64,14 +66,14 @@ class Weights:
         self._api: Any = library().api
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the model. Idempotent."""
         if self.handle:
             self._api.llama_model_free(self.handle)
             self.handle = 0
 
 
 def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
-    """A native model with the vocabulary alone, and the log lines of its load.
+    """Load a native model with the vocabulary alone, and return it with its log lines.
 
     Takes 0.2 s for 152k tokens. Raises ModelInvalid.
     """
@@ -93,22 +95,22 @@ def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
 
 
 class Placement(NamedTuple):
-    """Where the weights of a model go."""
+    """Devices for the weights of a model."""
 
     gpu_layers: int = 0
-    """Layers on GPUs, from the last; -1: all."""
+    """Layers on GPUs, from the last. -1: all."""
     experts_on_cpu: int = 0
-    """Layers, from the first, whose experts stay in RAM."""
+    """Leading layers whose experts stay in RAM."""
     shares: tuple[GpuShare, ...] = ()
-    """Layers of each GPU; empty: as llama.cpp divides them."""
+    """Layers of each GPU. Empty if llama.cpp divides them."""
 
 
 def load_weights(
     path: Path, *, placement: Placement, safe_mode: bool, total_bytes: int, progress: Progress
 ) -> Weights:
-    """The whole model. path: the first file of a split one; llama.cpp finds the others in its folder.
+    """Load the whole model. path: the first file of a split one, beside which llama.cpp finds the others.
 
-    Raises ModelInvalid with the library's reason, EngineClosed when `progress` returns False.
+    Raises ModelInvalid with the library's reason, EngineClosed if `progress` returns False.
     """
     native = library()
     callback_body = _ProgressCallback(progress, total_bytes)
@@ -120,7 +122,7 @@ def load_weights(
     shares = _split(placement.shares)
     parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     parameters.tensor_split = ctypes.cast(shares, ctypes.c_void_p)
-    # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
+    # Repacked weights and AMX are faster for some models. AMX crashes some compilers' builds.
     parameters.use_extra_bufts = not safe_mode
     parameters.progress_callback = callback = native.api.llama_progress_callback(callback_body)
     with native.log.capture() as captured:
@@ -139,13 +141,13 @@ def load_weights(
 
 
 def expert_pattern(layers: int) -> str:
-    """Regular expression of the names of expert tensors in the first layers."""
+    """Return a regular expression for expert tensors in the first layers."""
     numbers = "|".join(str(layer) for layer in range(layers))
     return rf"^blk\.({numbers})\..*_exps\."
 
 
 def _expert_overrides(layers: int) -> Any:  # noqa: ANN401 - an array of ctypes, or a null pointer
-    """Keeps the experts of the first layers in RAM."""
+    """Return overrides that keep the experts of the first layers in RAM."""
     if not layers:
         return None
     ram = library().api.ggml_backend_cpu_buffer_type()
@@ -153,32 +155,32 @@ def _expert_overrides(layers: int) -> Any:  # noqa: ANN401 - an array of ctypes,
 
 
 def _split(shares: tuple[GpuShare, ...]) -> Any:  # noqa: ANN401 - an array of ctypes, or a null pointer
-    """Shares of the library's GPUs; null where they are not those that the plan was made for.
+    """Return the shares of the library's GPUs. Null if the library sees other GPUs than the plan.
 
-    The library may count GPUs in another order than the driver: each share goes to the GPU of its size.
+    The library may list GPUs in another order than the driver, so each share goes to the GPU of its size.
     """
     if not shares:
         return None
-    native = [one.total_bytes for one in devices() if one.kind == "gpu"]
+    native = [device.total_bytes for device in devices() if device.kind == "gpu"]
     if len(native) != len(shares):
         return None
     left = list(shares)
     layers = []
     for total in native:
-        nearest = min(left, key=lambda one: abs(one.total_bytes - total))
+        nearest = min(left, key=lambda device: abs(device.total_bytes - total))
         left.remove(nearest)
         layers.append(nearest.layers)
     return (ctypes.c_float * len(layers))(*tensor_split(layers))
 
 
 def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]]:
-    """A native context and its buffers. Raises DoesNotFit with the library's reason."""
+    """Create a native context, and return it with its buffers. Raises DoesNotFit with the reason."""
     native = library()
     parameters = native.api.llama_context_default_params()
     parameters.n_ctx = context_cells(spec.context_tokens)
     parameters.n_batch = parameters.n_ubatch = spec.step_tokens
     parameters.n_seq_max = spec.slots + 1
-    # Sizes the compute buffer: 300 MiB at a vocabulary of 152k when it is left alone.
+    # Limits the compute buffer: its default takes 300 MiB with a vocabulary of 152k.
     parameters.n_outputs_max = outputs_max(spec)
     parameters.kv_unified = True
     parameters.swa_full = not spec.window_only
@@ -190,7 +192,7 @@ def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]
         context = native.api.llama_init_from_model(weights.handle, parameters)
     if not context:
         raise DoesNotFit(
-            f"A context of {spec.context_tokens} tokens ({spec.kv_type} KV) could not be made: "
+            f"A context of {spec.context_tokens} tokens ({spec.kv_type} KV) could not be allocated: "
             f"{captured.reason('llama.cpp gives no reason')}",
             hint="Try a shorter context (--ctx) or a smaller KV type (--kv-type q8_0).",
         )
@@ -198,14 +200,14 @@ def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]
 
 
 def outputs_max(spec: ContextSpec) -> int:
-    """Rows with logits in one decode; more is SIGABRT, so wider steps are split."""
+    """Return the rows with logits in one decode. More is SIGABRT, so wider steps are split."""
     return Steps(spec.slots, spec.step_tokens).output_rows
 
 
 class _ProgressCallback:
-    """Body of a native progress callback: passes on at most ten calls a second.
+    """Native progress callback that forwards at most ten calls per second.
 
-    An exception must not cross native code, so it counts as a stop and is raised by load_weights.
+    An exception must not cross native code. It counts as a stop, and load_weights raises it.
     """
 
     def __init__(self, progress: Progress, total_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Loads a shared object, or says in words why it cannot be loaded.
+"""Loads a shared object, or explains why it cannot be loaded.
 
-The file is looked at first: the loader of the system maps a truncated one without a word, and the process dies
-of SIGBUS later.
+Checks the file first: the system's loader maps a truncated one without an error, and the process dies of SIGBUS
+later.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _LITTLE_ENDIAN = 1
 _LOADED: Final = 1
 """Type of a segment that is mapped."""
 _SECTION = struct.Struct("<IIQQQQ")
-"""Of an entry in ELF's table: place of the name, type, flags, address, place in the file, bytes."""
+"""Entry of ELF's section table: offset of the name, type, flags, address, offset in the file, bytes."""
 _NO_LIBRARY = re.compile(r"([^\s:]+\.so[.\d]*): cannot open shared object file")
 _NO_VERSION = re.compile(r"version [`'](GLIBC|GLIBCXX|CXXABI|GOMP)_([\d.]+)' not found")
 _NO_SYMBOL = re.compile(r"undefined symbol: (\S+?),?(?:\s|$)")
@@ -70,9 +70,9 @@ _TOOLS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def load(file: Path, again: str = "") -> ctypes.CDLL:
-    """The shared object, loaded into this process. Raises LocalchatError with what to do.
+    """Load a shared object into this process. Raises LocalchatError with what to do.
 
-    again: how to get the file anew, a sentence.
+    again: sentence on how to replace the file.
     """
     _check(file, again)
     _load_cpp_runtime()
@@ -83,26 +83,22 @@ def load(file: Path, again: str = "") -> ctypes.CDLL:
 
 
 def _load_cpp_runtime() -> None:
-    """Make the system's C++ library the one that answers for every object loaded from here on.
+    """Make the system's C++ library resolve the symbols of every object loaded later.
 
-    A library may carry parts of libstdc++ that were linked into it and export them (libggml-cuda does, with
-    some compilers). Where it stands before libstdc++ in the order of search, libllama's calls go to its copy,
-    while libstdc++ itself, loaded earlier by numpy, keeps to its own: two halves with different tables of
-    facets, and the first number written to a stream is a SIGSEGV. What is global is searched first, so with
-    this all calls meet in one copy.
+    A library may export parts of libstdc++ that were linked into it (libggml-cuda does, with some compilers).
+    If it precedes libstdc++ in the search order, libllama calls that copy, while libstdc++ itself, loaded
+    earlier by numpy, uses its own. The two have different tables of facets, and the first number written to a
+    stream is a SIGSEGV. Global symbols are searched first, so all calls use one copy.
     """
     if sys.platform == "linux":
         try:
             ctypes.CDLL(_CPP_RUNTIME, mode=ctypes.RTLD_GLOBAL)
         except OSError:
-            return  # the load itself says what is missing
-
-
-# ---------------------------------------------------------------------------- before the load
+            return  # the load itself reports what is missing
 
 
 def _check(file: Path, again: str) -> None:
-    """Raise LocalchatError for a file that is no library of this machine, or cut short."""
+    """Raise LocalchatError for a file that is not a library for this machine, or truncated."""
     try:
         with file.open("rb") as data:
             if sys.platform == "linux":
@@ -112,17 +108,17 @@ def _check(file: Path, again: str) -> None:
 
 
 def section(file: Path, name: str) -> bytes:
-    """A section of an ELF file; the whole file where it has none of that name, or another format."""
+    """Return a section of an ELF file, or the whole file if there is no such section."""
     with file.open("rb") as data:
         head = data.read(64)
         if head[:5] == b"\x7fELF\x02":
             (table,) = struct.unpack_from("<Q", head, 40)
             entry_bytes, entries, names_at = struct.unpack_from("<HHH", head, 58)
             data.seek(table)
-            found = [_SECTION.unpack(data.read(entry_bytes)[:40]) for _ in range(entries)]
-            data.seek(found[names_at][4])
-            names = data.read(found[names_at][5])
-            for start, _, _, _, offset, size in found:
+            sections = [_SECTION.unpack(data.read(entry_bytes)[:40]) for _ in range(entries)]
+            data.seek(sections[names_at][4])
+            names = data.read(sections[names_at][5])
+            for start, _, _, _, offset, size in sections:
                 if names[start:].startswith(name.encode() + b"\0"):
                     data.seek(offset)
                     return data.read(size)
@@ -150,8 +146,8 @@ def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
     segments = data.read(entry_bytes * entries)
     end = table + entry_bytes * entries
     if len(segments) == entry_bytes * entries and entry_bytes >= 56:
-        for place in range(0, len(segments), entry_bytes):
-            kind, _, offset, _, _, in_file = struct.unpack_from("<IIQQQQ", segments, place)
+        for entry_offset in range(0, len(segments), entry_bytes):
+            kind, _, offset, _, _, in_file = struct.unpack_from("<IIQQQQ", segments, entry_offset)
             if kind == _LOADED:
                 end = max(end, offset + in_file)
     size = os.fstat(data.fileno()).st_size
@@ -161,26 +157,23 @@ def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
         )
 
 
-# ---------------------------------------------------------------------------- after a failure
-
-
 def _explained(file: Path, problem: str, again: str, root: Path = Path("/")) -> LocalchatError:
-    """The error of the system's loader in words. root: the folder with etc/os-release."""
-    if found := _NO_LIBRARY.search(problem):
+    """Explain an error of the system's loader. root: the folder with etc/os-release."""
+    if match := _NO_LIBRARY.search(problem):
         return LocalchatError(
-            f"llama.cpp needs {found[1]}, which is not installed ({file}).",
-            hint=_installing(found[1], root),
+            f"llama.cpp needs {match[1]}, which is not installed ({file}).",
+            hint=_installing(match[1], root),
         )
-    if found := _NO_VERSION.search(problem):
-        return _too_old(file, found[1], found[2])
-    if found := _NO_SYMBOL.search(problem):
+    if match := _NO_VERSION.search(problem):
+        return _too_old(file, match[1], match[2])
+    if match := _NO_SYMBOL.search(problem):
         return LocalchatError(
-            f"{file} cannot be loaded: it calls {found[1]}, which no library here has.", hint=again
+            f"{file} cannot be loaded: it calls {match[1]}, which no library here has.", hint=again
         )
-    if found := _OTHER_MACHINE.search(problem):
+    if match := _OTHER_MACHINE.search(problem):
         return LocalchatError(
-            f"{file} was built for {found[1]}, and this Python is {found[2]}.",
-            hint="Take a Python built for this machine, and install localchat with it.",
+            f"{file} was built for {match[1]}, and this Python is {match[2]}.",
+            hint="Use a Python built for this machine, and install localchat with it.",
         )
     return LocalchatError(f"{file} cannot be loaded: {problem}", hint=again)
 
@@ -193,19 +186,21 @@ def _too_old(file: Path, library: str, needed: str) -> LocalchatError:
             f"{file} needs glibc {needed}, and this system has {here}.",
             hint=f"Use a newer system. {own}",
         )
-    name = "libgomp" if library == "GOMP" else "libstdc++"
+    name = "libstdc++"
+    if library == "GOMP":
+        name = "libgomp"
     return LocalchatError(
         f"{file} needs a newer {name} than this system's ({library}_{needed}).", hint=own
     )
 
 
 def _installing(library: str, root: Path) -> str:
-    """The command that installs a library here, or the name to look for."""
+    """Return the command that installs a library here, or the name to look for."""
     packages = _PACKAGES.get(library)
     if packages is None:
         if library.startswith(("libcuda", "libcublas", "libnv")):
             return (
-                "It is a part of NVIDIA's driver or CUDA: install that again, or use the processor alone with "
+                "It is part of NVIDIA's driver or CUDA: install that again, or use the CPU alone with "
                 "LOCALCHAT_LLAMACPP_LIBRARY=xllamacpp."
             )
         return f"Install the package of this system that has {library}."

@@ -37,7 +37,7 @@ class _SavedState(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(one.data) for one in self.ranges)
+        return sum(len(range_.data) for range_ in self.ranges)
 
 
 class Slots:
@@ -155,8 +155,8 @@ class Slots:
 
     def _save(self, slot: int, key: int) -> None:
         self._check(slot)
-        whole = StateRange(0, self.lengths[slot], self._state(slot))
-        self._saved[key] = _SavedState((whole,), self.lengths[slot])
+        full_state = StateRange(0, self.lengths[slot], self._state(slot))
+        self._saved[key] = _SavedState((full_state,), self.lengths[slot])
 
     def _state(self, slot: int) -> memoryview:
         size = int(self._api.llama_state_seq_get_size(self._context, slot))
@@ -170,17 +170,17 @@ class Slots:
         saved = self._saved[key]
         self.drop(slot)
         single = len(saved.ranges) == 1
-        for one in saved.ranges:
-            if one.start >= tokens and not single:
+        for range_ in saved.ranges:
+            if range_.start >= tokens and not single:
                 break
             # Loading empties its target first: the ranges pass through the scratch slot, without a copy.
             target = slot if single else self._scratch
-            if not self._load(one.data, target):
+            if not self._load(range_.data, target):
                 return False
             if not single:
-                self._api.llama_memory_seq_cp(self._memory, target, slot, one.start, one.end)
+                self._api.llama_memory_seq_cp(self._memory, target, slot, range_.start, range_.end)
                 self.drop(target)
-            self.lengths[slot] = one.end
+            self.lengths[slot] = range_.end
         self.truncate(slot, tokens)
         return True
 
@@ -191,8 +191,6 @@ class Slots:
         if read != len(state):
             self.drop(slot)
         return read == len(state)
-
-    # ------------------------------------------------------------------ exports
 
     @property
     def _scratch(self) -> int:

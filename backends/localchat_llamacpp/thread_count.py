@@ -11,16 +11,16 @@ from typing import NamedTuple
 _SLOW = 2.0
 """A step is slow at this many times the best."""
 _WINDOW = 16
-"""Steps examined before a thread is given up; three in four must be slow."""
-_MOST_ROWS = 8
-"""Wider steps are prompts, and vary too much to compare."""
+"""Steps examined before giving up a thread. Three in four must be slow."""
+_MAX_ROWS = 8
+"""Widest step to compare. Wider steps are prompts, whose times vary too much."""
 _PATIENCE_S = 20.0
-"""Wait before the thread is tried again; doubled after each try that fails."""
-_PATIENCE_MOST_S = 600.0
+"""Wait before trying the thread again. Doubled after each failure."""
+_MAX_PATIENCE_S = 600.0
 _RECOVERED_S = 600.0
-"""After so long with all threads the next slowness is reported again."""
+"""Time with all threads after which slowness is reported again."""
 _WORSE = 2.0
-"""Slowness is reported again when it is so many times worse than last reported."""
+"""Factor by which slowness must grow to be reported again."""
 
 
 class ThreadChange(NamedTuple):
@@ -28,7 +28,7 @@ class ThreadChange(NamedTuple):
 
     threads: int
     note: str
-    """A sentence for the user; empty: nothing new to report."""
+    """Sentence for the user. Empty if there is nothing new to report."""
 
 
 class ThreadWatch:
@@ -46,12 +46,12 @@ class ThreadWatch:
         self._whole_since_s: float | None = None
 
     def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> ThreadChange | None:
-        """Record one step's time; returns a change of the number of threads, or None.
+        """Record the time of a step, and return a change of threads, or None.
 
-        Only steps of the same rows and about the same cells are compared, because a long conversation is
-        slower by itself. rows: tokens computed. cells: KV it had to read. now_s: a monotonic clock.
+        Compares steps of the same rows and about the same cells, because a long conversation is slower by
+        itself. rows: tokens computed. cells: KV that the step read. now_s: a monotonic clock.
         """
-        if rows > _MOST_ROWS or self.most == 1:
+        if rows > _MAX_ROWS or self.most == 1:
             return None
         self._record(elapsed_s / self._expected(rows, cells, elapsed_s))
         if len(self._recent) == _WINDOW:
@@ -73,10 +73,10 @@ class ThreadWatch:
         self._slow += ratio > _SLOW
 
     def _expected(self, rows: int, cells: int, elapsed_s: float) -> float:
-        """Seconds of a good step with the present threads.
+        """Return the seconds of a good step with the present threads.
 
-        Best times are kept for all thread counts together: fewer threads are slower in proportion at most,
-        and that must not count as a busy machine.
+        All thread counts share the best times. Fewer threads are slower at most in proportion, and that must
+        not count as a busy machine.
         """
         kind = rows, max(cells, 256).bit_length()
         share = self.threads / self.most
@@ -87,7 +87,7 @@ class ThreadWatch:
 
     def _reduce(self, now_s: float) -> ThreadChange:
         if self._trying:
-            self._patience_s = min(self._patience_s * 2, _PATIENCE_MOST_S)
+            self._patience_s = min(self._patience_s * 2, _MAX_PATIENCE_S)
             self._trying = False
         times = statistics.median(self._recent)
         note = ""
@@ -100,7 +100,7 @@ class ThreadWatch:
         return self._to(self.threads - 1, now_s, note)
 
     def _recovered(self, now_s: float) -> ThreadChange | None:
-        """The end of a reported slowness: every thread at work for long."""
+        """Return a notice once all threads have worked for long after a reported slowness."""
         if not self._reported_times or self.threads < self.most or self._trying:
             self._whole_since_s = None
         elif self._whole_since_s is None:
@@ -121,4 +121,6 @@ class ThreadWatch:
 
 
 def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+    if count == 1:
+        return "1 thread"
+    return f"{count} threads"

@@ -23,13 +23,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _LOGGED_EOG = re.compile(r"EOG token\s*=\s*(\d+)")
 _LOGGED_LENGTH = re.compile(r"max token length\s*=\s*(\d+)")
 TYPES: Final = "tokenizer.ggml.token_type"
-"""Key of the array of token types, which must be kept when a header is read."""
+"""Key of the token types, which must be read with the header."""
 UNKNOWN: Final = "tokenizer.ggml.unknown_token_id"
 _NORMAL: Final = 1
 _USER_DEFINED_TYPE: Final = 4
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _COMPOSED = ("qwen2", "qwen35", "command-r", "mpt", "olmo")
-"""Vocabularies whose own tokenizers bring texts to NFC, by `tokenizer.ggml.pre`. llama.cpp does not."""
+"""Vocabularies whose own tokenizers normalize to NFC, by `tokenizer.ggml.pre`. llama.cpp does not."""
 _FRAMED = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 _WORDPIECE = 3
 _UNIGRAM = 4
@@ -89,21 +89,21 @@ class LlamaTokenizer:
         self.longest_piece = self._longest(log_lines) * (3 if self._composes else 1)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
+        """Tokenize a text. Lone surrogates become U+FFFD, so no text raises an error."""
         begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
         if text:
             return begin + self._checked(text, special=special)
         return begin
 
     def encode_whole(self, text: str) -> list[int]:
-        """Tokens of a text as embedding models were trained: with those that begin and end one."""
+        """Tokenize a text as embedding models were trained, with its begin and end tokens."""
         if self.kind != _WORDPIECE:
             return self._tokens(text, ends=True, special=False)
         begin, *end = self._native_tokens("", ends=True, special=False)
         return [begin, *self._wordpiece.encode(text), *end]
 
     def _composed(self, text: str) -> str:
-        """Bring a text to NFC, between special tokens."""
+        """Normalize a text to NFC between special tokens."""
         if not self._composes or unicodedata.is_normalized("NFC", text):
             return text
         pieces = self._special_texts.pieces(text)
@@ -130,7 +130,7 @@ class LlamaTokenizer:
         return self._tokens(text, ends=False, special=special)
 
     def _without_normal(self, text: str) -> list[int]:
-        """Tokenize a text with control tokens, leaving tokens that the file marks as normal to the merges."""
+        """Tokenize a text with control tokens, and treat tokens marked as normal as text."""
         seal = unused_seal(text)
         for mistaken in self._normal:
             text = text.replace(mistaken, f"{mistaken[0]}{seal}{mistaken[1:]}")
@@ -144,9 +144,9 @@ class LlamaTokenizer:
         pattern = "|".join(map(re.escape, self._user_defined))
         for piece in re.split(f"({pattern})", text):
             if piece:
-                known = self._user_defined.get(piece)
+                token = self._user_defined.get(piece)
                 tokens += (
-                    self._tokens(piece, ends=False, special=False) if known is None else [known]
+                    self._tokens(piece, ends=False, special=False) if token is None else [token]
                 )
         return tokens
 
@@ -176,18 +176,18 @@ class LlamaTokenizer:
                 self._handle(), data, len(data), out, room, ends, special
             )
             if count >= 0:
-                found: list[int] = ids[:count].tolist()
-                return found
+                tokens: list[int] = ids[:count].tolist()
+                return tokens
             if count <= -(1 << 31):
                 raise OverflowError("a text of more than two thousand million tokens")
             room = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Bytes of one token; control tokens are empty unless `special`. Raises ValueError out of range."""
+        """Return the bytes of a token. Control tokens are empty unless `special`. Raises ValueError."""
         special = special or token in self._mistaken
-        known = self._pieces.get((token, special))
-        if known is not None:
-            return known
+        cached = self._pieces.get((token, special))
+        if cached is not None:
+            return cached
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"token {token} is outside the vocabulary 0..{self.vocab_size - 1}")
         room = 64
@@ -218,21 +218,21 @@ class LlamaTokenizer:
         return tuple(token for token in tokens if token.text)
 
     def special(self, name: str) -> int:
-        """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
+        """Return the id of a special token such as `fim_pre` or `eot` (_SPECIAL), or -1."""
         call = _SPECIAL.get(name)
         if call:
             return int(getattr(self._api, call)(self._handle()))
         return -1
 
     def close(self) -> None:
-        """Release the native vocabulary. Idempotent; no call may follow."""
+        """Release the native vocabulary. Idempotent. No call may follow."""
         if self._model is not None:
             self._api.llama_model_free(self._model)
             self._model = None
 
     def _ends(self, log_lines: Sequence[str]) -> frozenset[int]:
-        """Tokens that end a generation, also those that llama.cpp recognises by their text."""
-        logged = {int(found[1]) for line in log_lines if (found := _LOGGED_EOG.search(line))}
+        """Return the tokens that end a generation, including those that llama.cpp recognizes by their text."""
+        logged = {int(match[1]) for line in log_lines if (match := _LOGGED_EOG.search(line))}
         ids = logged & set(range(self.vocab_size)) or range(self.vocab_size)
         return frozenset(t for t in ids if self._api.llama_vocab_is_eog(self._vocab, t))
 
@@ -248,14 +248,13 @@ class LlamaTokenizer:
         }
 
     def _longest(self, log_lines: Sequence[str]) -> int:
-        """Upper bound of a token's bytes: the vocabulary's spelling is never shorter than the text it stands
-        for.
+        """Return an upper bound of a token's bytes: the vocabulary's spelling is never shorter than the text.
 
-        Tokenizers that fold or drop white space promise nothing, hence the huge number.
+        Tokenizers that fold or drop white space have no such bound, hence the huge number.
         """
         if self.kind in (_WORDPIECE, _UNIGRAM):
             return 1 << 40
-        logged = [int(found[1]) for line in log_lines if (found := _LOGGED_LENGTH.search(line))]
+        logged = [int(match[1]) for line in log_lines if (match := _LOGGED_LENGTH.search(line))]
         if logged:
             return max(logged[-1], 1)
         text = self._api.llama_vocab_get_text
@@ -269,10 +268,10 @@ class LlamaTokenizer:
 
 
 def _mistaken_ends(metadata: Mapping[str, Value], ends: Mapping[int, str]) -> dict[int, int]:
-    """Return the types of ends that the file does not have as such: ordinary text that looks like one.
+    """Return the types of end tokens that are ordinary text in this file.
 
-    Files of the first hours mark real ends as user-defined. Those are named as ends, framed like
-    `<|im_end|>`, or written by the chat template.
+    Early files mark real ends as user-defined. Real ends are listed in the metadata, framed like `<|im_end|>`,
+    or part of the chat template.
     """
     array = metadata.get(TYPES)
     types = array.values if isinstance(array, Array) and array.values else ()

@@ -1,4 +1,4 @@
-"""WordPiece of BERT models. llama.cpp's own differs from the training in many scripts."""
+"""WordPiece tokenizer of BERT models. llama.cpp's own differs from the training in many scripts."""
 
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -8,8 +8,8 @@ from localchat.model_files.gguf import Value
 
 LOWERCASE: Final = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS: Final = "tokenizer.ggml.normalizer.strip_accents"
-_LONGEST_WORD = 100
-"""Characters of a word. BERT reads a longer one as an unknown word."""
+_MAX_WORD_LENGTH = 100
+"""Characters of a word. BERT reads a longer word as unknown."""
 _WORD_START = "\u2581"
 _IDEOGRAPHS = (
     (0x3400, 0x4DBF),
@@ -29,9 +29,9 @@ class WordPiece:
     def __init__(
         self, texts: Iterable[str], unknown: int, metadata: Mapping[str, Value] | None = None
     ) -> None:
-        """texts: of all tokens, as GGUF files write them: a word's first piece after U+2581.
+        """texts: all tokens as GGUF files write them, with U+2581 before a word's first piece.
 
-        unknown: id of the token for words that have no pieces.
+        unknown: id of the token for words without pieces.
         """
         self._firsts: dict[str, int] = {}
         self._others: dict[str, int] = {}
@@ -44,7 +44,7 @@ class WordPiece:
         self._longest = max(map(len, (*self._firsts, *self._others)), default=1)
         values = metadata or {}
         lowercase = values.get(LOWERCASE)
-        # Older files do not say it.
+        # Older files omit it.
         self._lowercase = self._has_no_capitals() if lowercase is None else bool(lowercase)
         self._strips = bool(values.get(STRIP_ACCENTS, self._lowercase))
         self._cleaning = _Cleaning()
@@ -60,7 +60,7 @@ class WordPiece:
 
     def _pieces(self, word: str) -> list[int]:
         """Take the longest known piece at each place of a word."""
-        if len(word) > _LONGEST_WORD:
+        if len(word) > _MAX_WORD_LENGTH:
             return [self._unknown]
         start = 0
         tokens = []

@@ -1,4 +1,4 @@
-"""Drafter: a small model, or prediction heads, that a backend keeps beside a model and that guess ahead."""
+"""Drafter: a small model, or prediction heads, that a backend runs beside a model to draft tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -7,21 +7,21 @@ from localchat.backend_api.interface import Runner, SamplingParams
 
 
 class DraftAsk(NamedTuple):
-    """What to guess for one sequence."""
+    """Request for a draft of one sequence."""
 
     seq: int
     tokens: Sequence[int]
-    """They begin at position `start` of the sequence, and only grow from call to call."""
+    """Tokens of the sequence from position `start`. They only grow from call to call."""
     start: int
     sampling: SamplingParams
     limit: int
-    """Most tokens."""
+    """Longest draft."""
     goes_on: Callable[[float], bool]
-    """Asked after each token with its probability, by drafters that know it before the next one."""
+    """Called after each token with its probability. Returns whether to draft another."""
 
 
 class Draft(NamedTuple):
-    """Guessed tokens, each with the probability that the draft model gave it; 1.0: it was not computed."""
+    """Drafted tokens, each with the draft model's probability. 1.0: not computed."""
 
     tokens: tuple[int, ...]
     chances: tuple[float, ...]
@@ -34,36 +34,37 @@ class Drafter(Protocol):
     """Proposes the next tokens of sequences. Called from the thread of `launch` and `collect`, between them."""
 
     name: str
-    """What it is, as the end of a sentence that begins with "drafts of"."""
+    """Name that completes the phrase "drafts of"."""
     token_s: float
-    """Seconds of one drafted token, as measured at the load; of one for each sequence where it drafts
-    `together`."""
+    """Seconds per drafted token, as measured at the load. With `together`, seconds for one token of each
+    sequence."""
     prompt_token_s: float
-    """The same for a token of a text that it reads."""
+    """Seconds per token of a text that the drafter reads."""
     together: bool
-    """Drafts of several sequences take about as long as those of one."""
+    """Drafts of several sequences take about as long as drafts of one."""
 
     def earliest(self, seq: int, length: int) -> int:
-        """The first position from which it can read a sequence of `length` tokens, or go on with it."""
+        """Return the first position from which a sequence of `length` tokens can be read."""
         ...
 
     def ready(self, unread: Mapping[int, int]) -> bool:
-        """Whether drafting is as fast as it will ever be; what is not will be, after a later `warm_up_next`.
+        """Return whether drafting is prepared. Otherwise a later `warm_up_next` prepares it.
 
-        `unread`: of each sequence, the tokens that come first.
+        `unread`: number of tokens to read first, by sequence.
         """
         ...
 
     def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        """Guess what follows each text; NO_DRAFT where there is no room, or where it begins before `earliest`.
+        """Draft the next tokens of each text. NO_DRAFT if there is no room, or the text starts before
+        `earliest`.
 
-        Tokens are drawn as the answer's are: with the sampling's own noise, so that equal models draw equal
-        tokens. Penalties are left out.
+        Tokens are sampled with the same noise as the answer's, so that equal models draw equal tokens.
+        Penalties are ignored.
         """
         ...
 
 
 class DraftingRunner(Runner, Protocol):
-    """Further attribute of a runner whose capabilities have a draft model."""
+    """Additional attribute of a runner with a draft model."""
 
     drafter: Drafter

@@ -1,10 +1,10 @@
 """Interface that the engine core calls: Backend, OpenModel, Runner, Tokenizer and their records.
 
-llama.cpp and CUDA implement these Protocols without inheriting from them. A plan holds ints and tuples only,
-and only what changes, so that a tensor-parallel runner can broadcast it.
+llama.cpp and CUDA implement these Protocols without inheriting from them. A plan contains only ints and
+tuples, and only changes, so that a tensor-parallel runner can broadcast it.
 
-Terms: a *sequence* (`seq`) is a logical text, numbered without reuse. A *slot* is a place in the runner's
-state table and KV cache, `0 <= slot < Capabilities.max_slots`, reused. A *row* is one stretch of tokens of
+Terms: a *sequence* (`seq`) is a logical text. Its number is never reused. A *slot* is an entry of the runner's
+state table and KV cache, `0 <= slot < Capabilities.max_slots`, and is reused. A *row* is a range of tokens of
 one sequence in a step.
 """
 
@@ -44,7 +44,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
+from localchat.fit.speed import Estimate, PastRun
 from localchat.model_files.checkpoint import ModelSummary
 
 __all__ = [
@@ -96,23 +96,20 @@ __all__ = [
 ]
 
 
-# ---------------------------------------------------------------------------- what a model can do
-
-
 class Widths(NamedTuple):
     """Row counts that a runner pads its steps to, or that fill its tiles, ascending."""
 
     prefill: tuple[int, ...] = ()
-    """Of a step that prefills alone."""
+    """Widths of a step with prompts only."""
     mixed_decode: tuple[int, ...] = ()
-    """Of the decode rows in a step that prefills too."""
+    """Widths of the decode rows in a step with prompts."""
     mixed: tuple[int, ...] = ()
-    """Of such a step in all."""
+    """Total widths of a step with prompts and decode rows."""
     decode: tuple[int, ...] = ()
-    """Of a step that only decodes, drafts included."""
+    """Widths of a step that only decodes, drafts included."""
 
     def padded(self, decode: int, prompts: int) -> "PaddedWidth":
-        """The width of a step with so many tokens of decode rows and of prompts. Wider than all: as it is."""
+        """Return the padded width of a step. A step wider than all widths is not padded."""
         decode = next((width for width in self.mixed_decode if decode <= width), decode)
         total = decode + prompts
         widths = self.mixed if decode else self.prefill
@@ -123,7 +120,7 @@ class PaddedWidth(NamedTuple):
     """Rows of a step with prompts, as a runner computes it."""
 
     decode: int
-    """Of them, those for sequences that decode."""
+    """Rows of sequences that decode."""
     total: int
 
 
@@ -132,74 +129,76 @@ _ANY_WIDTH = Widths()
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Static properties of a loaded model that the scheduler relies on."""
+    """Static properties of a loaded model that the scheduler relies on.
+
+    Size: capabilities are data, so each difference between runners is a field.
+    """
 
     context_tokens: int
     """Longest single sequence."""
     kv_tokens: int
-    """Cells of the cache, all slots together."""
+    """Cells of the cache for all slots together."""
     max_slots: int
     max_rows: int
     max_step_tokens: int
     depth: int = 1
     """Steps in flight: 1 or 2."""
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
-    """Where a slot may be truncated. `any`: everywhere. `last_n`: to position n while the slot's `earliest <=
-    max(0, n - rewind_tokens)` (sliding window). `checkpoint`: nowhere, only whole states can be restored or
-    aliased (recurrent and hybrid models): prefix hits at checkpoints only, and drafts where slots beyond
-    `max_rows` can hold the states from before them."""
+    """Positions to which a slot may be truncated. `any`: all. `last_n`: to position n while the slot's
+    `earliest <= max(0, n - rewind_tokens)` (sliding window). `checkpoint`: none, because only whole states can
+    be restored or aliased (recurrent and hybrid models). Then prefixes hit only at checkpoints, and drafts
+    need slots beyond `max_rows` for the states before them."""
     rewind_tokens: int = 0
     share: bool = True
     """True if one slot's prefix can be aliased by another."""
     block_tokens: int = 0
-    """Page size; 0: the cache is not paged."""
+    """Page size. 0: the cache is not paged."""
     window_tokens: int = 0
-    """Keys that a query sees in windowed layers with blocks of their own (a paged cache); 0: there are none."""
+    """Keys that a query sees in windowed layers with blocks of their own. 0: no such layers."""
     window_blocks: int = 0
-    """Number of those blocks; `kv_tokens` counts the others."""
+    """Number of blocks of the windowed layers. `kv_tokens` counts the others."""
     host_blocks: int = 0
-    """Blocks of a paged cache that host memory holds (SaveBlock, LoadBlock); then the runner is a
-    HostBlockRunner."""
+    """Number of host blocks of a paged cache. With any, the runner is a HostBlockRunner."""
     host_block_s: float = 0.0
-    """Measured time of loading a host block; 0: none worth counting."""
+    """Measured time of loading a host block. 0: negligible."""
     host_layout: str = ""
-    """Names the arrangement of a host block's bytes: KV of another arrangement is never read."""
+    """Name of the layout of a host block. KV of another layout is never loaded."""
     bytes_per_token: int = 0
-    """KV of one token."""
+    """KV bytes of one token."""
     state_bytes: int = 0
     """Fixed part of a saved state (recurrent models)."""
     saved_states: int = 0
-    """Of a paged cache with `checkpoint`: states that can be saved at once, in the device's memory."""
+    """Number of states that device memory can hold, in a paged cache with `checkpoint`."""
     state_interval_tokens: int = 0
-    """With `checkpoint`: a state is saved after so many tokens of a prompt; 0: only near its end."""
+    """Interval at which states of a prompt are saved, with `checkpoint`. 0: only near its end."""
     exports: Literal["", "range", "whole"] = ""
-    """What of a slot can be taken out of the process and imported by another one (ExportingRunner): any range
-    of its tokens, its whole state, or nothing."""
+    """Parts of a slot that can be exported from the process (ExportingRunner): any range, the whole state, or
+    none."""
     draft_model: bool = False
     """True if the runner is a DraftingRunner (drafter.py)."""
     embeddings: bool = False
     all_logprobs: bool = False
-    """True if a prompt's position can bring the log probabilities of all tokens."""
+    """True if a prompt position can return the log probabilities of all tokens."""
     kv_type: str = "f16"
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25
     """Longest step."""
     seeds_run_alone: bool = False
-    """Requests with a seed share no step with others. Neighbors change the bits of their rows, and a step of
-    several sequences gains little here."""
+    """Seeded requests share no step with others. Neighbors change the bits of their rows, and a step of several
+    sequences gains little here."""
     draft_rows: int = 32
-    """Sequences that run at once up to which there are drafts. With more, a step's rows fill the machine, and
-    looking for drafts would cost more than they save."""
+    """Limit of running sequences for drafts. With more, the rows of a step fill the machine, and a search for
+    drafts would cost more than they save."""
     draft_step_tokens: int = 1 << 30
-    """Most tokens of a step with drafts: of wider ones, none comes often enough to be prepared."""
+    """Token limit of a step with drafts. Wider steps are too rare to be prepared."""
     prepares_steps: bool = False
-    """A step's kind is slow until it was prepared; then the runner is a PreparingRunner (prepared_steps.py)."""
+    """Steps are slow until their kind was prepared. The runner is a PreparingRunner."""
     shared_step_target_s: float = 0.0
-    """The same where a prefill delays other sequences' next tokens; 0: no other target."""
+    """Longest step with a prompt while other sequences decode. 0: the same as `step_target_s`."""
     widths: Widths = _ANY_WIDTH
-    """Empty: a step costs what it computes."""
+    """Padded widths. Empty: steps are not padded."""
     limits: tuple[str, ...] = ()
-    """What this model cannot do, in sentences for `show` and for cache misses."""
+    """Limitations of this model, as sentences for `show` and for cache misses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,17 +214,17 @@ class ModelInfo:
     file_bytes: int
     chat_template: str | None
     sampling: tuple[tuple[str, float], ...] = ()
-    """The model's own defaults, by Sampling field name."""
+    """The model's own defaults by Sampling field name."""
     layers: int = 0
     pooling: str = ""
-    """How token vectors become a text's embedding (`mean`, `cls`, `last`). Then the open model is an
-    EmbeddingModel too. Empty: the model writes text."""
+    """Pooling of token vectors into an embedding (`mean`, `cls`, `last`). The open model is then an
+    EmbeddingModel. Empty: the model generates text."""
     identity: str = ""
     """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 
 
 class MemoryReport(NamedTuple):
-    """Allocated bytes, as the runner knows them; -1: unknown."""
+    """Allocated bytes, as reported by the runner. -1: unknown."""
 
     weights_bytes: int
     kv_bytes: int
@@ -234,7 +233,7 @@ class MemoryReport(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """Text to tokens and back. Callable from any thread, at any time, also while a step runs."""
+    """Converts text to tokens and back. Any thread may call it, even while a step runs."""
 
     vocab_size: int
     bos: int
@@ -243,39 +242,42 @@ class Tokenizer(Protocol):
     """Every token that ends a generation."""
     add_bos: bool
     longest_piece: int
-    """Bytes of the longest token: a text has at least len(bytes) / longest_piece tokens."""
+    """Bytes of the longest token. A text has at least len(bytes) / longest_piece tokens."""
 
     @property
     def special_tokens(self) -> Sequence[SpecialToken]:
-        """Control and user-defined tokens; computed at the first use."""
+        """Control and user-defined tokens, computed at the first use."""
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        """Token ids of a text. Keeps lone surrogates and NUL if the vocabulary can; never raises.
+        """Return the token ids of a text. Keeps lone surrogates and NUL if the vocabulary can. Never raises.
 
-        special: recognise control tokens written in the text.
+        `special`: recognize control tokens in the text.
         """
         ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Bytes of one token; control tokens are empty unless `special`. Raises ValueError out of range."""
+        """Return the bytes of a token, empty for control tokens unless `special`. Raises ValueError."""
         ...
 
     def special(self, name: str) -> int:
-        """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
+        """Return the id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot` or `sep`.
+
+        -1: none.
+        """
         ...
 
 
 class Runner(Protocol):
     """Executes the plans of one loaded model.
 
-    `launch` and `collect` are called from one thread, first in first out, at most `capabilities.depth` steps
-    ahead. Only `abort` may be called from another thread.
+    One thread calls `launch` and `collect`, first in first out, with at most `capabilities.depth` steps in
+    flight. Only `abort` may be called from another thread.
     """
 
     capabilities: Capabilities
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. Raises DeviceFault, and on a broken invariant; lack of memory is a result."""
+        """Start a step. Raises DeviceFault, and on a broken invariant. Lack of memory is a result."""
         ...
 
     def collect(self) -> StepResult:
@@ -283,13 +285,13 @@ class Runner(Protocol):
         ...
 
     def abort(self) -> None:
-        """End the running step early; its result has what was computed. Best effort."""
+        """End the running step early. Its result has what was computed. Best effort."""
         ...
 
     def warm_up_next(self) -> bool:
-        """Do a small part of the work that makes later steps faster; no step is in flight.
+        """Do a part of the warm-up while no step is in flight.
 
-        False: nothing is left to do. Raises DeviceFault.
+        Returns False if nothing is left to do. Raises DeviceFault.
         """
         ...
 
@@ -301,12 +303,12 @@ class Runner(Protocol):
 
 
 class LoadRequest(NamedTuple):
-    """One load: its plan, and what the user asked for."""
+    """Load of a model: its plan and the requested options."""
 
     plan: MemoryPlan
     options: LoadOptions
     safe_mode: bool = False
-    """Avoid what is known to crash here."""
+    """Avoid features that are known to crash here."""
 
 
 Progress: TypeAlias = Callable[[int, int], bool]
@@ -314,9 +316,9 @@ Progress: TypeAlias = Callable[[int, int], bool]
 
 
 class OpenModel(Protocol):
-    """A model whose header and vocabulary are read, and whose weights are not.
+    """A model whose header and vocabulary are read, without its weights.
 
-    It tokenizes at once, so that requests can be prepared or refused before the load.
+    It can tokenize at once, so that requests can be prepared or rejected before the load.
     """
 
     info: ModelInfo
@@ -329,9 +331,9 @@ class OpenModel(Protocol):
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Runner:
-        """Read the weights and warm up. Raises ModelInvalid, DoesNotFit, DeviceFault.
+        """Load the weights and warm up. Raises ModelInvalid, DoesNotFit, DeviceFault.
 
-        notify: gets sentences for the user.
+        `notify`: shows a notice to the user.
         """
         ...
 
@@ -341,15 +343,19 @@ class OpenModel(Protocol):
 class Embedder(Protocol):
     """A loaded embedding model. Used from one thread, apart from `abort`.
 
-    Only llama.cpp has one so far; it is a Protocol because the core imports no backend.
+    Only llama.cpp has one so far. It is a Protocol because the core does not import backends.
     """
 
     context_tokens: int
-    """Most tokens of one text."""
+    """Token limit of one text."""
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of Euclidean length 1 for each text of 1 to `context_tokens` tokens; of a reranker, one
-        score for each pair. Raises EngineClosed after `abort`."""
+        """Return a unit vector for each text, or a reranker's score for each pair.
+
+        Texts have 1 to `context_tokens` tokens.
+
+        Raises EngineClosed after `abort`.
+        """
         ...
 
     def abort(self) -> None:
@@ -364,14 +370,14 @@ class Embedder(Protocol):
 
 
 class EmbeddingModel(Protocol):
-    """Further methods of an open model whose info has a pooling."""
+    """Additional methods of an open model with pooling."""
 
     def pair_tokens(self, query: str, text: str) -> list[int]:
-        """Tokens of a query and a text that a reranker scores for it. From any thread."""
+        """Return the tokens of a query and a text that a reranker scores. From any thread."""
         ...
 
     def text_tokens(self, text: str) -> list[int]:
-        """Tokens of a whole text, with those that begin and end one. From any thread."""
+        """Return the tokens of a text, with start and end tokens. From any thread."""
         ...
 
     def load_embedder(
@@ -381,20 +387,17 @@ class EmbeddingModel(Protocol):
         ...
 
 
-# ---------------------------------------------------------------------------- the backend
-
-
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """True if a backend can run here."""
+    """Whether a backend can run here."""
 
     ok: bool
     reason: str
-    """A sentence."""
+    """Reason, as a sentence."""
     hint: str = ""
-    """What to do about it, in sentences."""
+    """Advice, as sentences."""
     versions: tuple[tuple[str, str], ...] = ()
-    """Library versions that decide the text; they go into fingerprints."""
+    """Library versions that affect the text. They are part of fingerprints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,25 +414,25 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """A backend's library as it was built."""
+    """Build of a backend's library."""
 
     library: str
-    """Its file or name."""
+    """File or name of the library."""
     version: str
     features: frozenset[str]
     """Instruction sets or compute capabilities."""
     offload: bool
-    """True if it can put layers on a GPU."""
+    """Whether the library can put layers on a GPU."""
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something a user can do for a better build."""
+    """Action with which a user can get a better build."""
 
     sentence: str
     rebuild: str = ""
-    """The kind of build that `Rebuilder.rebuild` makes for it; empty: no build helps."""
+    """Kind of build for `Rebuilder.rebuild`. Empty: no build helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,20 +441,20 @@ class RebuildOffer:
 
     kind: str
     gain: str
-    """What it brings: the end of a sentence that begins with the build."""
+    """Benefit of the build, as the end of a sentence about it."""
     minutes: float
     """Expected time of the build on this machine."""
     missing: str = ""
-    """What has to be installed first, as a sentence; empty: nothing."""
+    """Missing requirements, as a sentence. Empty: none."""
 
 
 class RebuildProgress(NamedTuple):
-    """State of a build that runs."""
+    """Progress of a running build."""
 
     step: str
     done: int = 0
     total: int = 0
-    """0: the step has no parts to count."""
+    """Number of parts. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,43 +462,49 @@ class RebuildOutcome:
     """End of a rebuild."""
 
     taken: bool
-    """The new library is in use from now on; otherwise everything is as before."""
+    """Whether the new library is in use from now on."""
     sentence: str
-    """Why, with the speeds that were measured."""
+    """Reason, with the measured speeds."""
 
 
 class Rebuilder(Protocol):
-    """Builds a backend's library for this machine, tries it, and takes it if it is right and faster."""
+    """Builds a backend's library for this machine, and installs it if it is better."""
 
     @property
     def kinds(self) -> Sequence[str]:
-        """Builds that can be made, by what they compute on."""
+        """Kinds of builds, by the device that they compute on."""
         ...
 
     def offer(self) -> RebuildOffer | None:
-        """The build that would help most; None: the library in use fits. Loads no library."""
+        """Return the build that would help most. None: no build is needed. Loads no library."""
         ...
 
     def minutes(self, kind: str) -> float:
-        """Expected time of a build on this machine."""
+        """Return the expected time of a build on this machine."""
         ...
 
     def rebuild(self, kind: str, report: Callable[[RebuildProgress], None]) -> RebuildOutcome:
-        """Build, try, and take or leave it. Blocks for minutes; an interrupt leaves everything as it was, and
-        no process behind. Raises LocalchatError if it cannot be built, or another rebuild runs; OSError."""
+        """Build the library, test it, and install it if it is better. Blocks for minutes.
+
+        An interrupt restores everything and leaves no process behind. Raises LocalchatError if the build fails
+        or another one runs, and OSError.
+        """
         ...
 
     def undo(self) -> bool:
-        """Take the build in use back; False if there is none. Raises LocalchatError if a rebuild runs,
-        OSError."""
+        """Remove the installed build. Return False if none is installed.
+
+        Raises LocalchatError if a rebuild runs, and OSError.
+        """
         ...
 
 
 class Backend(Protocol):
-    """One way to run models. Found through the entry-point group `localchat.backends`; made without arguments.
+    """Interface to one way of running models. Found by the entry-point group `localchat.backends`, and created
+    without arguments.
 
-    `plan`, `objection` and `expected_rate` take a model whose file is one of `kinds`, known by its header
-    alone. Only `open`, `build_info` and `remedies` may load a native library.
+    `plan`, `objection` and `expected_rate` take the header of a model whose file is one of `kinds`. Only
+    `open`, `build_info` and `remedies` may load a native library.
     """
 
     @property
@@ -503,40 +512,41 @@ class Backend(Protocol):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Files that it runs. For those of the first kind it is chosen before backends that list it later."""
+        """Kinds of files that the backend runs, in order of preference."""
         ...
 
     def build_key(self) -> str:
-        """Names the native build and this CPU (library file, size, date; CPU model): safe mode is remembered
-        by it. Empty where nothing native could crash."""
+        """Return a name of the native build and this CPU.
+
+        Safe mode is stored by this key. Empty if there is no native code that could crash.
+        """
         ...
 
     def available(self) -> Availability:
-        """True if it can run here. Imports nothing heavy."""
+        """Return whether the backend can run here. Imports nothing heavy."""
         ...
 
     def accepts(self, path: Path) -> bool:
-        """True if it is for the file or folder at `path`, by its first bytes or name."""
+        """Return whether the backend runs `path`, a file or folder, by its first bytes or name."""
         ...
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
         ...
 
-    # ------------------------------------------------------------------------ before a load
-
     def objection(self, model: ModelSummary) -> str:
-        """Why this build cannot run a model: the end of a sentence, empty where nothing is against it."""
+        """Return why this build cannot run a model, as the end of a sentence. Empty: it can."""
         ...
 
     def with_gpus(self, machine: Machine) -> Machine:
-        """The machine with the GPUs that this build could use and that `read_machine` cannot see. May take a
-        second."""
+        """Return the machine with the GPUs that only this build can find. May take a second."""
         ...
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
-        """Memory of a load on this machine, whether or not it fits. Raises UsageError for options that this
-        model cannot have."""
+        """Plan the memory of a load on this machine, even if it does not fit.
+
+        Raises UsageError for options that this model does not support.
+        """
         ...
 
     def expected_rate(
@@ -545,30 +555,29 @@ class Backend(Protocol):
         plan: MemoryPlan,
         threads: int,
         past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
-        """Tokens a second of one request at a short context on a quiet machine; None: no estimate. May take a
-        second. threads: 0 for every physical core. past: runs with as many threads, and all layers where this
-        plan has them, which correct the estimate. measures: earlier findings of probes, and their store."""
+        """Predict the tok/s of one request with a short context on an idle machine.
+
+        The estimate is a range. threads: 0 for every physical core. past: runs of other models with as many
+        threads and all layers where this plan has them, which correct the estimate. Takes less than a second.
+        None if the backend cannot tell."""
         ...
 
-    # ------------------------------------------------------------------------ diagnostics
-
     def build_info(self) -> BuildInfo:
-        """The library as it is. Raises LocalchatError, ImportError, OSError."""
+        """Return the build of the library. Raises LocalchatError, ImportError, OSError."""
         ...
 
     def remedies(self) -> tuple[Remedy, ...]:
-        """Ways to a better build, best first: a rebuild for an unused GPU, ways around a crash."""
+        """Return ways to a better build, such as a rebuild for an unused GPU. Best first."""
         ...
 
     def rebuilder(self) -> Rebuilder | None:
-        """Builds the library for this machine; None: the backend has none that a user could build."""
+        """Return the rebuilder of the library. None: users cannot build it."""
         ...
 
 
 class MinimalBackend:
-    """A Backend without plans and diagnostics; a subclass adds name, available, accepts and open."""
+    """A Backend without plans and diagnostics. Subclasses add name, available, accepts and open."""
 
     kinds: tuple[Kind, ...] = ()
 
@@ -582,7 +591,7 @@ class MinimalBackend:
         return machine
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
-        raise LocalchatError("this backend plans a load only once the model is open")
+        raise LocalchatError("this backend can plan a load only after the model is open")
 
     def expected_rate(
         self,
@@ -590,7 +599,6 @@ class MinimalBackend:
         plan: MemoryPlan,
         threads: int,
         past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         return None
 

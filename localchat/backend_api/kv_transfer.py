@@ -1,42 +1,42 @@
-"""Further methods of runners whose KV leaves the device: it goes to the disk, and comes back."""
+"""Additional methods of runners whose KV can be stored on disk and loaded again."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class ExportingRunner(Protocol):
-    """Further methods of a runner whose capabilities say what it `exports`.
+    """Additional methods of a runner that `exports` KV.
 
-    Called from the thread of `launch`, while no step is in flight. The bytes may only go back to a runner of
-    the same model, build and KV type.
+    Called from the thread of `launch`, while no step is in flight. Only a runner of the same model, build and
+    KV type can import the bytes.
     """
 
     def export_slot(self, slot: int, start: int, end: int) -> memoryview:
-        """KV of a slot's tokens from `start` to `end`; of `whole` states all of it."""
+        """Return the KV of a slot's tokens from `start` to `end`, or a `whole` state."""
         ...
 
     def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
-        """The same of a state saved in host memory; None: there is no room to take it apart."""
+        """Return the same for a state saved in host memory. None: there is no room to unpack it."""
         ...
 
 
 class HostBlockRunner(Protocol):
-    """Further methods of a runner whose capabilities have host blocks.
+    """Additional methods of a runner with host blocks.
 
-    The bytes may go to another process and come back in one of the same model, build and KV type.
+    Only a runner of the same model, build and KV type can use the bytes.
     """
 
     def host_block(self, number: int) -> memoryview | None:
-        """The bytes of a host block, to read and to write until a later plan names it.
+        """Return the bytes of a host block. They are valid until a later plan uses the block.
 
-        None: a copy of a launched plan still uses it. Called from the thread of `launch`; the bytes may be
-        used by any.
+        None: a copy of a launched plan still uses it. Called from the thread of `launch`. Any thread may use
+        the bytes.
         """
         ...
 
     def block_sums(self, numbers: Sequence[int]) -> list[bytes]:
-        """The sums (kv_store/checksum.py) of host blocks that no plan names meanwhile.
+        """Return the checksums (kv_store/checksum.py) of host blocks that no plan uses meanwhile.
 
-        Called by one thread, another than that of `launch`. Raises RuntimeError where the device fails.
+        Called by one thread other than that of `launch`. Raises RuntimeError if the device fails.
         """
         ...

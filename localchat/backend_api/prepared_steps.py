@@ -1,24 +1,25 @@
-"""Prepared steps: what a runner tells whose steps are slow until their kind was prepared."""
+"""Prepared steps, for runners whose steps are slow until their kind was prepared."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
 class DecodeRow(NamedTuple):
-    """A row of a step that only decodes, as it is being planned."""
+    """A row of a decode step that is being planned."""
 
     seq: int
     start: int
     width: int
-    """Its tokens, drafts included."""
+    """Tokens of the row, drafts included."""
 
 
 class PreparingRunner(Protocol):
-    """Further method of a runner whose capabilities say that it `prepares_steps`."""
+    """Additional method of a runner that `prepares_steps`."""
 
     def prepared(self, rows: Sequence[DecodeRow], *, masked: bool) -> bool:
-        """Whether a step of these rows is as fast as it will ever be. `masked`: it may have masks.
+        """Return True if a step with these rows is prepared: graph captured, kernels compiled.
 
-        Called from the thread of `launch`. What is not prepared is, in a later `warm_up_next`.
+        `masked`: the step may have masks. Called from the thread of `launch`. If it returns False, a later
+        `warm_up_next` prepares the step.
         """
         ...

@@ -22,10 +22,14 @@ class PromptEncoder:
     def encode(self, parts: Sequence[TextPart], *, add_bos: bool) -> list[int]:
         """Return the token ids of all parts."""
         tokenizer = self._tokenizer
-        tokens = [tokenizer.bos] if add_bos and tokenizer.add_bos and tokenizer.bos >= 0 else []
+        tokens: list[int] = []
+        if add_bos and tokenizer.add_bos and tokenizer.bos >= 0:
+            tokens.append(tokenizer.bos)
         for index, part in enumerate(parts):
-            starts = index == 0 or not (part.joins or self._first_only)
-            tokens += self._encode(part) if starts else self._continued(part)
+            if index == 0 or not (part.joins or self._first_only):
+                tokens += self._encode(part)
+            else:
+                tokens += self._continued(part)
         return tokens
 
     def _encode(self, part: TextPart) -> list[int]:

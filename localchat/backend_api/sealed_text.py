@@ -1,8 +1,8 @@
-"""Text of strangers inside a prompt whose control tokens are recognized.
+"""Untrusted text inside a prompt whose control tokens are recognized.
 
-A seal, a few characters that occur nowhere else, is inserted into everything in a text that could become a
-control token, before the text is joined with markup. In the joined prompt the tokens without a seal are
-genuine. The text around the others is tokenized as plain text.
+A seal is a few characters that occur nowhere else in the prompt. Before untrusted text is joined with markup,
+a seal is inserted into everything that could become a control token. Control tokens of the joined prompt
+without a seal are genuine. Text with a seal is tokenized as plain text.
 """
 
 import hashlib
@@ -15,36 +15,34 @@ from typing import NamedTuple
 from localchat.backend_api.special_tokens import SpecialToken
 
 _SEAL_ALPHABET = "".join(map(chr, range(0x4DC0, 0x4E00)))
-"""Hexagrams: printable, without case, unchanged by normalization, and rare in text."""
+"""Hexagrams: printable, caseless, unchanged by Unicode normalization, and rare in text."""
 _SEAL_LENGTH = 4
 
 
 class TextPart(NamedTuple):
-    """Piece of a prompt that is tokenized by itself."""
+    """A piece of a prompt that is tokenized on its own."""
 
     text: str
     special: bool
-    """Control tokens are recognized."""
+    """Whether control tokens are recognized."""
     joins: bool = False
-    """True if no control token separates it from the part before."""
+    """Whether it follows the previous part without a control token between them."""
 
 
 class PromptSplitter:
-    """Splits a prompt where markers in it were sealed.
-
-    tokens: special tokens of the vocabulary. structural: user-defined tokens that count as markers too.
-    """
+    """Splits a rendered prompt into trusted parts and plain text."""
 
     def __init__(self, tokens: Sequence[SpecialToken], structural: Iterable[str] = ()) -> None:
+        """tokens: special tokens of the vocabulary. structural: user-defined tokens that are markers too."""
         control = {token.text for token in tokens if token.control and token.text.strip()}
         self._user_defined = frozenset(structural) - control
         self._boundaries = TextFinder(control | self._user_defined)
         self._stripping = {token.text: token for token in tokens if token.lstrip or token.rstrip}
 
     def split(self, rendered: str, seal: str) -> tuple[str, tuple[TextPart, ...]]:
-        """Remove the seals of a rendered prompt, and split it into parts.
+        """Return a rendered prompt without its seals, and its parts.
 
-        Returns no parts if all of the prompt is trusted.
+        The parts are empty if the whole prompt is trusted.
         """
         if not seal:
             return rendered, ()
@@ -71,7 +69,7 @@ class PromptSplitter:
         return clean, tuple(parts)
 
     def _stripped(self, before: str, text: str, after: str) -> tuple[str, str, str]:
-        """Split off the white space that the control tokens at either side drop."""
+        """Split off the white space that the control tokens on either side remove."""
         head = tail = ""
         previous = self._stripping.get(before)
         if previous is not None and previous.rstrip:
@@ -86,79 +84,81 @@ class PromptSplitter:
         return head, text, tail
 
     def _plain_parts(self, text: str) -> Iterator[TextPart]:
-        """Split a plain text inside the user-defined tokens in it, which tokenizers always recognize."""
+        """Split plain text inside its user-defined tokens, which tokenizers would recognize anywhere."""
         start = 0
-        for position, found in self._boundaries.matches(text):
-            if found in self._user_defined:
+        for position, marker in self._boundaries.matches(text):
+            if marker in self._user_defined:
                 yield TextPart(text[start : position + 1], special=False, joins=start > 0)
                 start = position + 1
         yield TextPart(text[start:], special=False, joins=start > 0)
 
 
 class Sealer:
-    """Inserts a seal wherever one of some markers could begin or go on."""
+    """Inserts a seal wherever a marker could start or continue."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         texts = sorted(markers)
-        following: dict[str, set[str]] = {}
-        whole = []
+        patterns = []
+        second_characters: dict[str, set[str]] = {}
         for text in texts:
             if text[0].isalnum() or text[0].isspace() or len(text) == 1:
-                whole.append(f"{re.escape(text[0])}(?={re.escape(text[1:])})")
+                patterns.append(f"{re.escape(text[0])}(?={re.escape(text[1:])})")
             else:
-                following.setdefault(text[0], set()).add(text[1])
-        # A template may remove or append what follows the first character, and JSON may escape it, hence
-        # more than whole markers.
-        starts = [
-            f"{re.escape(first)}(?=[{''.join(map(re.escape, sorted(seconds | {first})))}\\s\\\\]|\\Z)"
-            for first, seconds in following.items()
-        ]
-        starts += [f"\\\\u{ord(first):04x}" for first in following]
-        self._pattern = re.compile("|".join((*whole, *starts)) or "(?!)", re.IGNORECASE)
-        self._rests: dict[str, set[str]] = {}
+                second_characters.setdefault(text[0], set()).add(text[1])
+        # A template may remove or append characters after the first one, and JSON may escape them. So the
+        # start of a marker suffices.
+        for first, seconds in second_characters.items():
+            choices = "".join(map(re.escape, sorted(seconds | {first})))
+            patterns.append(f"{re.escape(first)}(?=[{choices}\\s\\\\]|\\Z)")
+        patterns += [f"\\\\u{ord(first):04x}" for first in second_characters]
+        self._pattern = re.compile("|".join(patterns) or "(?!)", re.IGNORECASE)
+        self._endings: dict[str, set[str]] = {}
         for text in texts:
-            for rest in (text[1:], text[2:]):
-                if rest and not rest[0].isalnum() and not text[0].isalnum():
-                    self._rests.setdefault(rest[0], set()).add(rest)
+            for ending in (text[1:], text[2:]):
+                if ending and not ending[0].isalnum() and not text[0].isalnum():
+                    self._endings.setdefault(ending[0], set()).add(ending)
 
     def affects(self, text: str) -> bool:
         """Whether the text must be sealed."""
         return bool(text) and (bool(self._pattern.search(text)) or self._continues(text))
 
     def seal(self, text: str, seal: str) -> str:
-        """Return the text with a seal in every marker, and after everything that could begin one."""
+        """Return the text with a seal in every marker and possible start of one."""
         if not text:
             return text
         if self._continues(text):
-            start = len(text) - len(text.lstrip()) + 1
-            return (
-                self._pattern.sub(rf"\g<0>{seal}", text[:start])
-                + seal
-                + self.seal(text[start:], seal)
-            )
+            end = len(text) - len(text.lstrip()) + 1
+            first = self._pattern.sub(rf"\g<0>{seal}", text[:end])
+            return first + seal + self.seal(text[end:], seal)
         return self._pattern.sub(rf"\g<0>{seal}", text)
 
     def _continues(self, text: str) -> bool:
-        """Whether the text would complete a marker whose first characters a template writes before it."""
-        bare = text.lstrip()
-        rests = self._rests.get(bare[:1], ())
-        return any(bare.startswith(rest) or rest.startswith(bare) for rest in rests)
+        """Whether the text completes a marker if the template writes the marker's first characters."""
+        text = text.lstrip()
+        endings = self._endings.get(text[:1], ())
+        return any(text.startswith(ending) or ending.startswith(text) for ending in endings)
 
 
 class TextFinder:
-    """Finds given texts in a text, the longest of those that begin together."""
+    """Finds given texts in a text. If several start at one position, the longest matches.
+
+    A regular expression would try thousands of markers one by one in some vocabularies.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(texts)
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
         firsts = sorted({text[0] for text in self._texts})
-        self._first = re.compile(f"[{''.join(map(re.escape, firsts))}]" if firsts else "(?!)")
+        first_pattern = "(?!)"
+        if firsts:
+            first_pattern = f"[{''.join(map(re.escape, firsts))}]"
+        self._first = re.compile(first_pattern)
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield position and text of each match, from left to right."""
+        """Yield the position and text of each match, from left to right."""
         start = 0
-        while (candidate := self._first.search(text, start)) is not None:
-            position = candidate.start()
+        while (first := self._first.search(text, start)) is not None:
+            position = first.start()
             slices = (text[position : position + length] for length in self._lengths)
             match = next((piece for piece in slices if piece in self._texts), "")
             if match:
@@ -166,7 +166,7 @@ class TextFinder:
             start = position + max(1, len(match))
 
     def pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield the text before each match with that match, and the rest with an empty match."""
+        """Yield the text before each match with the match, then the remaining text."""
         start = 0
         for position, match in self.matches(text):
             yield text[start:position], match
@@ -178,7 +178,7 @@ class TextFinder:
 
 
 def unused_seal(text: str) -> str:
-    """Return a seal that does not occur in the text. It follows from the text, so prompts are reproducible."""
+    """Return a seal that does not occur in the text. Equal texts give equal seals."""
     content = text.encode("utf-8", "surrogatepass")
     escaped = text.lower()
     for attempt in count():

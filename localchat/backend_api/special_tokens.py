@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 
 class SpecialToken(NamedTuple):
-    """Written form of a token, and how a tokenizer treats it."""
+    """Written form of a token, and its treatment by tokenizers."""
 
     text: str
     control: bool
-    """Recognized only where control tokens are wanted. User-defined tokens are recognized in every text."""
+    """Whether it is recognized only in trusted text. User-defined tokens are recognized in every text."""
     lstrip: bool = False
-    """White space before it is dropped."""
+    """Whether the tokenizer removes white space before it."""
     rstrip: bool = False
-    """White space after it is dropped."""
+    """Whether the tokenizer removes white space after it."""

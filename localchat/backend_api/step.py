@@ -1,8 +1,8 @@
 """Plan and result of one step, as plain data.
 
-Ints and tuples only, and differences only, so that a tensor-parallel runner can broadcast a plan. Records
-made anew in every step are msgspec structs: frozen dataclasses took 12 µs a step to make, these take 1.
-`interface.py` defines the terms and exports everything here.
+Plans contain only ints and tuples, and only differences, so that a tensor-parallel runner can broadcast them.
+Records that every step creates are msgspec structs, because frozen dataclasses took 12 µs per step instead of
+1. `interface.py` defines the terms and exports everything here.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,13 @@ import msgspec
 
 
 class _Last:
-    """The token that the launched step samples: it may be on the device only."""
+    """The token that the launched step samples. It may still be on the device."""
 
     def __repr__(self) -> str:
         return "LAST"
 
 
 LAST = _Last()
-
-
-# ---------------------------------------------------------------------------- memory operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +30,15 @@ class Copy:
     dst_block: int
     tokens: int
     window: bool = False
-    """Of the windowed layers' blocks (Capabilities.window_blocks)."""
+    """The blocks belong to the windowed layers (Capabilities.window_blocks)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Share the first `tokens` of slot `src` with the empty slot `dst`, without a copy. Of a paged cache: give
-    it a copy of the state, which is of `tokens` tokens."""
+    """Share the first `tokens` of slot `src` with the empty slot `dst`, without a copy.
+
+    In a paged cache, copy the state of `tokens` tokens to `dst`.
+    """
 
     src: int
     dst: int
@@ -48,7 +47,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Keep only the first `tokens` of a slot. It may have fewer, where a step in flight came back short."""
+    """Keep only the first `tokens` of a slot. It may have fewer after a short step."""
 
     slot: int
     tokens: int
@@ -63,8 +62,11 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a slot's state under `key`: in host memory, of a paged cache in the device's. The slot keeps it; a
-    `Drop` may follow."""
+    """Save a slot's state under `key`.
+
+    It goes to host memory, or to device memory for a paged cache. The slot keeps its state. A `Drop` may
+    follow.
+    """
 
     slot: int
     key: int
@@ -87,7 +89,7 @@ class Discard:
 
 
 class StateRange(NamedTuple):
-    """KV of the tokens from `start` to `end` of a text, as a runner exported it."""
+    """KV of the tokens from `start` to `end`, as a runner exported it."""
 
     start: int
     end: int
@@ -96,8 +98,7 @@ class StateRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """Save in host memory under `key` what was exported from a runner of this kind: ranges that follow each
-    other from position 0 (Capabilities.exports)."""
+    """Save exported ranges in host memory under `key`. They are contiguous from position 0."""
 
     key: int
     ranges: tuple[StateRange, ...]
@@ -105,7 +106,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class SaveBlock:
-    """Copy a full block to `host_block` in host memory, over what that held (paged caches)."""
+    """Copy a full block to `host_block` in host memory, and overwrite that (paged caches)."""
 
     block: int
     host_block: int
@@ -124,12 +125,9 @@ MemoryOp: TypeAlias = (
 )
 
 
-# ---------------------------------------------------------------------------- a step
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Resolved sampling parameters of one sequence: none is None. Semantics: sampling/reference.py."""
+    """Resolved sampling parameters of one sequence. See sampling/reference.py."""
 
     temperature: float = 0.7
     top_k: int = 0
@@ -141,10 +139,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    """`seed` and `choice`, with the position and the token id, key the noise of the draw."""
+    """Key of the noise, together with the choice, the position and the token id."""
     choice: int = 0
     top_logprobs: int = -1
-    """Alternatives per token; -1: no log probability at all."""
+    """Alternatives per token. -1: no log probabilities."""
 
     @property
     def penalised(self) -> bool:
@@ -157,22 +155,22 @@ class SamplingParams:
 
 
 class Enter(msgspec.Struct, frozen=True):
-    """A sequence that begins or comes back.
+    """A sequence that enters the runner, for the first time or again.
 
-    From here on the runner follows its known tokens through the rows: a row's tokens overwrite from `start`.
+    The runner then follows its known tokens through the rows. A row's tokens overwrite from `start`.
     """
 
     seq: int
     slot: int
-    """-1: a fork that samples from its parent's row in this plan and gets its slot with a later Enter."""
+    """-1: a fork that samples from its parent's row and gets its slot with a later Enter."""
     tokens: tuple[int, ...]
     """All known tokens."""
     prompt_tokens: int
-    """How many of them are prompt."""
+    """Number of prompt tokens among them."""
     sampling: SamplingParams
     offset: int = 0
-    """Tokens of the text before the first one here, as far as the noise of its draws counts them: a draft
-    model may know only the end of a text."""
+    """Tokens of the text before the first one here. The noise of the draws counts them, but a draft model may
+    know only the end of a text."""
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -184,29 +182,31 @@ class StepRow(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...] | _Last
     """Known token ids, or LAST."""
     drafts: tuple[int, ...] = ()
-    """Draft tokens after them. They are sampled until the first sampled token that differs from its draft."""
+    """Draft tokens. Positions are sampled up to the first token that differs from its draft."""
     new_blocks: tuple[int, ...] = ()
     """Blocks appended to the slot's block table (paged caches)."""
     new_window_blocks: tuple[int, ...] = ()
-    """The same of the windowed layers' block table. A block that no later row of the slot can see may have been
-    given back: the table names it still, or a number that was never its own."""
+    """Blocks appended to the block table of the windowed layers. A block that no later row of the slot can see
+    may have been released. Its table entry is then invalid."""
 
     @property
     def width(self) -> int:
         """Tokens this row computes."""
-        return (1 if isinstance(self.tokens, _Last) else len(self.tokens)) + len(self.drafts)
+        if isinstance(self.tokens, _Last):
+            return 1 + len(self.drafts)
+        return len(self.tokens) + len(self.drafts)
 
 
 LogitsKind = Literal["sample", "prompt", "embedding"]
 
 
 class LogitsPosition(msgspec.Struct, frozen=True):
-    """A position whose logits a plan asks for: token `offset` (0 = first) of row number `row`."""
+    """A position whose logits a plan requests: token `offset` of row number `row`."""
 
     row: int
     offset: int
     seq: int
-    """For a fork that is about to join: the fork's own number, entered in the same plan."""
+    """Number of the sequence, or of a fork that enters with the same plan."""
     kind: LogitsKind = "sample"
     """`sample`: draw the token at position `start + offset + 1` for `seq` with its sampling. `prompt`: log
     probability of the known token `token` at that position, with `top` alternatives. `embedding`: the
@@ -214,7 +214,7 @@ class LogitsPosition(msgspec.Struct, frozen=True):
     token: int = -1
     top: int = 0
     all: bool = False
-    """The log probabilities of all tokens too, where Capabilities.all_logprobs says so."""
+    """Return the log probabilities of all tokens too, if Capabilities.all_logprobs."""
 
 
 class Mask(msgspec.Struct, frozen=True):
@@ -223,19 +223,19 @@ class Mask(msgspec.Struct, frozen=True):
     index: int
     """Number of the LogitsPosition in the plan."""
     source: bytes | Callable[[], bytes]
-    """The words, or a function that waits for them: they may be computed while the step runs, so read them
+    """The words, or a function that waits for them. They may be computed while the step runs, so read them
     only when the position is sampled."""
 
     @property
     def words(self) -> bytes:
-        """Little-endian 32-bit words, ceil(V / 32) of them; bit t is token t."""
+        """Little-endian 32-bit words (ceil(V / 32),). Bit t is token t."""
         if isinstance(self.source, bytes):
             return self.source
         return self.source()
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Order of work: leave, memory, enter, rows, positions."""
+    """Plan of a step. Order of work: leave, memory, enter, rows, positions."""
 
     number: int
     rows: tuple[StepRow, ...] = ()
@@ -250,10 +250,10 @@ class Sample(msgspec.Struct, frozen=True):
     """Result of one LogitsPosition."""
 
     index: int
-    """Its number in the plan."""
+    """Number of the position in the plan."""
     token: int
     logprob: float | None = None
-    """Of the raw logits; None if not requested."""
+    """Log probability from the raw logits. None if not requested."""
     top: tuple[tuple[int, float], ...] = ()
     all: bytes = b""
     """The log probabilities of all tokens, little-endian float16."""
@@ -264,24 +264,23 @@ StepStatus = Literal["ok", "aborted", "out_of_memory"]
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Outcome of a step. It may come back short.
+    """Outcome of a step, which may be short.
 
-    Positions after a rejected draft are left out. Where `status` is not ok there are no samples, but memory
-    operations, entries and block tables count all the same. A step launched after one that comes back short
-    is `aborted` and computes nothing.
+    Positions after a rejected draft are omitted. If `status` is not ok, there are no samples, but memory
+    operations, entries and block tables still apply. A step launched after a short one is `aborted` and
+    computes nothing.
     """
 
     number: int
     samples: tuple[Sample, ...]
     computed: tuple[int, ...]
-    """Per row, how many of its tokens hold valid KV."""
+    """Number of tokens with valid KV, by row."""
     earliest: tuple[int, ...] = ()
-    """Per row, the lowest position whose KV the slot still holds (above 0 where a sliding window moved on)."""
+    """Lowest position in the slot, by row. Above 0 if a sliding window moved on."""
     status: StepStatus = "ok"
     elapsed_s: float = 0.0
-    """The runner's own time."""
+    """Time of the step, as measured by the runner."""
     notes: tuple[str, ...] = ()
-    """Sentences for the user."""
+    """Notices for the user."""
     lost_slots: tuple[int, ...] = ()
-    """Where `status` is not ok: slots that an `Alias` or a `Restore` found no room for. They are empty, and
-    stay so until they are dropped."""
+    """Slots that `Alias` or `Restore` could not fill, if `status` is not ok. They stay empty until dropped."""

@@ -1,4 +1,4 @@
-"""HTTP client of a batch: whole answers over connections that stay open, tried again where that may help."""
+"""HTTP client of a batch, which uses persistent connections and retries requests."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ from localchat.http_transport import AsyncProxyTransport
 from localchat.proxies import proxy_for
 
 _ANSWER_S: Final = 3600.0
-"""Nothing arrives of an answer before its end."""
-_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Timeout of a request, which receives nothing before its answer is complete."""
+_RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _TRIES: Final = 8
 _FIRST_PAUSE_S: Final = 0.5
-_LONGEST_PAUSE_S: Final = 60.0
-_KEY_REFUSED: Final = (401, 403)
+_MAX_PAUSE_S: Final = 60.0
+_KEY_REJECTED: Final = (401, 403)
 
 
 class BatchReply(NamedTuple):
-    """What a server answered to one request."""
+    """Reply of a server to a request."""
 
     status: int
     request_id: str
     body: Any
-    """JSON, or the text of what is none."""
+    """JSON, or text if the reply is not JSON."""
 
 
 class BatchClient:
-    """Posts requests to one server. An asynchronous context manager."""
+    """Posts requests to one server. Use it as an asynchronous context manager."""
 
     def __init__(self, url: str, key: str, clients: int) -> None:
-        """clients: requests in flight at once."""
+        """clients: maximum number of requests in flight."""
         self.base = base_url(url)
         headers = {"User-Agent": "localchat"}
         if key:
@@ -56,19 +56,20 @@ class BatchClient:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self._client.aclose()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> BatchReply:
-        """Ask, up to eight times while the server is busy or failing or the connection breaks.
+        """Post a request, up to eight times if the server or the connection fails.
 
-        Raises NetworkError where no try reached the server, and what a refused key is."""
+        Raises NetworkError if no try reached the server, and the server's error if it rejects the key.
+        """
         content = msgspec.json.encode(body)
-        trouble: Exception | None = None
+        error: Exception | None = None
         for attempt in range(_TRIES):
-            last = attempt == _TRIES - 1
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+            is_last = attempt == _TRIES - 1
+            pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
             try:
                 reply = await self._client.post(
                     f"{self.base}{path}",
@@ -76,16 +77,16 @@ class BatchClient:
                     headers={"Content-Type": "application/json"},
                 )
             except httpx2.HTTPError as problem:
-                trouble = problem
+                error = problem
             else:
-                if reply.status_code in _KEY_REFUSED:
+                if reply.status_code in _KEY_REJECTED:
                     raise error_from_status(reply.status_code, reply.text, self.base)
-                if last or not _worth_trying(reply):
+                if is_last or not _is_retryable(reply):
                     return _reply(reply)
                 pause_s = max(pause_s, _retry_after_s(reply))
-            if not last:
+            if not is_last:
                 await asyncio.sleep(pause_s)
-        raise self._unreachable(trouble)
+        raise self._unreachable(error)
 
     def _unreachable(self, trouble: Exception | None) -> LocalchatError:
         failure = connection_failure(
@@ -94,15 +95,15 @@ class BatchClient:
         return NetworkError(failure.message, hint=failure.hint, unreachable=True)
 
 
-def _worth_trying(reply: httpx2.Response) -> bool:
-    """Whether the same request may succeed later: the server says so by the status or in a header."""
-    return reply.status_code in _AGAIN and reply.headers.get("x-should-retry") != "false"
+def _is_retryable(reply: httpx2.Response) -> bool:
+    """Return whether the status and headers allow the same request again."""
+    return reply.status_code in _RETRY_STATUSES and reply.headers.get("x-should-retry") != "false"
 
 
 def _retry_after_s(reply: httpx2.Response) -> float:
     text = reply.headers.get("retry-after", "")
     if text.isascii() and text.isdecimal():
-        return min(_LONGEST_PAUSE_S, float(text))
+        return min(_MAX_PAUSE_S, float(text))
     return 0.0
 
 
@@ -111,6 +112,7 @@ def _reply(reply: httpx2.Response) -> BatchReply:
         body = msgspec.json.decode(reply.content)
     except (msgspec.DecodeError, UnicodeDecodeError):
         body = reply.text
-    named = body.get("id") if isinstance(body, dict) else None
-    request_id = reply.headers.get("x-request-id") or (named if isinstance(named, str) else "")
+    request_id = reply.headers.get("x-request-id", "")
+    if not request_id and isinstance(body, dict) and isinstance(body.get("id"), str):
+        request_id = body["id"]
     return BatchReply(reply.status_code, request_id, body)

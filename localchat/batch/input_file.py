@@ -1,10 +1,10 @@
-"""Input of a batch: OpenAI's batch format, short JSON objects, or a prompt a line.
+"""Input of a batch: OpenAI's batch format, short JSON objects, or a prompt per line.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
     {"prompt": "Sum this up: ...", "schema": {"type": "object", ...}, "max_tokens": 200}
     What does EXDEV mean?
 
-The file is streamed: of each line only its hash is kept, so a million lines cost eight megabytes.
+The file is streamed, and only the hash of each line is stored. A million lines take eight megabytes.
 """
 
 import hashlib
@@ -23,59 +23,59 @@ from localchat.errors import LocalchatError, UsageError, reason
 CHAT: Final = "/v1/chat/completions"
 PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings")
 _NOT_SENT: Final = ("stream", "stream_options")
-"""Answers of a batch are never streamed."""
+"""Fields that are removed, because answers of a batch are never streamed."""
 _SAMPLED_LINES: Final = 1000
-"""Lines that are searched for the names of models."""
+"""Number of lines that are searched for model names."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
 class RawLine:
-    """A line that is not empty, as it stands in the file."""
+    """A non-empty line of the file."""
 
     __slots__ = ("content", "number")
 
     def __init__(self, number: int, content: bytes) -> None:
         self.number = number
-        """Of the line in the file, from 1."""
+        """Line number in the file, from 1."""
         self.content = content
-        """Without white space at its ends."""
+        """Content without white space at either end."""
 
     @property
     def hash(self) -> int:
-        """64 bits of its content, never 0."""
+        """64-bit hash of the content, never 0."""
         return _hash(self.content)
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One request of a batch."""
+    """A request of a batch."""
 
     number: int
     custom_id: str
     path: str = CHAT
     body: dict[str, Any] = {}
     problem: str = ""
-    """Why it cannot be asked, a sentence."""
+    """Error that prevents the request, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineDefaults:
-    """Given for the whole batch; what a line says itself comes first."""
+    """Defaults for the whole batch. Fields of a line take precedence."""
 
     system: str = ""
-    """Instructions before prompts that are chats of one message."""
+    """System message of chats with a single prompt."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of chats and completions."""
+    """Fields of chats and completions."""
 
 
 class BatchInput:
-    """A file of requests, read as often as needed."""
+    """A file of requests that can be read several times."""
 
     def __init__(self, path: Path, defaults: LineDefaults | None = None) -> None:
         self.path = path
         self._defaults = defaults or LineDefaults()
 
     def lines(self) -> Iterator[RawLine]:
-        """Every line that is not empty. Raises UsageError where the file cannot be read."""
+        """Yield the non-empty lines. Raises UsageError if the file is unreadable."""
         try:
             with self.path.open("rb") as file:
                 for number, line in enumerate(file, 1):
@@ -86,22 +86,23 @@ class BatchInput:
             raise UsageError(f"{self.path} cannot be read: {reason(problem)}") from problem
 
     def hashes(self) -> "array[int]":
-        """The hash of every line by its number; 0: an empty one.
+        """Return the hash of each line by its number, 0 for empty lines.
 
-        Raises UsageError where two lines have the same custom_id."""
-        found = array("Q", [0])
+        Raises UsageError if two lines have the same custom_id.
+        """
+        hashes = array("Q", [0])
         ids = array("Q")
         for line in self.lines():
-            found.extend([0] * (line.number - len(found)))
-            found.append(line.hash)
-            if given := _custom_id(line):
-                ids.append(_hash(given.encode("utf-8", "surrogatepass")))
-        if twice := _repeated(ids):
-            self._refuse_repeated(twice)
-        return found
+            hashes.extend([0] * (line.number - len(hashes)))
+            hashes.append(line.hash)
+            if custom_id := _custom_id(line):
+                ids.append(_hash(custom_id.encode("utf-8", "surrogatepass")))
+        if repeated := _repeated(ids):
+            self._raise_repeated(repeated)
+        return hashes
 
     def named_models(self) -> frozenset[str]:
-        """Return the models that the first lines name. Raises UsageError where the file cannot be read."""
+        """Return the models that the first lines name. Raises UsageError if the file is unreadable."""
         names = set()
         objects = (line for line in self.lines() if line.content.startswith(b"{"))
         for line in islice(objects, _SAMPLED_LINES):
@@ -114,7 +115,7 @@ class BatchInput:
         return frozenset(names)
 
     def parse(self, line: RawLine) -> BatchLine:
-        """The request of a line; one that is none says why in `problem`."""
+        """Return the request of a line. An invalid line has a `problem`."""
         if not line.content.startswith(b"{"):
             return self._text(line)
         custom_id = f"line-{line.number}"
@@ -136,7 +137,7 @@ class BatchInput:
         return BatchLine(line.number, custom_id, CHAT, self._filled(CHAT, body))
 
     def _request(self, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Path and body of a JSON object. Raises UsageError."""
+        """Return the path and body of a JSON object. Raises UsageError."""
         if "body" in fields or "url" in fields:
             path = fields.get("url", CHAT)
             body = fields.get("body")
@@ -147,28 +148,28 @@ class BatchInput:
             if not isinstance(body, dict):
                 raise UsageError("the body is not a JSON object")
             return path, dict(body)
-        rest = {key: value for key, value in fields.items() if key != "custom_id"}
-        if "input" in rest:
-            return "/v1/embeddings", rest
-        schema = rest.pop("schema", None)
-        system = rest.pop("system", "")
-        if "messages" not in rest:
-            prompt = rest.pop("prompt", None)
+        body_fields = {key: value for key, value in fields.items() if key != "custom_id"}
+        if "input" in body_fields:
+            return "/v1/embeddings", body_fields
+        schema = body_fields.pop("schema", None)
+        system = body_fields.pop("system", "")
+        if "messages" not in body_fields:
+            prompt = body_fields.pop("prompt", None)
             if not isinstance(prompt, str):
                 raise UsageError('this line has no "prompt", "messages", "input" or "body"')
-            rest |= self._chat([{"role": "user", "content": prompt}], system)
+            body_fields |= self._chat([{"role": "user", "content": prompt}], system)
         if schema is not None:
             named = {"name": "answer", "schema": schema, "strict": True}
-            rest["response_format"] = {"type": "json_schema", "json_schema": named}
-        return CHAT, rest
+            body_fields["response_format"] = {"type": "json_schema", "json_schema": named}
+        return CHAT, body_fields
 
     def _chat(self, messages: list[dict[str, str]], system: object = "") -> dict[str, Any]:
-        if told := system or self._defaults.system:
-            messages = [{"role": "system", "content": str(told)}, *messages]
+        if instructions := system or self._defaults.system:
+            messages = [{"role": "system", "content": str(instructions)}, *messages]
         return {"messages": messages}
 
     def _filled(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A body with the defaults of the batch, and without what a batch cannot have."""
+        """Add the defaults of the batch to a body, and remove unsupported fields."""
         for name in _NOT_SENT:
             body.pop(name, None)
         if path == "/v1/embeddings":
@@ -178,43 +179,40 @@ class BatchInput:
             defaults.pop("max_tokens", None)
         return defaults | body
 
-    def _refuse_repeated(self, wanted: int) -> None:
-        places: dict[str, int] = {}
+    def _raise_repeated(self, id_hash: int) -> None:
+        line_numbers: dict[str, int] = {}
         for line in self.lines():
             name = _custom_id(line)
-            if not name or _hash(name.encode("utf-8", "surrogatepass")) != wanted:
+            if not name or _hash(name.encode("utf-8", "surrogatepass")) != id_hash:
                 continue
-            if name in places:
+            if name in line_numbers:
                 raise UsageError(
-                    f"{self.path}: lines {places[name]} and {line.number} have the same custom_id {name!r}",
+                    f"{self.path}: lines {line_numbers[name]} and {line.number} have the same custom_id "
+                    f"{name!r}",
                     hint="give each line its own custom_id, or none",
                 )
-            places[name] = line.number
+            line_numbers[name] = line.number
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises UsageError."""
+    """Return the JSON object of a line. Raises UsageError."""
     try:
-        found = msgspec.json.decode(content)
+        value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise UsageError(f"the line begins with {{ and is not valid JSON: {problem}") from problem
-    assert isinstance(found, dict)
-    return found
+        raise UsageError(f"the line starts with {{ but is not valid JSON: {problem}") from problem
+    assert isinstance(value, dict)
+    return value
 
 
 def _custom_id(line: RawLine) -> str:
-    """The custom_id that a line gives itself; empty without one, and where it is no JSON."""
+    """Return the custom_id of a line. Empty if it has none or is not valid JSON."""
     if not line.content.startswith(b"{") or b'"custom_id"' not in line.content:
         return ""
     try:
-        given = _object(line.content).get("custom_id")
+        custom_id = _object(line.content).get("custom_id")
     except UsageError:
         return ""
-    if isinstance(given, str):
-        return given
-    if given is None:
-        return ""
-    return str(given)
+    return "" if custom_id is None else str(custom_id)
 
 
 def _hash(content: bytes) -> int:
@@ -222,9 +220,9 @@ def _hash(content: bytes) -> int:
 
 
 def _repeated(hashes: "array[int]") -> int:
-    """One hash that occurs twice; 0 without one."""
+    """Return a hash that occurs twice, 0 if all differ."""
     import numpy as np
 
     ordered = np.sort(np.frombuffer(hashes, np.uint64))
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    return int(twice[0]) if len(twice) else 0
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(repeated[0]) if len(repeated) else 0

@@ -1,7 +1,7 @@
-"""Output of a batch: a line for each answer, appended as they end, and read again to go on.
+"""Output of a batch: one line per answer, appended as answers arrive, and read again to resume.
 
-A line is that of OpenAI's batches. Its `id` holds the number of the input line and the hash of its content:
-from it a later run knows what is answered, and that the input is the same.
+Lines have the format of OpenAI's batches. The `id` contains the number of the input line and the hash of its
+content, so that a later run can check which lines have answers and whether the input is the same.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ _OK: Final = 200
 
 
 class BatchResponse(msgspec.Struct):
-    """What the server answered."""
+    """Response of the server."""
 
     status_code: int
     request_id: str
@@ -31,7 +31,7 @@ class BatchResponse(msgspec.Struct):
 
 
 class BatchProblem(msgspec.Struct):
-    """Why there is no answer of a server."""
+    """Error if there is no response."""
 
     code: str
     message: str
@@ -47,7 +47,7 @@ class BatchAnswer(msgspec.Struct):
 
     @property
     def failed(self) -> bool:
-        """Whether it is an error instead of an answer."""
+        """Whether the line has no successful response."""
         return self.response is None or self.response.status_code != _OK
 
 
@@ -56,7 +56,7 @@ class _Status(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """The part of a line that tells what it answers; the rest is skipped."""
+    """The fields of a line that identify its input line. Other fields are skipped."""
 
     id: str
     response: _Status | None = None
@@ -67,12 +67,12 @@ class _Head(msgspec.Struct):
 
 
 def answer_id(number: int, content_hash: int) -> str:
-    """The id of the output line for an input line."""
+    """Return the id of the output line for an input line."""
     return f"batch_req_{number}_{content_hash:016x}"
 
 
 class BatchOutput:
-    """An output file, locked while it is open. A context manager."""
+    """An output file, which is locked while open. Use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +86,7 @@ class BatchOutput:
             self.__exit__()
             raise UsageError(
                 f"another localchat batch is writing {self._path}",
-                hint="wait for its end, or name another output",
+                hint="wait until it ends, or choose another output",
             ) from problem
         except OSError as problem:
             raise LocalchatError(f"{self._path} cannot be written: {reason(problem)}") from problem
@@ -102,12 +102,13 @@ class BatchOutput:
     def answered(
         self, hashes: "array[int]", *, retry_errors: bool = False
     ) -> tuple[bytearray, int]:
-        """Which lines of the input have an answer, and how many of those are errors.
+        """Return which input lines have an answer, and how many answers are errors.
 
-        hashes: of the input, by the number of the line. The first result is 1 at the numbers of lines that are
-        done. Cuts off a last line that a kill left unfinished; retry_errors: takes error lines out of the file,
-        so that their lines count as not done. Raises UsageError for the output of another input."""
-        self._cut_torn_line()
+        hashes: hashes of the input lines by line number. The first result is 1 at the numbers of completed
+        lines. An incomplete last line, which a kill may leave, is removed. retry_errors: remove error lines,
+        so that they run again. Raises UsageError for the output of another input.
+        """
+        self._remove_incomplete_line()
         done, failed = self._read(hashes)
         if retry_errors and failed:
             self._drop_errors()
@@ -117,84 +118,90 @@ class BatchOutput:
     def _read(self, hashes: "array[int]") -> tuple[bytearray, int]:
         done = bytearray(len(hashes))
         failed = 0
-        for at, (_, head) in enumerate(self._heads(), 1):
-            number = self._input_line(at, head, hashes)
+        for line_number, (_, head) in enumerate(self._heads(), 1):
+            number = self._input_line(line_number, head, hashes)
             if done[number]:
-                raise self._refusal(f"its line {at} answers line {number} of the input once more")
+                raise self._mismatch(
+                    f"its line {line_number} answers line {number} of the input again"
+                )
             done[number] = 1
             failed += head.failed
         return done, failed
 
     def append(self, answer: BatchAnswer) -> None:
-        """Write a line in whole. Raises LocalchatError, for instance where the disk is full."""
+        """Append a line. Raises LocalchatError, for example if the disk is full."""
         assert self._file is not None
-        left = memoryview(msgspec.json.encode(answer) + b"\n")
+        remaining = memoryview(msgspec.json.encode(answer) + b"\n")
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as problem:
             raise LocalchatError(
                 f"{self._path} cannot be written: {reason(problem)}",
-                hint="what is answered so far is kept; the same command goes on",
+                hint="completed answers are stored; run the same command again to resume",
             ) from problem
 
     def _heads(self) -> Iterator[tuple[bytes, _Head]]:
         decode = msgspec.json.Decoder(_Head).decode
         with self._path.open("rb") as file:
-            for at, line in enumerate(file, 1):
+            for line_number, line in enumerate(file, 1):
                 try:
                     yield line, decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-                    raise self._refusal(f"its line {at} is no answer of a batch") from problem
+                    raise self._mismatch(
+                        f"its line {line_number} is not a batch answer"
+                    ) from problem
 
-    def _input_line(self, at: int, head: _Head, hashes: "array[int]") -> int:
-        """The number of the input line that a line of the output answers. Raises UsageError."""
-        found = _ID.fullmatch(head.id)
-        if found is None:
-            raise self._refusal(f"its line {at} is no answer of a batch")
-        number = int(found[1])
-        if number >= len(hashes) or hashes[number] != int(found[2], 16):
-            raise self._refusal(f"its line {at} answers another line {number} than the input has")
+    def _input_line(self, line_number: int, head: _Head, hashes: "array[int]") -> int:
+        """Return the number of the input line that an output line answers. Raises UsageError."""
+        match = _ID.fullmatch(head.id)
+        if match is None:
+            raise self._mismatch(f"its line {line_number} is not a batch answer")
+        number = int(match[1])
+        if number >= len(hashes) or hashes[number] != int(match[2], 16):
+            raise self._mismatch(
+                f"its line {line_number} answers another line {number} than the input has"
+            )
         return number
 
-    def _refusal(self, what: str) -> UsageError:
+    def _mismatch(self, cause: str) -> UsageError:
         return UsageError(
-            f"{self._path} is the output of another input: {what}",
-            hint="name another output with -o, or remove this one",
+            f"{self._path} is the output of another input: {cause}",
+            hint="choose another output with -o, or remove this one",
         )
 
-    def _cut_torn_line(self) -> None:
-        """Remove what stands behind the last line end."""
+    def _remove_incomplete_line(self) -> None:
+        """Remove an incomplete last line."""
         assert self._file is not None
         size = end = self._file.seek(0, os.SEEK_END)
         while end:
-            begin = max(0, end - (1 << 16))
-            self._file.seek(begin)
-            at = self._file.read(end - begin).rfind(b"\n")
-            if at >= 0:
-                end = begin + at + 1
+            start = max(0, end - (1 << 16))
+            self._file.seek(start)
+            index = self._file.read(end - start).rfind(b"\n")
+            if index >= 0:
+                end = start + index + 1
                 break
-            end = begin
+            end = start
         if end and end < size:
             self._file.truncate(end)
         elif size and not end:
-            self._refuse_foreign(size)
+            self._check_own_file(size)
             self._file.truncate(0)
 
-    def _refuse_foreign(self, size: int) -> None:
-        """Keep a file of one line that is none of ours: the first answer of a batch begins with its id."""
+    def _check_own_file(self, size: int) -> None:
+        """Raise UsageError unless the file starts like the first answer of a batch."""
         assert self._file is not None
         self._file.seek(0)
         start = b'{"id":"batch_req_'
         if not start.startswith(self._file.read(min(size, len(start)))):
-            raise self._refusal("its line 1 is no answer of a batch")
+            raise self._mismatch("its line 1 is not a batch answer")
 
     def _drop_errors(self) -> None:
-        """Rewrite the file without its error lines, in place of the old one at once."""
+        """Replace the file atomically by a copy without error lines."""
         assert self._file is not None
         folder = self._path.resolve().parent
         handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=folder)
-        kept = Path(name)
+        temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
                 for line, head in self._heads():
@@ -202,13 +209,13 @@ class BatchOutput:
                         file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-            kept.chmod(self._path.stat().st_mode & 0o777)
-            replacement = kept.open("a+b", buffering=0)
+            temporary.chmod(self._path.stat().st_mode & 0o777)
+            replacement = temporary.open("a+b", buffering=0)
             fcntl.flock(replacement, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            kept.replace(self._path.resolve())
+            temporary.replace(self._path.resolve())
         except OSError as problem:
             raise LocalchatError(f"{self._path} cannot be written: {reason(problem)}") from problem
         finally:
-            kept.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         self._file.close()
         self._file = replacement

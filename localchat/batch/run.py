@@ -1,4 +1,4 @@
-"""Run of a batch: keeps a number of requests in flight until every line of the input is answered."""
+"""Run of a batch. Several requests are in flight until every line has an answer."""
 
 import asyncio
 import time
@@ -18,59 +18,59 @@ from localchat.batch.output_file import (
 )
 
 _SPARE_SHARE: Final = 4
-_LEAST_SPARE: Final = 2
+_MIN_SPARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class BatchServer:
-    """Where a batch is sent."""
+    """The server of a batch."""
 
     url: str
     model: str
-    """For lines that name none."""
+    """Model of lines that name none."""
     key: str = ""
-    """Shown nowhere."""
+    """API key, which is never shown."""
     clients: int = 1
-    """Requests in flight at once."""
+    """Maximum number of requests in flight."""
     only_model: bool = False
-    """`model` answers every line, whichever it names."""
+    """Whether `model` answers every line, even if the line names another model."""
 
 
 @dataclass(slots=True)
 class BatchProgress:
-    """What a run has done so far; changed by the event loop that runs it."""
+    """Progress of a run, updated by its event loop."""
 
     total: int
-    """Lines to be done in this run."""
+    """Lines of this run."""
     before: int = 0
-    """Lines that were done before this run."""
+    """Lines that earlier runs completed."""
     failed_before: int = 0
-    """Of them, errors."""
+    """Errors among the lines of earlier runs."""
     answered: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     cut: int = 0
-    """Answers that a limit ended."""
+    """Answers that reached a limit."""
     looping: int = 0
-    """Answers that repeated themselves and were ended."""
+    """Answers that the loop guard ended."""
     in_flight: int = 0
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
 
     @property
     def done(self) -> int:
-        """Lines of this run that are in the output."""
+        """Completed lines of this run."""
         return self.answered + self.failed
 
     @property
     def elapsed_s(self) -> float:
-        """Since the first request; the load of the model is not in it."""
+        """Seconds since the first request, without the load of the model."""
         return (self.ended_s or time.monotonic()) - self.began_s
 
     def count_usage(self, body: Any) -> None:  # noqa: ANN401 - JSON
-        """Add the tokens of an answer."""
+        """Add the token counts of an answer."""
         usage = body.get("usage") if isinstance(body, dict) else None
         if isinstance(usage, dict):
             self.prompt_tokens += _count(usage, "prompt_tokens")
@@ -80,15 +80,16 @@ class BatchProgress:
         self.looping += end == "repetition"
         if isinstance(usage, dict):
             details = usage.get("prompt_tokens_details")
-            self.cached_tokens += (
-                _count(details, "cached_tokens") if isinstance(details, dict) else 0
-            )
+            if isinstance(details, dict):
+                self.cached_tokens += _count(details, "cached_tokens")
 
 
 def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
-    """Return `length` or `repetition` for an answer with a choice that ended so, else nothing."""
+    """Return `length` or `repetition` if a choice ended early, otherwise an empty string."""
     choices = body.get("choices") if isinstance(body, dict) else None
-    for choice in choices if isinstance(choices, list) else []:
+    if not isinstance(choices, list):
+        return ""
+    for choice in choices:
         if isinstance(choice, dict) and choice.get("finish_reason") == "length":
             if choice.get("stop_reason") == "repetition":
                 return "repetition"
@@ -97,29 +98,30 @@ def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
 
 
 class BatchRun:
-    """The lines of an input that are not done yet, and their way into the output."""
+    """The remaining lines of an input, and their answers in the output."""
 
     def __init__(
         self, source: BatchInput, output: BatchOutput, *, retry_errors: bool, limit: int | None
     ) -> None:
-        """Reads both files. limit: most lines of this run. Raises UsageError where they do not match."""
+        """Reads both files. limit: maximum lines of this run. Raises UsageError if the files do not match."""
         self.source = source
         self._output = output
         hashes = source.hashes()
         self._done, failed = output.answered(hashes, retry_errors=retry_errors)
         self.lines = len(hashes) - hashes.count(0)
-        """Of the input."""
+        """Lines of the input."""
         before = sum(self._done)
-        left = self.lines - before
-        self._limit = left if limit is None else min(left, limit)
+        remaining = self.lines - before
+        self._limit = remaining if limit is None else min(remaining, limit)
         self.progress = BatchProgress(self._limit, before, failed)
         self._ending = False
 
     def run(self, server: BatchServer, changed: Callable[[BatchProgress], None]) -> None:
-        """Answer the lines. Blocks. changed: called after each line.
+        """Answer the lines, and block until the end. changed: called after each line.
 
-        Raises NetworkError where the server cannot be reached, and LocalchatError where the output cannot be
-        written; what is answered stays."""
+        Raises NetworkError if the server is unreachable, and LocalchatError if the output cannot be written.
+        Completed answers stay.
+        """
         self.progress.began_s = time.monotonic()
         try:
             asyncio.run(self._run(server, changed))
@@ -127,7 +129,7 @@ class BatchRun:
             self.progress.ended_s = time.monotonic()
 
     def end(self) -> None:
-        """Begin no further line: `run` returns once those in flight are answered. From any thread."""
+        """Start no further lines. `run` returns after the requests in flight. Thread-safe."""
         self._ending = True
 
     @property
@@ -137,10 +139,10 @@ class BatchRun:
 
     @property
     def left(self) -> int:
-        """Lines of the input that are not in the output."""
+        """Lines of the input without an answer."""
         return self.lines - self.progress.before - self.progress.done
 
-    def _waiting(self) -> Iterator[RawLine]:
+    def _remaining(self) -> Iterator[RawLine]:
         for line in self.source.lines():
             if self._ending:
                 return
@@ -148,11 +150,11 @@ class BatchRun:
                 yield line
 
     async def _run(self, server: BatchServer, changed: Callable[[BatchProgress], None]) -> None:
-        waiting = islice(self._waiting(), self._limit)
+        remaining = islice(self._remaining(), self._limit)
         async with BatchClient(server.url, server.key, server.clients) as client:
 
             async def work() -> None:
-                for line in waiting:
+                for line in remaining:
                     self.progress.in_flight += 1
                     answer = await self._answer(client, server, line)
                     self._output.append(answer)
@@ -187,8 +189,11 @@ class BatchRun:
 
 
 def clients_for(slots: int) -> int:
-    """Requests in flight that keep so many slots full: a few wait at the server for the next free one."""
-    return slots + max(_LEAST_SPARE, slots // _SPARE_SHARE)
+    """Return the number of requests that keeps the slots full.
+
+    A few of them wait at the server.
+    """
+    return slots + max(_MIN_SPARE, slots // _SPARE_SHARE)
 
 
 def _body(line: BatchLine, server: BatchServer) -> dict[str, Any]:
@@ -204,12 +209,12 @@ def _response(reply: BatchReply) -> BatchResponse:
 
 
 def _count(usage: dict[str, Any], name: str) -> int:
-    found = usage.get(name)
-    return found if isinstance(found, int) else 0
+    value = usage.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _first(problems: BaseExceptionGroup) -> BaseException:
-    found: BaseException = problems
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    problem: BaseException = problems
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem

@@ -4,8 +4,9 @@ from typing import Final
 
 from localchat.engine.events import Finished
 
-REPETITION_PENALTY: Final = 1.1
-"""Suggested penalty against loops. With it, SmolLM2-135M looped in 0 of 15 everyday prompts instead of 5."""
+FREQUENCY_PENALTY: Final = 0.3
+"""Suggested against loops. With it, SmolLM2-135M looped in 0 of 50 everyday prompts; with a repetition penalty
+of 1.1, in 9."""
 
 
 def ended_early(end: Finished | None) -> bool:
@@ -38,7 +39,7 @@ def end_sentence(end: Finished, tokens: int, context_tokens: int, *, what: str =
 def end_advice(end: Finished, tokens: int, context_tokens: int) -> str:
     """Return advice for the command line. Empty if the answer ended by itself."""
     if end.reason == "repetition":
-        return f"Try again with -o repetition_penalty {REPETITION_PENALTY}."
+        return f"Try again with -o frequency_penalty {FREQUENCY_PENALTY}."
     if end.reason != "length":
         return ""
     if end.limit == "context":

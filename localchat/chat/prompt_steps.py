@@ -10,7 +10,7 @@ from msgspec import structs
 
 from localchat.engine.interface import EngineInfo
 from localchat.fit.kv_types import smaller_kv_type
-from localchat.fit.memory_steps import MemoryStep, StepName
+from localchat.fit.steps import MemoryStep, StepName
 from localchat.units import size, tokens
 
 _BLOCK_TOKENS: Final = 1024

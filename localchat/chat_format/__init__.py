@@ -1,6 +1,6 @@
-"""Chat formats: conversations to prompts by the model's own template, and answers back to parts.
+"""Chat formats: render conversations with the model's own template, and parse answers into parts.
 
-Runs in the engine process; the templates themselves run in a helper process (render_process.py).
+This package runs in the engine process. Templates run in a helper process (render_process.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,25 +28,25 @@ class ChatFormat(Protocol):
 
     @property
     def tool_call_family(self) -> ToolCallFamily:
-        """Syntax of the model's tool calls; its tags are markup too if tools were offered."""
+        """Syntax of the model's tool calls. If tools are offered, its tags are markup too."""
         ...
 
     reasoning_family: ReasoningFamily
     """Tags of the model's reasoning."""
 
     warning: str
-    """What may spoil every answer of this model; empty if nothing does."""
+    """Problem that affects every answer of this model, or an empty string."""
 
     def render(self, messages: Messages) -> Rendered:
-        """The prompt. Raises TemplateError if the template refuses, fails, or takes too long (2 s)."""
+        """Return the prompt. Raises TemplateError if the template refuses, fails, or takes over 2 s."""
         ...
 
     def answer_parser(self, rendered: Rendered) -> ChoiceParser:
-        """Make a parser for one choice of the answer to `rendered`."""
+        """Return a parser for one choice of the answer to `rendered`."""
         ...
 
     def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
-        """Make the part of that parser that knows whether an answer is inside reasoning."""
+        """Return a parser that only tracks whether the answer is inside reasoning."""
         ...
 
 
@@ -58,20 +58,20 @@ def chat_format(
     now: Callable[[], datetime] = datetime.now,
     vocabulary: Callable[[], Sequence[SpecialToken]] = tuple,
 ) -> ChatFormat:
-    """Choose the format of a model, by its own template.
+    """Return the format of a model. Never raises: an invalid template raises when it is used.
 
-    templates: the source, or several by name (`default`, `tool_use`, …); None or empty: the model
-    brings none, and PlainFormat warns of that with every prompt. special_tokens: `bos_token`,
-    `eos_token`, … as text. process: where the template runs; one of its own if there is none.
-    vocabulary: returns the model's special tokens, which stay text where a message contains them.
-    Never raises: a template that cannot be read raises when it is used.
+    templates: the source, or several sources by name (`default`, `tool_use`, …). Without a template,
+    PlainFormat adds a warning to every prompt. special_tokens: `bos_token`, `eos_token`, … as text. process:
+    runs the template, by default in a process of its own. vocabulary: returns the model's special tokens,
+    which stay plain text inside messages.
     """
-    named = {"default": templates} if isinstance(templates, str) else dict(templates or {})
-    named = {name: source for name, source in named.items() if source.strip()}
-    if not named:
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    sources = {name: source for name, source in (templates or {}).items() if source.strip()}
+    if not sources:
         return PlainFormat()
     return TemplateFormat(
-        named,
+        sources,
         special_tokens,
         process=process or RenderProcess(),
         now=now,

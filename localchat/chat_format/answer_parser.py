@@ -1,4 +1,4 @@
-"""Parser of a whole answer: splits off the reasoning, then finds tool calls in the rest.
+"""Parser of a whole answer: separates the reasoning, then finds tool calls in the remaining text.
 
 A model sometimes calls a tool inside its reasoning and ends without closing it. If an answer has neither text
 nor calls, the calls at the end of its reasoning count.
@@ -21,7 +21,7 @@ _MAX_THOUGHT = 262_144
 
 
 class AnswerParser:
-    """Chains a parser of reasoning and one of calls. `late`: finds calls in unclosed reasoning."""
+    """Chains a reasoning parser and a call parser."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class AnswerParser:
         calls: CallParser,
         late: CallParser | None = None,
     ) -> None:
+        """late: finds calls in unclosed reasoning."""
         self._reasoning = reasoning
         self._calls = calls
         self._late_parser = late
@@ -71,23 +72,24 @@ class AnswerParser:
                 self._thoughts.clear()
 
     def _late_calls(self) -> list[Part]:
-        """Calls at the end of reasoning that nothing followed.
+        """Return the calls at the end of reasoning that no text follows.
 
-        They begin at the first tag after which there are only calls, else at the last tag.
+        They start at the first tag after which there are only calls, otherwise at the last tag.
         """
         if self._late_parser is None:
             return []
         thought = "".join(self._thoughts)
         tag = re.compile("|".join(map(re.escape, self._late_parser.opens)))
-        starts = [found.start() for found in tag.finditer(thought)][-_MAX_STARTS:]
-        found: list[Part] = []
-        for at in starts:
-            calls = self._late_parser.restarted()
-            parts = [*calls.feed(thought[at:]), *calls.finish()]
-            found = [part for part in parts if isinstance(part, Call)]
-            if found and all(one is other for one, other in zip(found, parts, strict=False)):
-                break  # no text between them
-        return found
+        starts = [match.start() for match in tag.finditer(thought)][-_MAX_STARTS:]
+        calls: list[Part] = []
+        for start in starts:
+            parser = self._late_parser.restarted()
+            parts = [*parser.feed(thought[start:]), *parser.finish()]
+            calls = [part for part in parts if isinstance(part, Call)]
+            # Text may follow the calls, but not come between them.
+            if calls and parts[: len(calls)] == calls:
+                break
+        return calls
 
 
 def make_answer_parser(
@@ -97,9 +99,9 @@ def make_answer_parser(
     *,
     opened: bool,
 ) -> ChoiceParser:
-    """Make the parser of a whole answer. `opened`: the prompt ends inside a block of reasoning.
+    """Return the parser of a whole answer. Without tools it finds no calls.
 
-    Without tools, nothing is taken for a call.
+    opened: the prompt ends inside reasoning.
     """
     first = make_reasoning_parser(reasoning, family, tools, opened=opened)
     if not tools or (isinstance(first, ChannelParser) and first.syntax is HARMONY):
@@ -115,10 +117,13 @@ def make_reasoning_parser(
     *,
     opened: bool,
 ) -> ReasoningParser | ChannelParser:
-    """Make the part of an answer's parser that splits off reasoning."""
+    """Return the part of an answer's parser that separates reasoning."""
     syntax = _CHANNELS.get(reasoning.name) or _CHANNELS.get(family.name)
     if syntax is not None:
         names = tuple(name for name, _ in map(name_and_parameters, tools) if name)
         return ChannelParser(syntax, names, thinking=opened)
-    ends = tuple(tag for tag in family.opens if tag[:2] in ("<|", "<｜", "[T")) if tools else ()
+    ends: tuple[str, ...] = ()
+    if tools:
+        # Only tags that a model would not quote in its reasoning end it.
+        ends = tuple(tag for tag in family.opens if tag[:2] in ("<|", "<｜", "[T"))
     return ReasoningParser(reasoning, opened=opened, ends=ends)

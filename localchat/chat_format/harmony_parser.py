@@ -1,8 +1,10 @@
 """Parser of answers in channels: reasoning, text and calls are separate messages, each with a header.
 
-Harmony (gpt-oss): `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`; a
-call is a message `to=functions.NAME`, in the header of its channel or of its role. Muse writes the same without
-channels; `to=self` is reasoning. Functionary 3.2 begins each message with `>>>`, a name and a line break.
+- Harmony (gpt-oss) writes `<|channel|>analysis<|message|>…<|end|>` and
+  `<|start|>assistant<|channel|>final<|message|>…`. A call is a message `to=functions.NAME`, in the header of
+  its channel or of its role.
+- Muse writes the same without channels. `to=self` is reasoning.
+- Functionary 3.2 starts each message with `>>>`, a name and a line break.
 """
 
 import json
@@ -25,15 +27,15 @@ class ChannelSyntax:
     """Tags of messages in channels."""
 
     begins: tuple[str, ...]
-    """Tags that begin a header."""
+    """Tags that start a header."""
     message: str
     """Tag that ends a header."""
     ends: tuple[str, ...]
     """Tags after a message."""
     lead: tuple[str, ...]
-    """Beginnings of an answer that continue a header from the prompt."""
+    """Starts of an answer that continue a header from the prompt."""
     recipients: bool = False
-    """The whole header is the name of the recipient."""
+    """Whether the whole header is the name of the recipient."""
 
     @property
     def borders(self) -> tuple[str, ...]:
@@ -56,11 +58,7 @@ FUNCTIONARY = ChannelSyntax((">>>",), "\n", (), (), recipients=True)
 
 
 class ChannelParser:
-    """Parses a whole answer. A call whose body is not JSON (Muse's) is passed on as text, for CallParser.
-
-    names: tools that were offered; without any, nothing is a call. thinking: the prompt ends inside a message
-    of reasoning.
-    """
+    """Parses a whole answer. Calls of Muse, whose bodies are not JSON, become text for CallParser."""
 
     def __init__(
         self,
@@ -69,6 +67,10 @@ class ChannelParser:
         *,
         thinking: bool = False,
     ) -> None:
+        """names: the offered tools.
+
+        Without any, nothing is a call. thinking: the prompt ends inside reasoning.
+        """
         self.syntax = syntax
         self._names = names
         self._state: Literal["lead", "header", "message"] = "lead"
@@ -76,8 +78,8 @@ class ChannelParser:
         if thinking:
             self._state = "message"
             self._target = "thought"
-        self._held = ""
-        self._fresh = False
+        self._buffer = ""
+        self._at_start = False
         self._name = ""
         self._arguments = Arguments()
         self._text_argument: list[str] | None = None
@@ -89,27 +91,29 @@ class ChannelParser:
         return self._state == "message" and self._target == "thought"
 
     def feed(self, text: str) -> list[Part]:
-        """Parts that are certain now."""
-        self._held += text
+        """Add text, and return the parts that are certain."""
+        self._buffer += text
         parts: list[Part] = []
-        while self._held and self._step(parts):
+        while self._buffer and self._step(parts):
             pass
         return parts
 
     def finish(self) -> list[Part]:
-        """The rest. A header without its message belongs to an answer that was cut off, and is dropped."""
+        """Return the parts of the buffered text. A header without its message is dropped."""
         parts: list[Part] = []
         if self._state == "message":
-            held = self._held[: partial_tag_start(self._held, self.syntax.borders)]
-            self._emit(parts, held if len(self._held) > 1 else self._held)
+            text = self._buffer
+            if len(text) > 1:
+                text = text[: partial_tag_start(text, self.syntax.borders)]
+            self._emit(parts, text)
             self._end(parts)
-        elif self._state == "lead" and not self._held.strip().startswith("to="):
-            self._emit(parts, self._held)
-        self._held = ""
+        elif self._state == "lead" and not self._buffer.strip().startswith("to="):
+            self._emit(parts, self._buffer)
+        self._buffer = ""
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """Advance by one token; False if more text is needed."""
+        """Read one token. Return False if more text is needed."""
         match self._state:
             case "lead":
                 return self._lead()
@@ -119,91 +123,87 @@ class ChannelParser:
                 return self._message(parts)
 
     def _lead(self) -> bool:
-        """Beginning of the answer: the rest of a header, or text of a model that writes none."""
-        syntax = self.syntax
-        held = self._held
-        if syntax.recipients:
-            name, line, _ = held.partition("\n")
-            known = (*self._names, "all")
-            if not line:
-                if any(one.startswith(name.strip()) for one in known):
-                    return False
-            elif name.strip() in known:
-                self._state = "header"
-                return True
-            self._state = "message"
-            return True
-        bare = held.lstrip()
-        if any(tag.lstrip().startswith(bare) and tag.lstrip() != bare for tag in syntax.lead):
-            return False
-        starts = bare.startswith(tuple(tag.lstrip() for tag in syntax.lead))
-        self._state = "header" if starts else "message"
+        """Decide whether the answer starts with the end of a header, or with text."""
+        if self.syntax.recipients:
+            name, line_break, _ = self._buffer.partition("\n")
+            recipients = (*self._names, "all")
+            if not line_break and any(text.startswith(name.strip()) for text in recipients):
+                return False
+            is_header = bool(line_break) and name.strip() in recipients
+        else:
+            text = self._buffer.lstrip()
+            tags = tuple(tag.lstrip() for tag in self.syntax.lead)
+            if any(tag.startswith(text) and tag != text for tag in tags):
+                return False
+            is_header = text.startswith(tags)
+        self._state = "header" if is_header else "message"
         return True
 
     def _header(self, parts: list[Part]) -> bool:
         """Read up to the tag that ends the header."""
-        at, tag = find_first(self._held, (self.syntax.message, *self.syntax.ends))
+        index, tag = find_first(self._buffer, (self.syntax.message, *self.syntax.ends))
         if not tag:
-            if len(self._held) <= _MAX_HEADER:
+            if len(self._buffer) <= _MAX_HEADER:
                 return False
             self._open("answer")
-            self._emit(parts, self._held)
-            self._held = ""
+            self._emit(parts, self._buffer)
+            self._buffer = ""
             return True
-        header = self._held[:at]
-        self._held = self._held[at + len(tag) :]
+        header = self._buffer[:index]
+        self._buffer = self._buffer[index + len(tag) :]
         if tag == self.syntax.message:
             self._begin(header)
         else:
-            self._open("answer")  # a header without a message
+            # The header has no message.
+            self._open("answer")
             if header.strip() and not header.lstrip().startswith(self.syntax.begins):
                 self._emit(parts, header)
         return True
 
     def _begin(self, header: str) -> None:
-        """Begin a message, by its header."""
+        """Start the message of a header."""
         if self.syntax.recipients:
             name = header.removeprefix(">>>").strip()
             if name in self._names:
                 return self._call(name)
             return self._open("answer")
-        target = _RECIPIENT.search(header)
-        channel = (_CHANNEL.findall(header) or [""])[-1]
-        recipient = target.group(1).removeprefix("functions.") if target else ""
+        match = _RECIPIENT.search(header)
+        recipient = match.group(1).removeprefix("functions.") if match else ""
         if recipient == "self":
             return self._open("thought")
         if recipient and recipient not in _NO_TOOL and self._names and self.syntax is HARMONY:
             return self._call(recipient)
-        return self._open("thought" if channel == "analysis" else "answer")
+        channels = _CHANNEL.findall(header)
+        return self._open("thought" if channels[-1:] == ["analysis"] else "answer")
 
     def _open(self, target: Literal["answer", "thought"]) -> None:
         self._state = "message"
         self._target = target
-        self._fresh = True
+        self._at_start = True
 
     def _call(self, name: str) -> None:
         self._state = "message"
         self._target = "call"
-        self._fresh = True
+        self._at_start = True
         self._name = name
         self._arguments = Arguments()
 
     def _message(self, parts: list[Part]) -> bool:
         borders = self.syntax.borders
-        at, tag = find_first(self._held, borders)
+        index, tag = find_first(self._buffer, borders)
         if not tag:
-            at = partial_tag_start(self._held, borders)
-            self._emit(parts, self._held[:at])
-            self._held = self._held[at:]
+            index = partial_tag_start(self._buffer, borders)
+            self._emit(parts, self._buffer[:index])
+            self._buffer = self._buffer[index:]
             return False
-        self._emit(parts, self._held[:at])
+        self._emit(parts, self._buffer[:index])
         self._end(parts)
         if tag in self.syntax.begins:
-            self._held = self._held[at:]
+            self._buffer = self._buffer[index:]
             self._state = "header"
-            # The tag is part of the header, which may contain another.
+            # The tag is part of the header, which may contain another tag.
             return self._header(parts)
-        self._held = self._held[at + len(tag) :]
+        self._buffer = self._buffer[index + len(tag) :]
         return True
 
     def _emit(self, parts: list[Part], text: str) -> None:
@@ -213,11 +213,11 @@ class ChannelParser:
             parts.append(Thought(text) if self._target == "thought" else Answer(text))
 
     def _emit_arguments(self, parts: list[Part], text: str) -> None:
-        if self._fresh:
+        if self._at_start:
             text = text.lstrip()
             if not text:
                 return
-            self._fresh = False
+            self._at_start = False
             self._text_argument = None if text[0] == "{" else []
             self._emit_call(parts)
         if self._text_argument is not None:
@@ -234,7 +234,7 @@ class ChannelParser:
     def _end(self, parts: list[Part]) -> None:
         """End a message. Arguments that are not an object become a JSON string."""
         if self._target == "call":
-            if self._fresh:
+            if self._at_start:
                 self._emit_call(parts)
                 parts.append(Call(self._count - 1, arguments="{}"))
             elif self._text_argument is not None:

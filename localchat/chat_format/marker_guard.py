@@ -1,8 +1,8 @@
-"""Keeps the text of messages apart from the control tokens of a chat template.
+"""Separates the text of messages from the control tokens of a chat template.
 
-A template joins its own markup and the text of messages into one string, in which a pasted `<|im_end|>`
-looks like the end of a turn. So the messages are sealed before they are rendered (sealed_text.py). Templates
-may trim, cut, join or escape them: a sealed marker never equals a real one.
+A template joins its markup and the text of messages, so a pasted `<|im_end|>` would look like the end of a
+turn. Messages are therefore sealed before they are rendered (sealed_text.py). Templates may trim, cut, join
+or escape them, and a sealed marker still never equals a real one.
 """
 
 import json
@@ -17,43 +17,44 @@ from localchat.backend_api.special_tokens import SpecialToken
 from localchat.engine.request import CalledTool, Message, Messages
 
 _FRAMED = re.compile(r"<[|\uff5c][^\s<>]+[|\uff5c]>")
-"""User-defined tokens that no text has by chance."""
+"""User-defined tokens that do not occur in text by accident."""
 _JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _TAG = re.compile(r"[<\[][^\s<>\[\]]+[>\]]")
 
 
 class MarkerGuard:
-    """Seals markers in messages, and splits the rendered prompt where markers were sealed.
-
-    tokens: special tokens of the vocabulary. source: the chat template. written: plain conversations as the
-    template writes them, whose user-defined tokens are markers too. reasoning: tags of the model's
-    reasoning. They are no markers in the content of an assistant if the template looks for them there.
-    """
+    """Seals markers in messages, and splits the rendered prompt at the sealed markers."""
 
     def __init__(
         self,
         tokens: Sequence[SpecialToken],
         *,
         source: str = "",
-        written: str = "",
+        rendered: str = "",
         reasoning: Sequence[str] = (),
     ) -> None:
+        """tokens: special tokens of the vocabulary. source: the chat template.
+
+        rendered: plain conversations that the template rendered. Their user-defined tokens are markers too.
+        reasoning: tags of the model's reasoning, which are plain text in assistant messages if the template
+        searches for them there.
+        """
         control = {token.text for token in tokens if token.control and token.text.strip()}
         user_defined = {token.text for token in tokens if not token.control}
-        kept = {tag for tag in reasoning if f"'{tag}'" in source or f'"{tag}"' in source}
         turns = {
             text
             for text in user_defined
-            if _FRAMED.fullmatch(text) or (_TAG.fullmatch(text) and text in written)
+            if _FRAMED.fullmatch(text) or (_TAG.fullmatch(text) and text in rendered)
         }.difference(reasoning)
+        searched = {tag for tag in reasoning if f"'{tag}'" in source or f'"{tag}"' in source}
         tags = {text for text in user_defined if _TAG.fullmatch(text) and text in source}
         self._splitter = PromptSplitter(tokens, turns | tags)
         self._usual = Sealer(control | turns)
-        self._of_assistant = Sealer((control | turns) - kept)
+        self._of_assistant = Sealer((control | turns) - searched)
         self._of_tool = Sealer(control | turns | tags)
 
     def seal(self, messages: Messages) -> tuple[Messages, str]:
-        """Return the messages with their markers sealed, and the seal. Without markers the seal is empty."""
+        """Return the messages with sealed markers, and the seal. Without markers, the seal is empty."""
         texts = list(self._texts(messages))
         if not any(sealer.affects(text) for sealer, text in texts):
             return messages, ""
@@ -61,7 +62,7 @@ class MarkerGuard:
         return self._sealed(messages, seal), seal
 
     def split(self, rendered: str, seal: str) -> tuple[str, tuple[TextPart, ...]]:
-        """Return a rendered prompt without seals, and its parts; no parts if all of it is trusted."""
+        """Return a rendered prompt without seals, and its parts. A trusted prompt has no parts."""
         return self._splitter.split(rendered, seal)
 
     def clean(self, text: str, seal: str) -> str:
@@ -124,22 +125,19 @@ def _is_json(text: str) -> bool:
 
 
 def _json_texts(text: str) -> list[str]:
-    """Return the texts in JSON, as they are escaped there; all of it if it is no JSON."""
+    """Return the escaped texts inside JSON, or the text itself if it is not JSON."""
     return _JSON_TEXT.findall(text) if _is_json(text) else [text]
 
 
 def _json_mapped(text: str, change: Callable[[str], str]) -> str:
-    """Return JSON with every text in it changed, keys included.
-
-    Each is a whole text: a template may write them one after the other. Brackets stay what they are.
-    """
+    """Change every text inside JSON, including keys. Text that is not JSON is changed as a whole."""
     if not _is_json(text):
         return change(text)
-    return _JSON_TEXT.sub(lambda found: f'"{change(found[1])}"', text)
+    return _JSON_TEXT.sub(lambda match: f'"{change(match[1])}"', text)
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Yield every text in plain data, keys included."""
+    """Yield every text in plain data, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -152,7 +150,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - plain data
-    """Return plain data with every text changed, keys included."""
+    """Return plain data with every text changed, including keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Interface of the answer parsers, and the search for tags in streamed text."""
+"""Interface of the answer parsers, and functions that find tags in streamed text."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,47 +11,47 @@ from localchat.backend_api.sealed_text import TextPart
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Piece of the answer's text."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Piece of the model's reasoning."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Piece of a tool call. The first piece of a call has its id and name."""
+    """A piece of a tool call. The first piece has the id and the name."""
 
     number: int
     """Index of the call in the answer, from 0."""
     id: str = ""
     name: str = ""
     arguments: str = ""
-    """The arguments of all pieces together are JSON text."""
+    """Part of the JSON text of the arguments."""
 
 
 Part: TypeAlias = Answer | Thought | Call
 
 
 class Parser(Protocol):
-    """Turns streamed text into parts. One parser for each choice; it never raises."""
+    """Turns the streamed text of one choice into parts. Never raises."""
 
     def feed(self, text: str) -> list[Part]:
-        """Parts that are certain now; pieces are never empty."""
+        """Add text, and return the parts that are certain. Parts are never empty."""
         ...
 
     def finish(self) -> list[Part]:
-        """Parts of the text that was held back, at the end of the answer."""
+        """Return the parts of the buffered text at the end of the answer."""
         ...
 
 
 class ChoiceParser(Parser, Protocol):
-    """Parses everything that a choice has: reasoning, answer and calls."""
+    """Parses the reasoning, the answer and the calls of a choice."""
 
     @property
     def thinking(self) -> bool:
@@ -61,19 +61,19 @@ class ChoiceParser(Parser, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt that a chat format made of a conversation."""
+    """The prompt of a conversation."""
 
     text: str
     parts: tuple[TextPart, ...] = ()
-    """Pieces of the text to tokenize one by one, because some are plain text. Empty: the whole text."""
+    """Pieces to tokenize separately, because some are plain text. Empty if the whole text is trusted."""
     special: bool = True
-    """Control tokens in the text are recognized."""
+    """Whether control tokens in the text are recognized."""
     add_bos: bool = False
-    """The tokenizer shall put its own first token before it (a template writes its own)."""
+    """Whether the tokenizer adds its first token. Templates write their own."""
     opens_reasoning: bool = False
-    """The prompt ends inside a block of reasoning, so the answer begins there."""
+    """Whether the prompt ends inside reasoning, so that the answer starts there."""
     may_reason: bool = False
-    """The answer may begin with a block of reasoning."""
+    """Whether the answer may start with reasoning."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer."""
     warnings: tuple[str, ...] = ()
@@ -81,28 +81,33 @@ class Rendered:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the model may call."""
     think_budget: int | None = None
-    """Most tokens of reasoning; None: no limit."""
+    """Maximum number of reasoning tokens, None without a limit."""
 
 
 def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
-    """Find the earliest tag, the longest if two begin together; (0, "") if there is none."""
-    found = [(at, -len(tag), tag) for tag in tags if (at := text.find(tag)) >= 0]
-    if not found:
+    """Return the index and text of the first tag, or (0, "").
+
+    If several tags start at one position, the longest wins.
+    """
+    matches = [(index, -len(tag), tag) for tag in tags if (index := text.find(tag)) >= 0]
+    if not matches:
         return 0, ""
-    at, _, tag = min(found)
-    return at, tag
+    index, _, tag = min(matches)
+    return index, tag
 
 
 def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
-    """Find an incomplete tag at the end of the text; the text's length if there is none."""
-    longest = max(map(len, tags), default=1)
-    found = _incomplete_tag(tags).search(text, max(0, len(text) - longest + 1))
-    return found.start() if found is not None else len(text)
+    """Return the index of an incomplete tag at the end of a text, or the text's length."""
+    max_length = max(map(len, tags), default=1)
+    match = _incomplete_tag(tags).search(text, max(0, len(text) - max_length + 1))
+    return match.start() if match is not None else len(text)
 
 
 @lru_cache(64)
 def _incomplete_tag(tags: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches the beginning of a tag at the end of a text."""
-    beginnings = {tag[:length] for tag in tags for length in range(1, len(tag) + 1)}
-    ranked = sorted(beginnings, key=len, reverse=True)
-    return re.compile(f"(?:{'|'.join(map(re.escape, ranked))})\\Z" if ranked else r"(?!)")
+    """Return a pattern that matches the start of a tag at the end of a text."""
+    starts = {tag[:length] for tag in tags for length in range(1, len(tag) + 1)}
+    if not starts:
+        return re.compile(r"(?!)")
+    longest_first = sorted(starts, key=len, reverse=True)
+    return re.compile(f"(?:{'|'.join(map(re.escape, longest_first))})\\Z")

@@ -1,10 +1,11 @@
-"""Format of a model without a chat template: labelled plain text, and a warning.
+"""Format of a model without a chat template: labeled plain text, and a warning.
 
-No markup of another model family is guessed: a model that never saw it continues it as noise, and
-nobody would know why. Plain labels work a little with any model, base models too.
+It uses no markup of other model families, because a model that never saw such markup answers with noise. Plain
+labels work to some degree with every model, including base models.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.harmony_parser import ChannelParser
@@ -15,7 +16,7 @@ from localchat.engine.request import Message, Messages
 
 _LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _ANSWER = "Assistant:"
-"""Label of the answer. The model itself writes the space after it."""
+"""Label of the answer. The model generates the space after it."""
 _STOP = ("\nUser:", "\nTool:", "\nSystem:")
 
 NO_TEMPLATE = (
@@ -27,7 +28,7 @@ NO_TOOLS = "This model has no chat template, so it does not see the tools."
 
 
 class PlainFormat:
-    """Writes a labelled paragraph for each message."""
+    """Renders each message as a labeled paragraph."""
 
     markup: tuple[str, ...] = ()
     tool_call_family = UNKNOWN
@@ -35,26 +36,30 @@ class PlainFormat:
     warning = NO_TEMPLATE
 
     def render(self, messages: Messages) -> Rendered:
-        """The prompt. A system message at the top has no label, as base models expect text."""
-        conversation = list(messages.messages)
-        blocks = [_block(message, is_first=at == 0) for at, message in enumerate(conversation)]
-        continues = (
-            messages.continue_last and bool(conversation) and conversation[-1].role == "assistant"
-        )
-        if not continues:
+        """Return the prompt. A leading system message has no label, because base models expect text."""
+        conversation = messages.messages
+        blocks = [
+            _block(message, is_first=index == 0) for index, message in enumerate(conversation)
+        ]
+        ends_with_answer = bool(conversation) and conversation[-1].role == "assistant"
+        if not (messages.continue_last and ends_with_answer):
             blocks.append(_ANSWER)
-        tools = messages.tools if messages.tool_choice != "none" else ()
+        tools: tuple[dict[str, Any], ...] = ()
+        warnings = [NO_TEMPLATE]
+        if messages.tools and messages.tool_choice != "none":
+            tools = messages.tools
+            warnings.append(NO_TOOLS)
         return Rendered(
             text="\n\n".join(blocks),
             special=False,
             add_bos=True,
             stop=_STOP,
-            warnings=(NO_TEMPLATE, NO_TOOLS) if tools else (NO_TEMPLATE,),
+            warnings=tuple(warnings),
             tools=tools,
         )
 
     def answer_parser(self, rendered: Rendered) -> ChoiceParser:
-        """Make a parser that finds a `<think>` block at the beginning, and tool calls.
+        """Return a parser that finds a `<think>` block at the start, and tool calls.
 
         A grammar may force the answer to be a call.
         """
@@ -69,7 +74,7 @@ class PlainFormat:
         return parser
 
     def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
-        """Make a parser that only knows whether an answer is inside reasoning."""
+        """Return a parser that only tracks whether an answer is inside reasoning."""
         return make_reasoning_parser(
             self.reasoning_family,
             self.tool_call_family,
@@ -79,11 +84,11 @@ class PlainFormat:
 
 
 class _TrimmedParser:
-    """Drops the white space that a model writes between its label and its answer."""
+    """Drops the white space between the label and the answer."""
 
     def __init__(self, parser: ChoiceParser) -> None:
         self._parser = parser
-        self._began = False
+        self._started = False
 
     @property
     def thinking(self) -> bool:
@@ -97,10 +102,10 @@ class _TrimmedParser:
 
     def _trimmed(self, parts: Iterable[Part]) -> Iterator[Part]:
         for part in parts:
-            if self._began or not isinstance(part, Answer):
+            if self._started or not isinstance(part, Answer):
                 yield part
             elif text := part.text.lstrip():
-                self._began = True
+                self._started = True
                 yield Answer(text)
 
 

@@ -1,8 +1,7 @@
-"""Parser of reasoning: splits a streamed answer into reasoning and text.
+"""Parser that splits a streamed answer into reasoning and text.
 
-It tolerates what models write: a second opening tag, blanks around tags, a closing tag without an
-opening, a block that never ends. Tags are never part of the output: text that may still become one
-is held back.
+It tolerates the mistakes of models: a second opening tag, white space around tags, a closing tag without an
+opening one, and a block without an end. Tags never reach the output, so text that may become a tag is buffered.
 """
 
 from collections.abc import Sequence
@@ -22,20 +21,25 @@ class ReasoningFamily:
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     dropped: tuple[str, ...] = ()
-    """Markup around the answer, never part of the output."""
+    """Markup around the answer, which never reaches the output."""
     anywhere: bool = False
-    """Blocks may also open in the middle of the answer, because no model would quote their tags. Otherwise a
-    closing tag without an opening is markup once (the template opened the block), and text from then on."""
+    """Whether blocks may open in the middle of the answer, because no model would quote these tags.
+
+    Otherwise the first closing tag without an opening one is markup, because the template opened the block, and
+    later ones are text.
+    """
 
     answer: str = ""
     """Markup between the reasoning and the answer."""
 
     def closing(self, *, again: bool) -> str:
-        """Text that closes a block of reasoning before its time.
+        """Return the text that closes a block of reasoning early.
 
-        again: the answer itself begins too, and not a call in another channel, or reasoning once more.
+        again: the answer follows, and not a call in another channel or more reasoning.
         """
-        return self.closes[0] + (self.answer if again or self.answer.isspace() else "")
+        if again or self.answer.isspace():
+            return self.closes[0] + self.answer
+        return self.closes[0]
 
     @staticmethod
     def default() -> "ReasoningFamily":
@@ -44,7 +48,7 @@ class ReasoningFamily:
 
     @staticmethod
     def of(template: str) -> "ReasoningFamily":
-        """Find the family by a template's source."""
+        """Return the family of a template's source."""
         for family in REASONING_FAMILIES:
             if any(sign in template for sign in family.signs):
                 return family
@@ -52,14 +56,13 @@ class ReasoningFamily:
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """Every tag. The detokenizer must print those that are control tokens."""
+        """All tags. The detokenizer must print them even if they are control tokens."""
         return (*self.opens, *self.closes, *self.dropped)
 
     def left_open(self, prompt: str, since: int | None = None) -> bool:
-        """Whether a prompt ends inside a block.
+        """Return whether a prompt ends inside a block.
 
-        Only a tag at the end counts, or with `since` the whole text from there on (a message to
-        continue).
+        since: start of a message to continue, which is searched. Otherwise only a tag at the end counts.
         """
         if since is None:
             return prompt.rstrip().endswith(tuple(tag.rstrip() for tag in self.opens))
@@ -163,27 +166,25 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     ),
     _THINK,
 )
-"""Families, the most specific signs first."""
+"""Families in the order of detection: the most specific signs come first."""
 
 
 _State: TypeAlias = Literal["before", "thinking", "between", "answering"]
 
 
 class ReasoningParser:
-    """Splits reasoning from text.
-
-    opened: the prompt already ends inside a block. ends: other tags, such as those of calls, that end a block.
-    """
+    """Separates reasoning from text."""
 
     def __init__(
         self, family: ReasoningFamily, *, opened: bool = False, ends: tuple[str, ...] = ()
     ) -> None:
+        """opened: the prompt ends inside a block. ends: other tags that end a block, such as those of calls."""
         self._family = family
         self._closes = (*family.closes, *ends)
         self._state: _State = "thinking" if opened else "before"
-        self._fresh = opened
+        self._at_start = opened
         self._thought = opened
-        self._held = ""
+        self._buffer = ""
 
     @property
     def thinking(self) -> bool:
@@ -191,29 +192,31 @@ class ReasoningParser:
         return self._state == "thinking"
 
     def feed(self, text: str) -> list[Part]:
-        """Parts that are certain now."""
-        self._held += text
+        """Add text, and return the parts that are certain."""
+        self._buffer += text
         parts: list[Part] = []
         while self._step(parts):
             pass
         return parts
 
     def finish(self) -> list[Part]:
-        """The rest. An incomplete tag is text, except a closing tag at the end of reasoning.
+        """Return the buffered text. An incomplete tag is text, except a closing tag at the end of reasoning.
 
-        That one comes from an answer that reached its length limit, and is dropped.
+        That tag is dropped, because the answer reached its length limit.
         """
-        held = self._held
-        self._held = ""
+        text = self._buffer
+        self._buffer = ""
         if self._state == "thinking":
-            kept = held[: partial_tag_start(held, self._closes)] if len(held) > 1 else held
-            return [Thought(kept.rstrip())] if kept.strip() else []
+            if len(text) > 1:
+                text = text[: partial_tag_start(text, self._closes)]
+            text = text.rstrip()
+            return [Thought(text)] if text else []
         if self._state == "between":
-            held = _after_tag(held)
-        return [Answer(held)] if held else []
+            text = _after_tag(text)
+        return [Answer(text)] if text else []
 
     def _step(self, parts: list[Part]) -> bool:
-        """Advance by one token; False if more text is needed."""
+        """Read one token. Return False if more text is needed."""
         if self._state == "thinking":
             return self._think(parts)
         if self._state == "answering":
@@ -221,47 +224,50 @@ class ReasoningParser:
         return self._begin()
 
     def _begin(self) -> bool:
-        """Before the first word, or after a block: tags may follow, with blanks around them."""
-        family = self._family
-        bare = self._held.lstrip()
-        if not bare:
+        """Look for tags before the answer or after a block, with white space around them."""
+        text = self._buffer.lstrip()
+        if not text:
             return False
-        if any(tag.startswith(bare) and tag != bare for tag in family.markup):
+        markup = self._family.markup
+        if any(tag.startswith(text) and tag != text for tag in markup):
             return False
-        found = [tag for tag in family.markup if bare.startswith(tag)]
-        if found:
-            tag = max(found, key=len)
-            self._held = bare[len(tag) :]
+        tag = max((tag for tag in markup if text.startswith(tag)), key=len, default="")
+        if tag:
+            self._buffer = text[len(tag) :]
             self._enter(tag, answering="between")
             return True
         if self._state == "between":
-            self._held = _after_tag(self._held)
+            self._buffer = _after_tag(self._buffer)
         self._state = "answering"
         return True
 
     def _think(self, parts: list[Part]) -> bool:
-        if self._fresh:
-            self._held = self._held.lstrip()
+        if self._at_start:
+            self._buffer = self._buffer.lstrip()
             tags = (*self._family.opens, *self._closes)
-            if not self._held or any(
-                tag.startswith(self._held) and tag != self._held for tag in tags
+            if not self._buffer or any(
+                tag.startswith(self._buffer) and tag != self._buffer for tag in tags
             ):
                 return False
-            self._fresh = False
+            self._at_start = False
             for tag in self._family.opens:
-                if self._held.startswith(tag):
-                    self._held = self._held[len(tag) :]
-                    self._fresh = True
+                if self._buffer.startswith(tag):
+                    self._buffer = self._buffer[len(tag) :]
+                    self._at_start = True
                     return True
-        at, tag = find_first(self._held, self._closes)
+        index, tag = find_first(self._buffer, self._closes)
         if tag:
-            self._emit(parts, self._held[:at].rstrip())
-            own = tag in self._family.closes
-            self._held = self._held[at + len(tag) if own else at :]
-            self._state = "between" if own else "answering"
+            self._emit(parts, self._buffer[:index].rstrip())
+            if tag in self._family.closes:
+                self._buffer = self._buffer[index + len(tag) :]
+                self._state = "between"
+            else:
+                # Leave the tag of a call in the buffer, because it belongs to the answer.
+                self._buffer = self._buffer[index:]
+                self._state = "answering"
             return True
-        certain = self._held[: partial_tag_start(self._held, self._closes)].rstrip()
-        self._held = self._held[len(certain) :]
+        certain = self._buffer[: partial_tag_start(self._buffer, self._closes)].rstrip()
+        self._buffer = self._buffer[len(certain) :]
         self._emit(parts, certain)
         return False
 
@@ -272,22 +278,22 @@ class ReasoningParser:
             tags = (*tags, *family.opens)
         if family.anywhere or not self._thought:
             tags = (*tags, *family.closes)
-        at, tag = find_first(self._held, tags)
+        index, tag = find_first(self._buffer, tags)
         if tag:
-            self._emit(parts, self._held[:at])
-            self._held = self._held[at + len(tag) :]
+            self._emit(parts, self._buffer[:index])
+            self._buffer = self._buffer[index + len(tag) :]
             self._enter(tag, answering="answering")
             return True
-        at = partial_tag_start(self._held, tags)
-        self._emit(parts, self._held[:at])
-        self._held = self._held[at:]
+        index = partial_tag_start(self._buffer, tags)
+        self._emit(parts, self._buffer[:index])
+        self._buffer = self._buffer[index:]
         return False
 
     def _enter(self, tag: str, *, answering: _State) -> None:
         """Enter the state after a tag outside reasoning."""
         if tag in self._family.opens:
             self._state = "thinking"
-            self._fresh = True
+            self._at_start = True
             self._thought = True
             return
         if tag in self._family.closes:
@@ -300,7 +306,7 @@ class ReasoningParser:
 
 
 def _after_tag(text: str) -> str:
-    """Beginning of the answer after a tag: blank lines are dropped, an indent is kept."""
-    bare = text.lstrip()
-    blanks = text[: len(text) - len(bare)]
-    return (blanks.rpartition("\n")[2] if "\n" in blanks else "") + bare
+    """Remove blank lines after a tag, but keep the indentation of the first line."""
+    stripped = text.lstrip()
+    _, newline, indentation = text[: len(text) - len(stripped)].rpartition("\n")
+    return indentation + stripped if newline else stripped

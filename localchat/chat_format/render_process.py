@@ -1,8 +1,8 @@
-"""Helper process in which chat templates run: jinja2's stock sandbox, bounded in time and memory.
+"""Helper process that runs chat templates in jinja2's sandbox, with limits on time and memory.
 
-A template is a program from a stranger. The sandbox keeps it from Python's internals; it does not
-keep it from computing for ever or from taking all memory (that has brought servers down:
-CVE-2025-62426 and its kin), and a thread cannot be killed. A process can.
+A template is an untrusted program. The sandbox hides Python's internals, but it does not stop a template that
+computes forever or allocates all memory, which has brought down servers (CVE-2025-62426 and similar). Python
+cannot kill a thread, but it can kill a process.
 """
 
 import json
@@ -24,17 +24,17 @@ from localchat.errors import TemplateError
 
 _WORKER = Path(__file__).with_name("render_worker.py")
 
-_LATEST = 10
-"""Multiple of its limit that a render may wait for the CPU of a busy machine, in wall time."""
+_WALL_TIME_FACTOR = 10
+"""Wall time limit as a multiple of the CPU time limit, because a busy machine may delay a render."""
 
 _WATCH_S = 0.05
 _WATCH_MEMORY = sys.platform == "darwin"
-"""macOS takes RLIMIT_AS and does not honour it."""
+"""macOS accepts RLIMIT_AS but does not enforce it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one render. Sizes grow with the input: a long conversation may give a long text."""
+    """Limits of one render. They grow with the input, because a long conversation gives a long prompt."""
 
     seconds: float = 2.0
     """CPU time of a render."""
@@ -43,12 +43,12 @@ class RenderLimits:
     source: int = 256 << 10
     """Characters of a template."""
     text: int = 4 << 20
-    """Characters of the text, plus `text_per_input` for each byte of input."""
+    """Characters of the rendered text, plus `text_per_input` for each byte of input."""
     text_per_input: int = 4
     memory_bytes: int = 256 << 20
-    """Memory of all values, plus `memory_per_input` for each byte of input, up to `most_memory_bytes`."""
+    """Memory of all values, plus `memory_per_input` for each byte of input, up to `max_memory_bytes`."""
     memory_per_input: int = 32
-    most_memory_bytes: int = 1 << 30
+    max_memory_bytes: int = 1 << 30
 
 
 class RenderFailure(Exception):
@@ -57,18 +57,18 @@ class RenderFailure(Exception):
     def __init__(self, reason: str, type_: str, message: str, line: int) -> None:
         super().__init__(message)
         self.reason = reason
-        """`syntax`, `refused`, `broken`, `escape` or `limit`: see ChatTemplate."""
+        """`syntax`, `refused`, `broken`, `escape` or `limit` (see ChatTemplate)."""
         self.type = type_
         self.message = message
         self.line = line
-        """Line of the template; 0 where it is not known."""
+        """Line of the template, 0 if unknown."""
 
 
 class RenderProcess:
-    """One helper process, started at the first use and again after it was killed.
+    """A helper process, started at the first use and again after it was killed.
 
-    Thread-safe; one render at a time, so one waits for another as long as the limits let it take.
-    Measured on two cores: 57 ms to start, 13 MB (PSS), 0.2 ms a render on top of jinja2's own time.
+    Thread-safe. It renders one template at a time, so a render may wait until the limits stop the previous one.
+    Measured on two cores: 57 ms to start, 13 MB (PSS), 0.2 ms per render in addition to jinja2's own time.
     """
 
     def __init__(self, limits: RenderLimits | None = None) -> None:
@@ -76,28 +76,31 @@ class RenderProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._source: str | None = None
-        """The template that the process has."""
+        """Template that the process received last."""
         self._end: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Start the process if there is none, without waiting for it. The first render reports a failure."""
+        """Start the process if it is not running, without waiting for it.
+
+        The first render reports a failure.
+        """
         with self._lock, suppress(TemplateError):
             self._running()
 
     def close(self) -> None:
-        """End the process, a render under way too. A later render starts another."""
+        """Kill the process, even during a render. A later render starts it again."""
         self._end()
 
     @property
     def pid(self) -> int | None:
-        """Process id; None while there is no process."""
+        """Process id, None if the process is not running."""
         process = self._process
         if process is not None and process.poll() is None:
             return process.pid
         return None
 
     def variables(self, source: str) -> frozenset[str]:
-        """Names that a template reads and does not set. Raises RenderFailure and TemplateError."""
+        """Return the names that a template reads but does not set. Raises RenderFailure and TemplateError."""
         if len(source) > self.limits.source:
             raise exceeded(
                 f"is {len(source):,} characters long; {self.limits.source:,} are allowed"
@@ -106,7 +109,7 @@ class RenderProcess:
         return frozenset(reply["variables"])
 
     def render(self, source: str, values: Mapping[str, Any], now: datetime) -> str:
-        """Text of a template. Raises RenderFailure, and TemplateError for what is not plain data."""
+        """Render a template. Raises RenderFailure, and TemplateError if the values are not plain data."""
         text: str = self._ask(source, values, now, self.limits.seconds)["text"]
         return text
 
@@ -116,21 +119,22 @@ class RenderProcess:
         limits = self.limits
         content = _json({"values": values, "now": now and now.isoformat()})
         size = len(source) + len(content)
-        if size > limits.most_memory_bytes:
+        if size > limits.max_memory_bytes:
             raise exceeded("takes too much memory")
         memory_bytes = min(
-            limits.memory_bytes + limits.memory_per_input * size, limits.most_memory_bytes
+            limits.memory_bytes + limits.memory_per_input * size, limits.max_memory_bytes
         )
         bounds = {
             "seconds": seconds,
             "memory_bytes": memory_bytes,
-            "most": limits.text + limits.text_per_input * size,
+            "max_characters": limits.text + limits.text_per_input * size,
         }
         line = content[:-1] + b", " + _json(bounds)[1:] + b"\n"
         with self._lock:
             reply = self._exchange(source, line, seconds, memory_bytes)
             if reply.get("type") == "MemoryError":
-                self._end()  # gives back what it holds
+                # Release the memory of the failed render.
+                self._end()
         if "reason" in reply:
             raise RenderFailure(reply["reason"], reply["type"], reply["message"], reply["line"])
         return reply
@@ -152,7 +156,8 @@ class RenderProcess:
                 killed_for = _watch(process, seconds, memory_bytes)
             answer = process.stdout.readline()
         except BaseException:
-            self._end()  # the next request would read this one's answer
+            # The next request would read the reply to this one.
+            self._end()
             raise
         if answer.endswith(b"\n"):
             reply: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
@@ -161,16 +166,16 @@ class RenderProcess:
         raise exceeded(killed_for or _cause(process.returncode, seconds))
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The process, started if there is none. Call with the lock held."""
+        """Return the process, and start it if necessary. Call with the lock held."""
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._source = None
-            # -S: site's start-up files take time, and the paths come with PYTHONPATH anyway.
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
             }
             try:
+                # -S skips site's start-up files, which take time. PYTHONPATH has all paths.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-S", str(_WORKER)],
                     stdin=subprocess.PIPE,
@@ -183,19 +188,22 @@ class RenderProcess:
                     hint="Close other programs, or raise the limits of processes and open files.",
                     reason="limit",
                 ) from error
-            # Ends the process too if this object is dropped, or the program left, without close().
+            # Also kill the process if this object is collected, or the program exits, without close().
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
 
 def _watch(process: subprocess.Popen[bytes], seconds: float, memory_bytes: int) -> str:
-    """Wait for an answer or the end of the process, and kill it after too long. Returns why it was killed."""
+    """Wait for a reply or the end of the process, and kill it after the time limit.
+
+    Returns the reason for killing it, or an empty string.
+    """
     assert process.stdout is not None
     ready = select.poll()
     ready.register(process.stdout, select.POLLIN)
-    # Counts waits instead of reading the clock, which runs on while Ctrl+Z stops both processes.
+    # Count waits instead of reading the clock, which keeps running while Ctrl+Z stops both processes.
     wait_s = _WATCH_S if _WATCH_MEMORY else seconds
-    for _ in range(int(_LATEST * seconds / wait_s)):
+    for _ in range(int(_WALL_TIME_FACTOR * seconds / wait_s)):
         if ready.poll(wait_s * 1000):
             return ""
         if _WATCH_MEMORY and _resident_bytes(process.pid) > memory_bytes:
@@ -215,7 +223,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _cause(returncode: int, seconds: float) -> str:
-    """Why the process ended."""
+    """Return why the process ended."""
     if returncode == -signal.SIGPROF:
         return f"takes longer than {seconds:g} s"
     name = f"exit status {returncode}"
@@ -229,18 +237,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        with suppress(
-            OSError, ValueError
-        ):  # unread bytes in a broken pipe; a reader in another thread
+        # Closing fails on unread bytes in a broken pipe, and while another thread reads.
+        with suppress(OSError, ValueError):
             assert pipe is not None
             pipe.close()
 
 
 def _json(value: object) -> bytes:
-    """JSON in UTF-8, half surrogate pairs kept. Raises TemplateError for what is not plain data."""
+    """Return JSON in UTF-8 with lone surrogates. Raises TemplateError if the value is not plain data."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_refuse)
-    except TypeError as error:  # a key that is no text
+        text = json.dumps(value, ensure_ascii=False, default=_reject)
+    except TypeError as error:
+        # A key is not a string.
         raise TemplateError(
             f"A chat template takes plain data: {error}.", reason="input"
         ) from error
@@ -249,16 +257,16 @@ def _json(value: object) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _refuse(value: object) -> None:
+def _reject(value: object) -> None:
     raise TemplateError(
         f"A chat template takes plain data, not {type(value).__name__}.", reason="input"
     )
 
 
-def exceeded(what: str) -> TemplateError:
-    """Error of a render that was stopped."""
+def exceeded(cause: str) -> TemplateError:
+    """Return the error of a render that exceeded a limit."""
     return TemplateError(
-        f"The model's chat template was stopped: it {what}.",
+        f"The model's chat template was stopped: it {cause}.",
         hint="Shorten the conversation, or use a file of this model with a sound template.",
         reason="limit",
     )

@@ -1,11 +1,12 @@
-"""Program that renders chat templates for RenderProcess: one JSON object a line in, one a line out.
+"""Program that renders chat templates for RenderProcess.
 
-A line with a `source` has no answer: it is the template of the requests that follow.
+It reads and writes one JSON object per line. A line with a `source` has no reply and sets the template of the
+following requests. The program exits at the end of its input. The kernel kills it with SIGPROF if a template
+computes for too long.
 
-jinja2's stock sandbox, with the settings and names that transformers gives to chat templates;
-scripts/check_templates compares the two byte by byte. The module is run by its path and imports
-jinja2 and the standard library only, to start in 57 ms with 10 MB of its own. It ends at the end of
-its input. The kernel ends it, by SIGPROF, when one template computes for too long.
+It uses jinja2's sandbox with transformers' settings and names for chat templates, and scripts/check_templates
+compares the two byte by byte. The module runs by its path and imports only jinja2 and the standard library, so
+that it starts in 57 ms and adds 10 MB.
 """
 
 import json
@@ -25,17 +26,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _FILE = "<template>"
-_TEMPLATES_KEPT = 8
+_CACHED_TEMPLATES = 8
 
 
 class LimitError(Exception):
-    """The template exceeds a limit."""
+    """Raised when a template exceeds a limit."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's own words for training.
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text for training.
 
-    Here it only renders its body, in a scope of its own as transformers has it.
+    It only renders its body, in a scope of its own as in transformers.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja's own class attribute
@@ -47,14 +48,14 @@ class GenerationTag(Extension):
         return block.set_lineno(line)
 
     def render_body(self, caller: Callable[[], str]) -> str:
-        """Text of the body."""
+        """Return the text of the body."""
         return caller()
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """The immutable sandbox, except that a template may append to a list and pop from it.
 
-    Kimi K2's template queues ids of tool calls so. Lists belong to one render, so nothing is shared.
+    Kimi K2's template needs this for a queue of tool call ids. A list belongs to one render, so this is safe.
     """
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
@@ -64,7 +65,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class TemplateRenderer:
-    """Compiles and renders templates, a few of them kept compiled."""
+    """Compiles and renders templates, and caches a few compiled ones."""
 
     def __init__(self) -> None:
         self._environment = TemplateSandbox(
@@ -74,35 +75,39 @@ class TemplateRenderer:
         self._environment.globals["raise_exception"] = raise_exception
         self._environment.globals["strftime_now"] = self._strftime_now
         self._now = datetime.now()
-        self._compiled = lru_cache(_TEMPLATES_KEPT)(self._compile)
+        self._compiled = lru_cache(_CACHED_TEMPLATES)(self._compile)
 
     def variables(self, source: str) -> list[str]:
-        """Names that the template reads and does not set."""
+        """Return the names that the template reads but does not set."""
         return self._compiled(source)[1]
 
-    def render(self, source: str, values: Mapping[str, Any], now: datetime, most: int) -> str:
-        """The text. Raises LimitError beyond `most` characters, and whatever the template raises."""
+    def render(
+        self, source: str, values: Mapping[str, Any], now: datetime, max_characters: int
+    ) -> str:
+        """Render a template. Raises LimitError, and whatever the template raises."""
         self._now = now
         template, _ = self._compiled(source)
         pieces = []
         total = 0
         for piece in template.root_render_func(template.new_context(dict(values))):
             total += len(piece)
-            if total > most:
-                raise LimitError(f"makes a text of {total:,} characters; {most:,} are allowed")
+            if total > max_characters:
+                raise LimitError(
+                    f"makes a text of {total:,} characters; {max_characters:,} are allowed"
+                )
             pieces.append(piece)
         return "".join(pieces)
 
     def line(self, source: str, error: BaseException) -> int:
-        """Line of the template that raised; 0 where it is not known."""
+        """Return the line of the template that raised the error, 0 if unknown."""
         if isinstance(error, jinja2.TemplateSyntaxError):
             return error.lineno
         line = 0
-        at = error.__traceback__
-        while at is not None:
-            if at.tb_frame.f_code.co_filename == _FILE:
-                line = self._compiled(source)[0].get_corresponding_lineno(at.tb_lineno)
-            at = at.tb_next
+        entry = error.__traceback__
+        while entry is not None:
+            if entry.tb_frame.f_code.co_filename == _FILE:
+                line = self._compiled(source)[0].get_corresponding_lineno(entry.tb_lineno)
+            entry = entry.tb_next
         return line
 
     def _compile(self, source: str) -> tuple[jinja2.Template, list[str]]:
@@ -115,7 +120,7 @@ class TemplateRenderer:
 
 
 def raise_exception(message: str) -> None:
-    """`raise_exception(…)` of templates."""
+    """Implement `raise_exception(…)` of templates."""
     raise jinja2.exceptions.TemplateError(message)
 
 
@@ -126,8 +131,9 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it for templates: no HTML escapes, letters as they are."""
-    if isinstance(value, Iterator):  # `map` and its like; transformers fails on them
+    """Return JSON as transformers does: without HTML escapes, and with Unicode letters."""
+    if isinstance(value, Iterator):
+        # Filters such as `map` return iterators, on which transformers fails.
         value = list(value)
     return json.dumps(
         value,
@@ -140,49 +146,51 @@ def tojson(
 
 @contextmanager
 def limited(seconds: float, memory_bytes: int) -> Iterator[None]:
-    """Bound what the block computes and allocates.
+    """Limit the CPU time and memory of the block.
 
-    ITIMER_PROF counts the time that this process computes, so a busy machine is not held against a
-    template; without a handler its signal ends the process even within one long operation of C.
+    ITIMER_PROF counts CPU time, so a busy machine does not count against a template. Its signal has no handler,
+    so it kills the process even inside a long operation in C.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    free = _limit_memory(memory_bytes)
+    lift_limit = _limit_memory(memory_bytes)
     try:
         yield
     finally:
-        free()
+        lift_limit()
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit_memory(memory_bytes: int) -> Callable[[], None]:
-    """Bound the address space to `memory_bytes` more than now; returns what lifts the bound again."""
+    """Limit the growth of the address space. Return a function that lifts the limit."""
     try:
         import resource
 
         pages = int(os.pread(_own_memory(), 64, 0).split()[0])
-    except (ImportError, OSError):  # macOS honours no such limit: RenderProcess watches there
+    except (ImportError, OSError):
+        # macOS does not enforce such limits. RenderProcess watches the memory there.
         return lambda: None
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    most = pages * resource.getpagesize() + memory_bytes
-    if before[0] == resource.RLIM_INFINITY or most < before[0]:
-        resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, before)
+    previous = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + memory_bytes
+    if previous[0] == resource.RLIM_INFINITY or limit < previous[0]:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, previous[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, previous)
 
 
 @cache
 def _own_memory() -> int:
-    """Descriptor of the file that tells the size of this process, which each render reads. Raises OSError."""
+    """Open the file with the size of this process, and return its descriptor. Raises OSError."""
     return os.open("/proc/self/statm", os.O_RDONLY)
 
 
 def answer(renderer: TemplateRenderer, source: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Reply to one request: the text, the variables, or why there is none."""
+    """Return the reply to a request: the text, the variables, or an error."""
     try:
         with limited(request["seconds"], request["memory_bytes"]):
             if request["values"] is None:
                 return {"variables": renderer.variables(source)}
             now = datetime.fromisoformat(request["now"])
-            return {"text": renderer.render(source, request["values"], now, request["most"])}
+            text = renderer.render(source, request["values"], now, request["max_characters"])
+            return {"text": text}
     except Exception as error:  # noqa: BLE001 - a template can raise anything
         return {
             "reason": _reason(error),
@@ -193,22 +201,23 @@ def answer(renderer: TemplateRenderer, source: str, request: Mapping[str, Any]) 
 
 
 def _reason(error: Exception) -> str:
-    """Kind of a failure, as ChatTemplate names it."""
+    """Return the reason of a failure, as ChatTemplate defines it."""
     if isinstance(error, (LimitError, MemoryError, RecursionError)):
         return "limit"
     if isinstance(error, jinja2.TemplateSyntaxError):
         return "syntax"
     if isinstance(error, jinja2.exceptions.SecurityError):
         return "escape"
-    # `raise_exception` raises this very class, failures of jinja one of its subclasses.
+    # `raise_exception` raises exactly this class. Failures of jinja raise subclasses.
     if type(error) is jinja2.TemplateError:
         return "refused"
     return "broken"
 
 
 def main() -> None:
-    """Answer until the input ends, at the latest when the parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the terminal's whole group
+    """Reply to requests until the input ends, at the latest when the parent process exits."""
+    # Ctrl+C reaches the terminal's whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     renderer = TemplateRenderer()
@@ -220,7 +229,7 @@ def main() -> None:
             continue
         reply = answer(renderer, source, request)
         text = json.dumps(reply, ensure_ascii=False)
-        # A conversation may contain half a surrogate pair, which strict UTF-8 refuses.
+        # A conversation may contain a lone surrogate, which strict UTF-8 rejects.
         sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass") + b"\n")
         sys.stdout.buffer.flush()
 

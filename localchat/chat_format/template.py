@@ -1,7 +1,7 @@
-"""A model's own chat template: renders conversations to prompts.
+"""Renders conversations to prompts with a model's own chat template.
 
-Output equals transformers' `apply_chat_template` (settings, filters, names,
-`continue_final_message`). The template runs in a helper process: see render_process.py.
+The output equals transformers' `apply_chat_template`, including settings, filters, names and
+`continue_final_message`. The template runs in a helper process (render_process.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +14,18 @@ from localchat.errors import TemplateError
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 _MARKER = "LOCALCHAT_GOES_ON_HERE "
-"""Appended to the text to continue, then cut off with all that follows. Its blank at the end is
-missing from the prompt if the template trims."""
+"""Appended to the text to continue, then removed with everything after it.
+
+If the template trims, the space at its end is missing from the prompt.
+"""
 
 
 class ChatTemplate:
-    """One jinja chat template, compiled at the first use.
+    """A jinja chat template, compiled at the first use.
 
-    Every method that compiles or renders raises TemplateError with `details["reason"]`: `syntax`,
-    `refused` (the template's own raise_exception), `broken` (it fails), `escape` (it reaches for
-    what the sandbox hides), `limit` or `input`.
+    Methods that compile or render raise TemplateError with `details["reason"]`: `syntax`, `refused` (the
+    template called raise_exception), `broken` (the template failed), `escape` (it accessed what the sandbox
+    hides), `limit` or `input`.
     """
 
     def __init__(
@@ -36,14 +38,14 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        """Texts by the names that templates use: `bos_token`, `eos_token`, …"""
+        """Texts by their names in templates: `bos_token`, `eos_token`, …"""
         self._process = process
         self._now = now
         """Clock of `strftime_now`."""
         self._variables: frozenset[str] | None = None
 
     def variables(self) -> frozenset[str]:
-        """Names that the template reads and does not set: its switches, such as `enable_thinking`."""
+        """Return the names that the template reads but does not set, such as `enable_thinking`."""
         if self._variables is None:
             try:
                 self._variables = self._process.variables(self.source)
@@ -59,15 +61,16 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt. `messages`, `tools` and `options` are plain data as in JSON.
+        """Return the prompt. `messages`, `tools` and `options` are plain data as in JSON.
 
         An option takes precedence over a special token of the same name.
         """
         options = dict(options or {})
-        self.variables()  # compiles the template, under a time limit of its own
-        if taken := sorted(_RESERVED & options.keys()):
+        # Compile the template under a time limit of its own.
+        self.variables()
+        if reserved := sorted(_RESERVED & options.keys()):
             raise TemplateError(
-                f"A template option may not be named {', '.join(taken)}.", reason="input"
+                f"A template option may not be named {', '.join(reserved)}.", reason="input"
             )
         values = {
             "documents": None,
@@ -90,7 +93,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt up to the end of the last message's `field`, so that the model continues it."""
+        """Return the prompt up to the end of the last message's `field`, so that the model continues it."""
         if not messages or not isinstance(text_to_continue := messages[-1].get(field), str):
             raise _cannot_continue(f"the last message has no {field}")
         copies = [name for name in _copies(field) if messages[-1].get(name) == text_to_continue]
@@ -100,12 +103,12 @@ class ChatTemplate:
         text = self.render(
             [*messages[:-1], last], tools=tools, options=options, add_generation_prompt=False
         )
-        mark = _MARKER.strip()
-        if mark not in text or text_to_continue.strip() not in text:
+        marker = _MARKER.strip()
+        if marker not in text or text_to_continue.strip() not in text:
             raise _cannot_continue("its template leaves out the end of the last message")
-        at = text.rindex(mark)
-        trimmed = not text.startswith(_MARKER, at)
-        return text[:at].rstrip() if trimmed else text[:at]
+        end = text.rindex(marker)
+        trims = not text.startswith(_MARKER, end)
+        return text[:end].rstrip() if trims else text[:end]
 
 
 _LIMITS = {
@@ -115,7 +118,7 @@ _LIMITS = {
 
 
 def _translate(failure: RenderFailure) -> TemplateError:
-    """The error for the user."""
+    """Return the error for the user."""
     message = failure.message
     line = failure.line
     match failure.reason:
@@ -129,24 +132,24 @@ def _translate(failure: RenderFailure) -> TemplateError:
         case "escape":
             return TemplateError(
                 f"The model's chat template was stopped: {message}",
-                hint="It may mean harm: do not use this file unless you trust its source.",
+                hint="The template may be malicious. Use this file only if you trust its source.",
                 reason="escape",
                 line=line,
             )
         case "refused":
             return TemplateError(
                 f"The model's chat template refuses this conversation: {message}",
-                hint="It has rules for roles, their order or options: change the messages to suit.",
+                hint="The template restricts roles, their order or options. Change the messages accordingly.",
                 reason="refused",
                 line=line,
             )
         case "limit":
             return exceeded(_LIMITS.get(failure.type, message))
     where = f", line {line}" if line else ""
-    what = f"{failure.type}: {message}"[:500]
+    cause = f"{failure.type}: {message}"[:500]
     return TemplateError(
-        f"The model's chat template fails on this conversation{where}: {what}",
-        hint="It may not know tools, or an order of roles such as this.",
+        f"The model's chat template fails on this conversation{where}: {cause}",
+        hint="The template may not support tools, or this order of roles.",
         reason="broken",
         line=line,
     )
@@ -156,7 +159,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def _copies(field: str) -> tuple[str, ...]:
-    """Names of `field` in a message: templates read reasoning under several."""
+    """Return the names of `field` in a message. Templates read reasoning by several names."""
     return _REASONING if field in _REASONING else (field,)
 
 

@@ -1,4 +1,4 @@
-"""Format of a model with a chat template of its own, or several by name."""
+"""Format of a model with its own chat template, or with several named ones."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +22,10 @@ from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 
 _SWITCHES = ("enable_thinking", "thinking")
-"""Options by which templates turn thinking on and off."""
+"""Template options that turn thinking on and off."""
 
 _EFFORT_TOKENS = {"minimal": 1024, "low": 1024, "medium": 8192, "high": 24576}
-"""Tokens of reasoning by effort: Gemini's numbers for the same words."""
+"""Maximum reasoning tokens by effort, the same numbers as Gemini's."""
 
 NO_THINKING_SWITCH = (
     "This model's chat template has no switch for thinking; the setting is ignored."
@@ -34,7 +34,7 @@ NO_TOOLS = "This model's chat template does not support tools, so the model does
 
 
 class TemplateFormat:
-    """Renders with `default`, or with the template `tool_use` if tools are given."""
+    """Renders with the template `default`, or with `tool_use` if tools are offered."""
 
     warning = ""
 
@@ -47,7 +47,7 @@ class TemplateFormat:
         now: Callable[[], datetime] = datetime.now,
         vocabulary: Callable[[], Sequence[SpecialToken]] = tuple,
     ) -> None:
-        """vocabulary: returns the special tokens of the model; called at the first prompt."""
+        """vocabulary: returns the special tokens of the model. Called at the first prompt."""
         self._vocabulary = vocabulary
         self._probes = {
             name: _TemplateProbe(ChatTemplate(source, special_tokens, process=process, now=now))
@@ -62,7 +62,7 @@ class TemplateFormat:
 
     @cached_property
     def tool_call_family(self) -> ToolCallFamily:
-        """Family by the template's source, or by a rendered call if that is ambiguous."""
+        """Family of the template's source, or of a rendered call if the source is ambiguous."""
         family = family_of(self._sources)
         if family.name in UNSURE and "tool" in self._sources:
             by_call = family_of(self._probe_for(with_tools=True).rendered_call)
@@ -76,12 +76,12 @@ class TemplateFormat:
         return MarkerGuard(
             self._vocabulary(),
             source=self._sources,
-            written="".join(probe.turns for probe in self._probes.values()),
+            rendered="".join(probe.turns for probe in self._probes.values()),
             reasoning=(*family.opens, *family.closes),
         )
 
     def render(self, messages: Messages) -> Rendered:
-        """The prompt of a conversation. Raises TemplateError."""
+        """Return the prompt of a conversation. Raises TemplateError."""
         sealed, seal = self._guard.seal(messages)
         try:
             rendered = self._render(sealed, seal)
@@ -93,7 +93,7 @@ class TemplateFormat:
         return replace(rendered, tools=tuple(_offered(messages) or ()))
 
     def _render(self, messages: Messages, seal: str) -> Rendered:
-        """Render messages with sealed markers. Returns a prompt without seals."""
+        """Render messages with sealed markers, and return a prompt without seals."""
         tools = _offered(messages)
         probe = self._probe_for(with_tools=tools is not None)
         conversation = messages.messages
@@ -109,15 +109,17 @@ class TemplateFormat:
                 **options,
             }
         if "date_string" in variables:
-            # Templates that read this name fall back to a date of their own, years ago.
+            # Without this option, templates use a default date that is years old.
             options = {"date_string": self._now().strftime("%d %b %Y"), **options}
-        calls = any(message.tool_calls or message.role == "tool" for message in conversation)
-        dicts = to_dicts(
-            conversation, probe.convention if calls else None, self.tool_call_family.syntax
-        )
-        if messages.continue_last and conversation[-1].role == "assistant":
-            last = conversation[-1]
-            field = "reasoning_content" if last.reasoning and not last.content else "content"
+        convention = None
+        if any(message.tool_calls or message.role == "tool" for message in conversation):
+            convention = probe.convention
+        dicts = to_dicts(conversation, convention, self.tool_call_family.syntax)
+        last = conversation[-1]
+        if messages.continue_last and last.role == "assistant":
+            field = "content"
+            if last.reasoning and not last.content:
+                field = "reasoning_content"
             prompt = probe.template.continue_final(dicts, field=field, tools=tools, options=options)
             text, parts = self._guard.split(prompt, seal)
             content = self._guard.clean(last.content.rstrip(), seal)
@@ -128,7 +130,7 @@ class TemplateFormat:
             prompt = probe.template.render(dicts, tools=tools, options=options)
             text, parts = self._guard.split(prompt, seal)
             opens_reasoning = self.reasoning_family.left_open(text)
-        # The name of a tool is in a prompt without tools too, if the history has calls.
+        # If the history has calls, names of tools occur in a prompt without tools too.
         if tools and not (probe.shows_tools and any(_name(tool) in prompt for tool in tools)):
             warnings = (*warnings, NO_TOOLS)
         return Rendered(
@@ -145,7 +147,7 @@ class TemplateFormat:
         return self._reasons and not prompt.rstrip().endswith(self.reasoning_family.closes)
 
     def answer_parser(self, rendered: Rendered) -> ChoiceParser:
-        """Make a parser that splits off reasoning and finds calls of the offered tools."""
+        """Return a parser that separates reasoning and finds calls of the offered tools."""
         return make_answer_parser(
             self.reasoning_family,
             self.tool_call_family,
@@ -154,7 +156,7 @@ class TemplateFormat:
         )
 
     def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
-        """Make a parser that only knows whether an answer is inside reasoning."""
+        """Return a parser that only tracks whether an answer is inside reasoning."""
         return make_reasoning_parser(
             self.reasoning_family,
             self.tool_call_family,
@@ -180,35 +182,42 @@ class TemplateFormat:
 
 
 class _TemplateProbe:
-    """Finds by trial how a template takes tool calls."""
+    """Finds the tool call convention of a template by trial."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
 
     @cached_property
     def convention(self) -> ToolCallConvention:
-        """First convention under which a call's arguments appear, and as JSON, not in Python's quotes."""
+        """The first convention under which a call's arguments appear as JSON, not with Python's quotes."""
         for null in (False, True):
             for text in (False, True):
                 convention = ToolCallConvention(arguments_as_text=text, no_content_as_null=null)
                 rendered_call = self._render_probe(_probe(_SHORT_ID), convention)
                 if _KEY in rendered_call and f"'{_KEY}'" not in rendered_call:
-                    short = _KEY not in self._render_probe(_probe(_LONG_ID), convention)
-                    two = self._render_probe(_probe(_SHORT_ID, "probe0002"), convention)
-                    cut_off = self._render_probe(_probe(_SHORT_ID, arguments=_CUT_OFF), convention)
-                    convention = replace(convention, short_ids=short, one_call=two.count(_KEY) < 2)
-                    convention = replace(convention, mappings_only=_KEY not in cut_off)
-                    apart = self._needs_separate_text(convention)
-                    convention = replace(convention, separate_text=apart)
-                    return replace(convention, one_text=self._needs_one_text(convention))
-        results = _RESULT in self._render_probe(_probe(_SHORT_ID), ToolCallConvention())
-        return ToolCallConvention(calls_as_text=True, results_as_users=not results)
+                    return self._completed(convention)
+        shows_results = _RESULT in self._render_probe(_probe(_SHORT_ID), ToolCallConvention())
+        return ToolCallConvention(calls_as_text=True, results_as_users=not shows_results)
+
+    def _completed(self, convention: ToolCallConvention) -> ToolCallConvention:
+        """Find the remaining fields of a convention under which calls appear."""
+        long_id = self._render_probe(_probe(_LONG_ID), convention)
+        two_calls = self._render_probe(_probe(_SHORT_ID, "probe0002"), convention)
+        truncated = self._render_probe(_probe(_SHORT_ID, arguments=_TRUNCATED), convention)
+        convention = replace(
+            convention,
+            short_ids=_KEY not in long_id,
+            one_call=two_calls.count(_KEY) < 2,
+            mappings_only=_KEY not in truncated,
+        )
+        convention = replace(convention, separate_text=self._needs_separate_text(convention))
+        return replace(convention, one_text=self._needs_one_text(convention))
 
     def _needs_separate_text(self, convention: ToolCallConvention) -> bool:
-        """Whether text and calls of one message appear only if they are split into two messages.
+        """Return whether the text and calls of a message appear only as two messages.
 
-        The template must accept that in the middle of a conversation. A template that writes both at the end
-        of one leaves out the text on purpose once an answer follows, as gpt-oss does with thoughts.
+        The template must accept this in the middle of a conversation. A template that writes both at the end of
+        a conversation omits the text later on purpose, as gpt-oss does with thoughts.
         """
         after = Message("assistant", "probe"), Message("user", "probe")
         probe = _probe(_SHORT_ID, words=_WORDS)
@@ -217,12 +226,12 @@ class _TemplateProbe:
         return self._writes_both((*probe, *after), replace(convention, separate_text=True))
 
     def _writes_both(self, probe: tuple[Message, ...], convention: ToolCallConvention) -> bool:
-        """Whether both the text and the call of a probe appear."""
+        """Return whether both the text and the call of a probe appear."""
         rendered = self._render_probe(probe, convention)
         return _WORDS in rendered and _KEY in rendered
 
     def _needs_one_text(self, convention: ToolCallConvention) -> bool:
-        """Whether the template refuses a message with calls that has reasoning and text."""
+        """Return whether the template rejects a message with calls, reasoning and text."""
         if convention.separate_text:
             return False
         plain = _probe(_SHORT_ID, words=_WORDS)
@@ -240,13 +249,13 @@ class _TemplateProbe:
 
     @property
     def turns(self) -> str:
-        """Plain conversations as the template writes them."""
+        """Plain conversations, rendered."""
         system = Message("system", "probe")
         turns = Message("user", "probe"), Message("assistant", "probe"), Message("user", "probe")
         return self._render_plain((system, *turns)) + self._render_plain(turns)
 
     def _render_plain(self, messages: tuple[Message, ...]) -> str:
-        """A probe without tools; empty if the template refuses."""
+        """Render a probe without tools. Return an empty string if the template rejects it."""
         try:
             return self.template.render(to_dicts(messages))
         except TemplateError:
@@ -254,11 +263,11 @@ class _TemplateProbe:
 
     @property
     def rendered_call(self) -> str:
-        """A call as the template writes it; empty if it writes none."""
+        """A rendered call, empty if the template omits calls."""
         return self._render_probe(_probe(_SHORT_ID), self.convention)
 
     def _render_probe(self, probe: tuple[Message, ...], convention: ToolCallConvention) -> str:
-        """A probe as the template writes it; empty if it refuses."""
+        """Render a probe. Return an empty string if the template rejects it."""
         try:
             return self.template.render(to_dicts(probe, convention), tools=[_PROBE_TOOL])
         except TemplateError:
@@ -266,9 +275,10 @@ class _TemplateProbe:
 
 
 def _offered(messages: Messages) -> list[dict[str, Any]] | None:
-    """Tools that the template shows, completed; None without any."""
-    offered = () if messages.tool_choice == "none" else messages.tools
-    return [complete_tool(tool) for tool in offered] or None
+    """Return the tools for the template, with all fields, or None without tools."""
+    if messages.tool_choice == "none":
+        return None
+    return [complete_tool(tool) for tool in messages.tools] or None
 
 
 def _options(
@@ -285,7 +295,7 @@ def _options(
 
 
 def _think_budget(messages: Messages, variables: frozenset[str]) -> int | None:
-    """Most tokens of reasoning. An effort that the template reads is left to the model."""
+    """Return the maximum number of reasoning tokens. If the template reads an effort, the model decides."""
     if messages.think_budget is not None or "reasoning_effort" in variables:
         return messages.think_budget
     return _EFFORT_TOKENS.get(str(messages.template_options.get("reasoning_effort")))
@@ -301,7 +311,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 _PROBE_NAME = "probe_tool"
 _KEY = "probe_argument"
 _ARGUMENTS = f'{{"{_KEY}": "value"}}'
-_CUT_OFF = _ARGUMENTS[:-2]
+_TRUNCATED = _ARGUMENTS[:-2]
 _RESULT = "probe_result"
 _WORDS = "probe_words"
 _SHORT_ID = "probe0001"
@@ -311,11 +321,11 @@ _LONG_ID = "call_probe0001probe0001"
 def _probe(
     *ids: str, words: str = "", reasoning: str = "", arguments: str = _ARGUMENTS
 ) -> tuple[Message, ...]:
-    """A conversation with a call of each id, text in the same message, and their results."""
+    """Return a conversation with text, a call for each id, and their results."""
     calls = [CalledTool(_PROBE_NAME, arguments, id=id_) for id_ in ids]
     results = [Message("tool", _RESULT, tool_call_id=id_, name=_PROBE_NAME) for id_ in ids]
-    asked = Message("assistant", words, reasoning, tool_calls=tuple(calls))
-    return (Message("user", "probe"), asked, *results)
+    calling = Message("assistant", words, reasoning, tool_calls=tuple(calls))
+    return (Message("user", "probe"), calling, *results)
 
 
 _PROBE_TOOL = {

@@ -1,9 +1,9 @@
-"""Messages of a request as the dicts that chat templates read.
+"""Converts messages to the dicts that chat templates read.
 
-The dicts are OpenAI's, as in transformers: `content` a string, tool calls with their arguments as a
-mapping, earlier reasoning as `reasoning_content` and, for templates that read that name, as
-`thinking`. Templates differ in eight conventions of tool calls, and some fail silently, so the
-conventions are data (ToolCallConvention).
+The dicts have OpenAI's fields, as in transformers. `content` is a string, arguments of tool calls are a
+mapping, and earlier reasoning is `reasoning_content` and, for other templates, `thinking`. Templates follow
+different conventions for tool calls, and some fail silently, so the conventions are data
+(ToolCallConvention).
 """
 
 import hashlib
@@ -22,33 +22,33 @@ from localchat.chat_format.tool_calls.as_text import (
 from localchat.chat_format.tool_calls.family import ToolCallSyntax
 from localchat.engine.request import CalledTool, Message
 
-_SHORT = 9
-_WHOLE = "arguments"
-"""Name of the one argument that broken JSON becomes, for templates that take mappings only."""
+_SHORT_ID_LENGTH = 9
+_INVALID_ARGUMENTS = "arguments"
+"""Name of the argument that holds invalid JSON, for templates that accept only mappings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallConvention:
-    """How a template takes messages with tool calls."""
+    """Requirements of a template for messages with tool calls."""
 
     arguments_as_text: bool = False
-    """It wants JSON text; a mapping would be printed with Python's quotes."""
+    """Arguments are JSON text. A mapping would be printed with Python's quotes."""
     mappings_only: bool = False
-    """It fails on arguments that are text, such as those of a call that was cut off."""
+    """Arguments must not be text, such as those of a truncated call."""
     no_content_as_null: bool = False
-    """It writes calls only if the content is null."""
+    """The template writes calls only if the content is null."""
     short_ids: bool = False
-    """It takes only ids of nine letters and digits."""
+    """Ids consist of nine letters and digits."""
     one_call: bool = False
-    """It takes one call per message."""
+    """A message has at most one call."""
     separate_text: bool = False
-    """It writes the text of a message or its calls, and not both."""
+    """The template writes either the text of a message or its calls."""
     one_text: bool = False
-    """It refuses a message with calls that has both reasoning and text."""
+    """A message with calls has reasoning or text, not both."""
     calls_as_text: bool = False
-    """It writes no calls, so they are added to the text."""
+    """The template omits calls, so they become text."""
     results_as_users: bool = False
-    """It writes no results, so they become messages of the user."""
+    """The template omits results, so they become user messages."""
 
 
 def to_dicts(
@@ -56,9 +56,9 @@ def to_dicts(
     convention: ToolCallConvention | None = None,
     syntax: ToolCallSyntax | None = None,
 ) -> list[dict[str, Any]]:
-    """One dict per message, without empty fields except `content`.
+    """Return a dict per message. Empty fields other than `content` are left out.
 
-    syntax: how to write calls that the template does not; None leaves them to the template.
+    syntax: used for calls that the template omits. None leaves all calls to the template.
     """
     convention = convention or ToolCallConvention()
     if syntax is not None and convention.calls_as_text:
@@ -73,27 +73,23 @@ def to_dicts(
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Split messages of several calls into messages of one call, each followed by its result."""
-    waiting = list(messages)
-    while waiting:
-        message = waiting.pop(0)
+    """Split messages with several calls into messages with one call, each followed by its result."""
+    remaining = list(messages)
+    while remaining:
+        message = remaining.pop(0)
         if len(message.tool_calls) < 2:
             yield message
             continue
         results = []
-        while waiting and waiting[0].role == "tool":
-            results.append(waiting.pop(0))
-        for number, call in enumerate(message.tool_calls):
-            head = (
-                message
-                if not number
-                else msgspec.structs.replace(message, content="", reasoning="")
-            )
-            yield msgspec.structs.replace(head, tool_calls=(call,))
-            result = next((one for one in results if one.tool_call_id == call.id), None)
-            if result is None and results:
-                result = results[0]
-            if result is not None:
+        while remaining and remaining[0].role == "tool":
+            results.append(remaining.pop(0))
+        for call in message.tool_calls:
+            yield msgspec.structs.replace(message, tool_calls=(call,))
+            # The text of the message precedes its first call only.
+            message = msgspec.structs.replace(message, content="", reasoning="")
+            if results:
+                matching = (result for result in results if result.tool_call_id == call.id)
+                result = next(matching, results[0])
                 results.remove(result)
                 yield result
         yield from results
@@ -122,24 +118,26 @@ def _message(message: Message, convention: ToolCallConvention) -> dict[str, Any]
 
 
 def _call(call: CalledTool, convention: ToolCallConvention) -> dict[str, Any]:
-    arguments = call.arguments if convention.arguments_as_text else _mapping(call.arguments)
+    arguments: dict[str, Any] | str = call.arguments
+    if not convention.arguments_as_text:
+        arguments = _mapping(call.arguments)
     if convention.mappings_only and isinstance(arguments, str):
-        arguments = {_WHOLE: arguments}
-    fields: dict[str, Any] = (
-        {"id": _id(call.id, convention)} if call.id or convention.short_ids else {}
-    )
+        arguments = {_INVALID_ARGUMENTS: arguments}
+    fields: dict[str, Any] = {}
+    if call.id or convention.short_ids:
+        fields["id"] = _id(call.id, convention)
     return fields | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _id(text: str, convention: ToolCallConvention) -> str:
-    """An id as the template takes it: equal ids stay equal, so that results match their calls."""
-    if not convention.short_ids or (len(text) == _SHORT and text.isalnum()):
+    """Return an id that the template accepts. Equal ids stay equal, so that results match their calls."""
+    if not convention.short_ids or (len(text) == _SHORT_ID_LENGTH and text.isalnum()):
         return text
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT]
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT_ID_LENGTH]
 
 
 def _mapping(text: str) -> dict[str, Any] | str:
-    """Parse arguments as a mapping, or keep the text: a model may write anything."""
+    """Parse arguments as a mapping. Return other text unchanged, because a model may write anything."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -148,7 +146,7 @@ def _mapping(text: str) -> dict[str, Any] | str:
 
 
 def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in OpenAI's shape with no field missing: templates fail without description or parameters."""
+    """Add the missing fields of a tool in OpenAI's format. Templates fail without description or parameters."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
         return dict(tool)
@@ -157,8 +155,5 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {}, **parameters}
     completed = {"name": "", "description": "", **function, "parameters": parameters}
     completed["description"] = completed["description"] or ""
-    return {
-        **(tool if "function" in tool else {}),
-        "type": "function",
-        "function": completed,
-    }
+    wrapper = tool if "function" in tool else {}
+    return {**wrapper, "type": "function", "function": completed}

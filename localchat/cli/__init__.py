@@ -1,4 +1,4 @@
-"""Command line: parses arguments, asks an engine, prints."""
+"""Command line: parse arguments, ask an engine, print the answer."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> NoReturn:
-    """Run the command and exit with its code. `args=None`: the arguments of the process."""
+    """Run the command and exit with its code. Without `args`, use the arguments of the process."""
     import sys
 
     _end_at_ctrl_c()
@@ -19,13 +19,16 @@ def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> 
 
     _fill_closed_descriptors()
     _replace_invalid_bytes()
-    sys.exit(run(sys.argv[1:] if args is None else args, app))
+    if args is None:
+        args = sys.argv[1:]
+    sys.exit(run(args, app))
 
 
 def _end_at_ctrl_c() -> None:
-    """Let Ctrl+C end the program without a traceback while it loads and ends.
+    """Let Ctrl+C end the program without a traceback while there is nothing to save.
 
-    Nothing is lost then. `run` handles Ctrl+C itself."""
+    `run` handles Ctrl+C itself.
+    """
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -35,24 +38,27 @@ def _end_at_ctrl_c() -> None:
 def _fill_closed_descriptors() -> None:
     """Open the standard streams that a shell has closed.
 
-    The next file or pipe would get their numbers, and text for a stream would end up there. Writing to a
-    stdout that was closed fails: an answer that nobody can read is no success."""
+    Otherwise the next file or pipe would get their numbers, and text for a stream would end up there. Writing
+    to a stdout that was closed fails, because an answer that cannot be read is not a success.
+    """
     import os
     import sys
 
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # the lowest free number is this one
+        except OSError:
+            # `open` returns the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
             if number == 1:
                 sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
 
 
 def _replace_invalid_bytes() -> None:
-    """Read keys of a terminal that are not UTF-8 as U+FFFD.
+    """Read terminal input that is not UTF-8 as U+FFFD.
 
-    Python would raise an error, or return surrogates that no file and no engine accepts."""
+    Python would raise an error, or return surrogates, which files and engines reject.
+    """
     import io
     import sys
 

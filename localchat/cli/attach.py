@@ -1,4 +1,4 @@
-"""Attaches a command to a running server, so that a prompt waits for no load."""
+"""Attach a command to a running server, which saves the load of its model."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def running_servers(paths: Paths) -> "list[tuple[ServerClient, bytes]]":
-    """Servers that respond, newest first, each with the JSON of its loaded models."""
-    found = []
+    """Return the servers that respond, newest first, each with the JSON of its loaded models."""
+    servers = []
     for entry in registered(paths):
-        # http.client, which most runs do without because no server is registered
+        # Imports http.client, which most runs do not need.
         from localchat.engine.attached.engine import ServerClient
 
         server = ServerClient(entry.url, entry.token)
         if (loaded := server.loaded_models()) is not None:
-            found.append((server, loaded))
-    return found
+            servers.append((server, loaded))
+    return servers
 
 
 def attached_engine(
     paths: Paths, spec: AttachSpec, user: str, notify: Callable[[str], None]
 ) -> "Engine | None":
-    """An engine on a running server; None if no server responds. `user`: shown by `ps`."""
+    """Return an engine on a running server, or None if no server responds. `ps` shows `user`."""
     servers = running_servers(paths)
     if not servers:
         return None
@@ -43,7 +43,7 @@ def attached_engine(
 
 
 def choose_server(servers: "Sequence[tuple[ServerClient, bytes]]", path: str) -> "ServerClient":
-    """The first server that has this file loaded, else the first of all."""
+    """Return the first server that has loaded this file, or else the first one."""
     from localchat.pool.entry import ServerStatus
 
     for server, loaded in servers:

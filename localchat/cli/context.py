@@ -1,10 +1,12 @@
-"""Application context of the commands: the environment, and how engines are opened. Tests pass their own."""
+"""Application context of the commands: environment and openers of engines. Tests pass their own."""
 
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    import click
+
     from localchat.config.paths import Paths
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.interface import Engine
@@ -12,9 +14,9 @@ if TYPE_CHECKING:
     from localchat.pool.entry import OpenEngine, PooledEngine
 
 Notify: TypeAlias = Callable[[str], None]
-"""Gets sentences for the user, from any thread."""
+"""Called with sentences for the user, from any thread."""
 AttachEngine: TypeAlias = "Callable[[Paths, AttachSpec, str, Notify], Engine | None]"
-"""Attaches to a server of this user; None if none runs. The string is the user that `ps` shows."""
+"""Attaches to a server of this user, if one runs. The string is the user name that `ps` shows."""
 
 
 def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
@@ -34,8 +36,10 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         )
     from localchat.engine.local.engine import LocalEngine
 
+    # The guide checks its answers by their topics. Without that file, it is an ordinary model.
     if options.model.name == "guide.gguf":
-        from localchat.engine.guide import GuideEngine, topics_file
+        from localchat.engine.guide.engine import GuideEngine
+        from localchat.engine.guide.topics import topics_file
 
         if topics_file(options.model).is_file():
             return GuideEngine(options, notify, _guide_phrases)
@@ -43,7 +47,7 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
 
 
 def _guide_phrases() -> dict[str, str]:
-    """Make the guide name the models that are recommended everywhere else."""
+    """Return phrases that make the guide recommend the same models as all other messages."""
     from localchat.config.paths import find_paths
     from localchat.models.recommended_models import guide_phrases
 
@@ -65,5 +69,12 @@ class AppContext(NamedTuple):
 
     @property
     def debugging(self) -> bool:
-        """Whether errors are raised with their traceback."""
+        """True if errors are raised with their traceback."""
         return bool(self.environ.get("LOCALCHAT_DEBUG"))
+
+
+def app_context(ctx: "click.Context") -> AppContext:
+    """Return the application context of a command."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    return app

@@ -1,10 +1,10 @@
-"""The documents of a user, for prompts: opened by `@name`, and completed."""
+"""Documents of a user: open the library, and complete `@name` in prompts."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.config.paths import find_paths
 
 if TYPE_CHECKING:
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def open_library(app: AppContext, embed: "Embed | None" = None) -> "DocumentLibrary":
-    """The documents of this user. `embed`: for those that were learned with an embedding model."""
+    """Open the documents of this user. `embed` searches those learned with an embedding model."""
     from localchat.documents.library import DocumentLibrary
 
     return DocumentLibrary(find_paths(app.environ).data_dir / "documents", embed)
 
 
-def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
-    """Collections whose name, after `sign`, begins with `incomplete`."""
+def complete_documents(
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, sign: str = ""
+) -> "list[CompletionItem]":
+    """Complete names of collections after `sign`."""
     from click.shell_completion import CompletionItem
 
-    app = ctx.find_object(AppContext)
-    if app is None:
-        return []
+    app = app_context(ctx)
     return [
         CompletionItem(f"{sign}{name}", help="documents")
         for name in open_library(app).names()

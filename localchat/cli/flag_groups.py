@@ -1,4 +1,4 @@
-"""Headings of the flags of a prompt, and the few that everybody needs."""
+"""Headings for the flags of a prompt, and the most used flags."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -37,7 +37,7 @@ _LAST: Final = "Program"
 
 
 def grouped(options: Sequence[click.Option]) -> Iterator[tuple[str, list[click.Option]]]:
-    """Yield each heading with its flags, in order. The last has those that no heading names."""
+    """Yield each heading with its flags. The last one gets all flags without a heading."""
     by_name = {option.name: option for option in options}
     for heading, names in _GROUPS.items():
         members = [by_name.pop(name) for name in names if name in by_name]
@@ -50,7 +50,7 @@ def grouped(options: Sequence[click.Option]) -> Iterator[tuple[str, list[click.O
 def write_short(
     ctx: click.Context, formatter: click.HelpFormatter, options: Sequence[click.Option]
 ) -> None:
-    """Write the flags of a day and where the others are listed."""
+    """Write the most used flags, and how to list all of them."""
     by_name = {option.name: option for option in options}
     records = [by_name[name].get_help_record(ctx) for name in DAILY if name in by_name]
     with formatter.section("Flags that you will use most"):

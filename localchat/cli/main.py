@@ -1,8 +1,8 @@
-"""Root command, and the one place where errors become exit codes."""
+"""Root command, and the only place where errors become exit codes."""
 
 import errno
 import os
-import resource  # now, as no file can be opened where a limit is met
+import resource  # at once: after a limit on open files is reached, no module can be loaded
 import shlex
 import sys
 from collections.abc import Sequence
@@ -22,17 +22,18 @@ from localchat.sanitize import sanitize
 _SIGPIPE_STATUS = 141
 _COMPLETE = "_LOCALCHAT_COMPLETE"
 _PROMPTED = ("localchat", "localchat run")
-"""Commands that take a prompt."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
-"""Errors of click's own writes to stdout, such as a help page; other writes report theirs themselves."""
+"""Commands that accept a prompt."""
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+"""Errors of click's own writes to stdout, such as a help page. Other writers report theirs."""
 
 
 @click.group(
     cls=RootGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="localchat alone, on a terminal, begins a conversation. Everything after -- is a prompt, even "
-    f"if it looks like a verb. Also understood: {ALSO}.",
+    epilog="localchat VERB --help explains a verb. localchat alone, on a terminal, starts a conversation. "
+    "Everything after -- is a prompt, even if it looks like a verb. "
+    f"Also understood: {ALSO}.",
 )
 @click.version_option(__version__, "-V", "--version", message="localchat %(version)s")
 def root() -> None:
@@ -46,17 +47,16 @@ def root() -> None:
 
 
 def run(args: Sequence[str], app: AppContext | None = None) -> int:
-    """Run the command with these arguments; returns the exit code. Raises nothing that a user can cause."""
-    used = app if app is not None else AppContext()
+    """Run the command and return its exit code. No error that a user can cause is raised."""
     try:
         with interruptible():
-            return _flushed(args, used)
-    except KeyboardInterrupt:  # a second one, while the end after the first was printed
+            return _run_and_flush(args, app if app is not None else AppContext())
+    except KeyboardInterrupt:  # the second one, during the output after the first
         return ExitCode.INTERRUPTED
 
 
-def _flushed(args: Sequence[str], used: AppContext) -> int:
-    status = _status(args, used)
+def _run_and_flush(args: Sequence[str], app: AppContext) -> int:
+    status = _status(args, app)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -68,35 +68,44 @@ def _flushed(args: Sequence[str], used: AppContext) -> int:
     return status
 
 
-def _status(args: Sequence[str], used: AppContext) -> int:
+def _status(args: Sequence[str], app: AppContext) -> int:
     try:
-        status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
+        if _COMPLETE in app.environ:
+            return _print_completions(app)
+        status = _invoke(args, app)
         return status if isinstance(status, int) else ExitCode.OK
     except (OutputClosed, BrokenPipeError):
+        # Exit like other tools, which SIGPIPE kills.
         return _SIGPIPE_STATUS
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except click.Abort:  # at a question, whose line has no end yet
+    except click.Abort:  # at a question, so end its line
         tell("")
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as end:
+        # Raised by --help and --version.
         return end.exit_code
     except click.ClickException as problem:
         _print_error(_usage_message(problem), _usage_hint(problem, args))
         return ExitCode.USAGE
     except LocalchatError as problem:
-        if used.debugging:
+        if app.debugging:
             raise
         hint = problem.hint
         if isinstance(problem, ModelMissing | FileMissing):
-            instead = question_instead(list(args), is_missing=True)
-            hint = f"{hint}\nTo ask the model: {instead}".strip() if instead else hint
+            prompt = question_instead(list(args), is_missing=True)
+            if prompt:
+                hint = f"{hint}\nTo ask the model: {prompt}".strip()
         _print_error(*(_limit_reached(problem.__cause__) or (problem.message, hint)))
         return problem.exit_code
-    except Exception as problem:  # a traceback helps no user
-        if used.debugging:
+    except Exception as problem:  # a traceback does not help users
+        if app.debugging:
             raise
-        if isinstance(problem, OSError) and problem.errno in _FULL and problem.filename is None:
+        if (
+            isinstance(problem, OSError)
+            and problem.errno in _WRITE_ERRORS
+            and problem.filename is None
+        ):
             _print_error(stdout_trouble(problem).message, "")
             return ExitCode.ERROR
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
@@ -113,7 +122,7 @@ def _status(args: Sequence[str], used: AppContext) -> int:
 
 
 def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
-    """Message and hint for a limit of the system that this process has met; None: it met none."""
+    """Return message and hint if the process has reached a system limit."""
 
     def limit(kind: int, unit: int = 1) -> str:
         soft = resource.getrlimit(kind)[0]
@@ -122,59 +131,69 @@ def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
         return f"{soft // unit:,}"
 
     if isinstance(problem, MemoryError):
-        most = limit(resource.RLIMIT_AS, 1024)
-        hint = "close other programs" if most == "unlimited" else "raise it: ulimit -v unlimited"
-        return f"out of memory (ulimit -v is {most})", hint
+        max_kib = limit(resource.RLIMIT_AS, 1024)
+        hint = "raise it: ulimit -v unlimited"
+        if max_kib == "unlimited":
+            hint = "close other programs"
+        return f"out of memory (ulimit -v is {max_kib})", hint
     if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
-        most = limit(resource.RLIMIT_NOFILE)
-        return f"too many open files (ulimit -n is {most})", "raise it: ulimit -n 1024"
+        max_files = limit(resource.RLIMIT_NOFILE)
+        return f"too many open files (ulimit -n is {max_files})", "raise it: ulimit -n 1024"
     if isinstance(problem, RuntimeError) and "start new thread" in str(problem):
-        most = limit(resource.RLIMIT_NPROC)
+        max_processes = limit(resource.RLIMIT_NPROC)
         return (
-            f"no thread can be started (ulimit -u is {most})",
-            "raise it, or end other programs; ulimit -v limits threads too",
+            f"cannot start a thread (ulimit -u is {max_processes})",
+            "raise it, or close other programs; ulimit -v limits threads too",
         )
     return None
 
 
-def _invoked(args: Sequence[str], app: AppContext) -> object:
-    """Invoke the command as click's `main` does, without its handling of errors and closed pipes."""
+def _invoke(args: Sequence[str], app: AppContext) -> object:
+    """Invoke the command like click's `main`, without its handling of errors and closed pipes."""
     with root.make_context("localchat", list(args), obj=app) as context:
         return root.invoke(context)
 
 
-def _completed(app: AppContext) -> int:
-    """Print completions for a shell, as the script of `localchat completion` asks."""
+def _print_completions(app: AppContext) -> int:
+    """Print completions for the script of `localchat config completion`."""
     from click.shell_completion import shell_complete
 
     return shell_complete(root, {"obj": app}, "localchat", _COMPLETE, app.environ[_COMPLETE])
 
 
 def _usage_message(problem: click.ClickException) -> str:
-    """Return click's message on one line, which lists choices over several."""
+    """Return click's message on one line. Click lists choices on several."""
     message = " ".join(problem.format_message().split())
-    context = problem.ctx if isinstance(problem, click.UsageError) else None
-    if context is not None and message.startswith("Got unexpected extra argument"):
-        takes = [param for param in context.command.params if isinstance(param, click.Argument)]
-        if not takes:
-            return f"{context.command_path} takes no arguments"
-    return message
+    context = _context(problem)
+    if context is None or not message.startswith("Got unexpected extra argument"):
+        return message
+    if any(isinstance(param, click.Argument) for param in context.command.params):
+        return message
+    return f"{context.command_path} takes no arguments"
+
+
+def _context(problem: click.ClickException) -> click.Context | None:
+    if isinstance(problem, click.UsageError):
+        return problem.ctx
+    return None
 
 
 def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
-    context = problem.ctx if isinstance(problem, click.UsageError) else None
-    command = (context.command_path.strip() if context else "") or "localchat"
+    command = "localchat"
+    if context := _context(problem):
+        command = context.command_path.strip() or command
     if isinstance(problem, click.NoSuchOption):
-        if instead := other_spelling(problem):
-            return instead
+        if spelling := other_spelling(problem):
+            return spelling
         if command in _PROMPTED:
             start = next(
-                (n for n, arg in enumerate(args) if arg.startswith(problem.option_name)), 0
+                (index for index, arg in enumerate(args) if arg.startswith(problem.option_name)),
+                0,
             )
-            as_prompt = shlex.join(["localchat", *args[:start], "--", *args[start:]])
-            return f"{command} --help lists the flags\nTo send it as a prompt: {as_prompt}"
-    elif instead := question_instead(list(args), is_missing=False):
-        return f"To ask the model: {instead}"
+            prompt = shlex.join(["localchat", *args[:start], "--", *args[start:]])
+            return f"{command} --help lists the flags\nTo send it as a prompt: {prompt}"
+    elif prompt := question_instead(list(args), is_missing=False):
+        return f"To ask the model: {prompt}"
     return f"see {command} --help"
 
 
@@ -184,21 +203,21 @@ def _print_error(message: str, hint: str) -> None:
     if sys.stderr is None:
         return
     try:
-        is_terminal = sys.stderr.isatty()
-        shown = wrap_at_words(sanitize(text), columns(sys.stderr)) if is_terminal else text
-        # A file name may be bytes that are no Unicode: shown escaped rather than not at all.
-        sys.stderr.write(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
+        if sys.stderr.isatty():
+            text = wrap_at_words(sanitize(text), columns(sys.stderr))
+        # A file name may contain bytes that are not Unicode. Show them escaped.
+        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()
     except OSError:
-        pass  # nobody reads stderr any more
+        pass  # stderr was closed by its reader
 
 
 def _forget_stdout() -> None:
-    """Redirect stdout to nowhere, because the interpreter's last flush would fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Redirect stdout to /dev/null, because the interpreter's last flush would fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(null, sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):
-        pass  # stdout is not a file, or closed: nothing will be flushed
+        pass  # stdout is closed or not a file, so the interpreter flushes nothing
     finally:
-        os.close(nowhere)
+        os.close(null)

@@ -1,4 +1,4 @@
-"""Output of commands: lines or JSON on stdout, and the question before a removal."""
+"""Output of commands: lines, tables and JSON on stdout, and the question before a removal."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize, sanitize_line
 
-_LEAST_COLUMNS: Final = 20
+_MIN_COLUMNS: Final = 20
 
 
 def print_lines(environ: Mapping[str, str], lines: Iterable[str]) -> None:
@@ -23,21 +23,21 @@ def print_lines(environ: Mapping[str, str], lines: Iterable[str]) -> None:
 
 
 def print_report(environ: Mapping[str, str], lines: Iterable[str]) -> None:
-    """Print tables and sentences; a sentence wraps at words on a terminal. Raises as `print_lines`."""
+    """Print tables and sentences. A terminal wraps sentences at words. Raises as `print_lines`."""
     if (width := report_width(environ)) is not None:
         lines = [part for line in lines for part in wrapped(line, width)]
     print_lines(environ, lines)
 
 
 def report_width(environ: Mapping[str, str]) -> int | None:
-    """Columns of the terminal on stdout; None: there is none, and lines may have any length."""
+    """Return the columns of the terminal on stdout. None without one, where lines may have any length."""
     if not Terminal(environ).stdout_is_terminal:
         return None
-    return max(get_terminal_size().columns, _LEAST_COLUMNS)
+    return max(get_terminal_size().columns, _MIN_COLUMNS)
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """The line at this width. Tables, which have two spaces between columns, stay as they are."""
+    """Wrap a line at words. Table rows, whose columns are two spaces apart, stay as they are."""
     if len(line) <= width or "  " in line.strip():
         return [line]
     return wrap(line, width, break_long_words=False, break_on_hyphens=False)
@@ -58,38 +58,46 @@ def table(
     width: int | None = None,
     keep: int = 1,
 ) -> list[str]:
-    """Align cells in columns, two spaces apart. right: columns that are aligned to the right. width: what is
-    wider continues below, where the first `keep` columns are shown again."""
-    cells = [list(head), *([sanitize_line(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    """Align cells in columns that are two spaces apart. The head may be empty.
+
+    `right` lists the columns to align right. Columns beyond `width` continue below, where the first `keep`
+    columns are repeated.
+    """
+    cells = [[sanitize_line(cell) for cell in row] for row in rows]
+    if head:
+        cells.insert(0, list(head))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for columns in _parts(widths, width, keep):
         for row in cells:
-            shown = (
-                row[at].rjust(widths[at]) if at in right else row[at].ljust(widths[at])
-                for at in columns
-            )
-            lines.append("  ".join(shown).rstrip())
+            aligned = []
+            for column in columns:
+                align = str.rjust if column in right else str.ljust
+                aligned.append(align(row[column], widths[column]))
+            lines.append("  ".join(aligned).rstrip())
     return lines
 
 
 def _parts(widths: Sequence[int], width: int | None, keep: int) -> list[list[int]]:
-    """The columns of each part of a table, so that none is wider than `width` if its columns allow that."""
-    first = list(range(keep))
-    parts = [first[:]]
-    for at in range(keep, len(widths)):
-        taken = sum(widths[one] + 2 for one in parts[-1])
-        if width is not None and taken + widths[at] > width and len(parts[-1]) > keep:
-            parts.append(first[:])
-        parts[-1].append(at)
+    """Distribute columns over parts of a table. Each part fits in `width` if its columns allow that."""
+    repeated = list(range(keep))
+    parts = [[*repeated]]
+    for column in range(keep, len(widths)):
+        part = parts[-1]
+        part_width = sum(widths[other] + 2 for other in part) + widths[column]
+        if width is not None and part_width > width and len(part) > keep:
+            part = [*repeated]
+            parts.append(part)
+        part.append(column)
     return parts
 
 
 def confirm(question: str, *, yes: bool, verb: str) -> bool:
-    """Whether the user agrees, by `--yes` or on the terminal. Raises UsageError without a terminal."""
-
+    """Return True if the user agrees, by `--yes` or on the terminal. Raises UsageError without a terminal."""
     if yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"{verb} asks first, and there is no terminal", hint="use --yes to agree")
+        raise UsageError(
+            f"{verb} needs confirmation, but stdin is not a terminal", hint="use --yes to confirm"
+        )
     return click.confirm(sanitize(question), err=True)

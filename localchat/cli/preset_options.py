@@ -1,11 +1,11 @@
-"""The preset of a prompt: found in its words, kept in the context, and completed."""
+"""Preset of a prompt: find it in the words, store it in the context, and complete its name."""
 
 import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.options import AFTER_DASHES, given_flags
 from localchat.config.paths import expand_home, find_paths
 from localchat.errors import UsageError
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from localchat.config.settings import Given
 
 _PRESET = "localchat.cli.preset_options.preset"
-"""Key of the context's notes."""
+"""Key in the notes of the context."""
 
 
 def preset_of(ctx: click.Context) -> "Preset | None":
-    """The preset that the prompt names."""
-    found: Preset | None = ctx.meta.get(_PRESET)
-    return found
+    """Return the preset that the prompt names, or None."""
+    preset: Preset | None = ctx.meta.get(_PRESET)
+    return preset
 
 
 def without_preset(ctx: click.Context, words: str) -> str:
-    """The words without the `@name` of a preset, which the context keeps. Raises UsageError."""
+    """Store the preset of `@name` in the context, and return the other words. Raises UsageError."""
     from localchat.config.presets import addressed
 
     if not words.startswith("@") or ctx.meta.get(AFTER_DASHES):
         return words
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     from localchat.cli.document_options import open_library
 
     _refuse_file(words)
     documents = open_library(app).names()
-    ctx.meta[_PRESET], rest = addressed(words, read_presets(app), documents, strict=True)
-    return rest
+    preset, question_words = addressed(words, read_presets(app), documents, strict=True)
+    ctx.meta[_PRESET] = preset
+    return question_words
 
 
 def _refuse_file(words: str) -> None:
-    """Raise UsageError for `@FILE` before a question: on the command line a file needs `-f`."""
+    """Raise UsageError for `@FILE` before a question. On the command line a file needs `-f`."""
     name, _, question = words[1:].partition(" ")
     if "." not in name and "/" not in name:
         return
@@ -59,7 +59,7 @@ def _refuse_file(words: str) -> None:
 
 
 def question(ctx: click.Context, text: str) -> str:
-    """The text by the template of the preset; empty where there is nothing to ask."""
+    """Insert the text into the template of the preset. Return an empty string if there is nothing to ask."""
     from localchat.config.presets import INPUT
 
     preset = preset_of(ctx)
@@ -69,25 +69,26 @@ def question(ctx: click.Context, text: str) -> str:
 
 
 def chosen_settings(ctx: click.Context) -> "dict[str, Given]":
-    """The settings that the command chooses, by flags and by its preset. Raises UsageError."""
+    """Return the settings that flags and preset of a command choose. Raises UsageError."""
     preset = preset_of(ctx)
-    return {**(preset.layer() if preset is not None else {}), **given_flags(ctx)}
+    settings = preset.layer() if preset is not None else {}
+    return settings | given_flags(ctx)
 
 
 def read_presets(app: AppContext) -> "dict[str, Preset]":
-    """The presets of the settings file, by name. Raises UsageError."""
+    """Return the presets of the settings file by name. Raises UsageError."""
     from localchat.config.settings_file import read_settings
 
     return dict(read_settings(find_paths(app.environ).settings_file).presets)
 
 
-def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list[CompletionItem]":
-    """Presets whose name, after `sign`, begins with `incomplete`; none if the settings cannot be read."""
+def complete_preset(
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, sign: str = ""
+) -> "list[CompletionItem]":
+    """Complete names of presets after `sign`. Return nothing if the settings are unreadable."""
     from click.shell_completion import CompletionItem
 
-    app = ctx.find_object(AppContext)
-    if app is None:
-        return []
+    app = app_context(ctx)
     try:
         presets = read_presets(app)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Resolves flags, environment and settings file into settings, a model and an engine."""
+"""Resolve flags, environment and settings file to settings, a model and an engine."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from localchat.cli.context import AppContext, Notify
+from localchat.cli.context import AppContext, Notify, app_context
 from localchat.cli.options import given_flags
 from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
+    from localchat.models.assess import Subject
 
-CHAT_SLOTS = 2
-"""Requests that a chat's engine computes at once, at least: an answer, and whatever the user starts next."""
+_CHAT_SLOTS = 2
+"""Minimum of parallel requests in a chat: an answer, and whatever the user starts meanwhile."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -60,11 +61,11 @@ class Setup(msgspec.Struct, frozen=True):
     paths: Paths
     settings: Settings
     origins: Mapping[str, str]
-    """Where each setting comes from, by key."""
+    """Source of each setting, by key."""
     model: ResolvedModel
     terminal: Terminal
     settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
-    """The settings for a model that goes by these names."""
+    """Returns the settings for a model with these names."""
 
 
 class Inputs:
@@ -73,15 +74,19 @@ class Inputs:
     def __init__(
         self,
         app: AppContext,
-        given: Mapping[str, Given],
+        flags: Mapping[str, Given],
         model_word: str | None = None,
         preset: "Preset | None" = None,
     ) -> None:
-        """`given`: by flags, which go over those of `preset`. `model_word`: the model that the command names as
-        an argument. Raises UsageError."""
+        """`flags`: settings of flags, which override those of `preset`. `model_word`: model argument of the
+        command. Raises UsageError.
+        """
         self.app = app
         self.paths = find_paths(app.environ)
-        self.flags = {**(preset.layer() if preset is not None else {}), **given}
+        self.flags: dict[str, Given] = {}
+        if preset is not None:
+            self.flags.update(preset.layer())
+        self.flags.update(flags)
         if model_word is not None:
             self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
@@ -105,22 +110,23 @@ class Inputs:
 
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
-        """Inputs with the flags of a command."""
-        app = ctx.find_object(AppContext)
-        assert app is not None
+        """Return the inputs of a command with its flags."""
+        app = app_context(ctx)
         return cls(app, given_flags(ctx), model_word, preset_of(ctx))
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
-        """The settings for a model that goes by these names. Raises UsageError."""
-        found = resolve(self._file.layer(names), self._environment, self.flags)
-        if library := found.settings.llamacpp_library:
-            # Backends read the variable, here and in the processes that are started from here.
+        """Return the settings for a model with these names. Raises UsageError."""
+        resolved = resolve(self._file.layer(names), self._environment, self.flags)
+        if library := resolved.settings.llamacpp_library:
+            # Backends read the variable in this process and in its children.
             os.environ[variable("llamacpp_library")] = library
-        return found
+        return resolved
 
     def reread(self, notify: Notify) -> None:
-        """Read the settings file again if it has changed. One with an error is reported once, and the
-        settings stay as they were."""
+        """Read the settings file again if it has changed.
+
+        If it has an error, report that once and keep the settings.
+        """
         state = file_state(self.paths.settings_file)
         if state == self._state:
             return
@@ -132,70 +138,74 @@ class Inputs:
 
 
 def follow_library_setting(app: AppContext) -> None:
-    """Let backends load the library that the settings name, for a command that resolves no settings.
+    """Apply the library setting for a command that resolves no other settings.
 
-    An error in the settings is left to the command that needs them."""
+    Errors in the settings are ignored. Commands that need the settings report them.
+    """
     with suppress(LocalchatError):
         Inputs(app, {}).settings()
 
 
 def resolve_setup(ctx: click.Context, model_word: str | None = None) -> Setup:
-    """Resolve the flags of a command. Raises UsageError, ModelMissing.
-
-    `model_word`: the model that the command names as an argument."""
+    """Resolve the flags of a command. `model_word` is its model argument. Raises UsageError, ModelMissing."""
     return resolve_inputs(Inputs.of(ctx, model_word))
 
 
 def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     """Resolve inputs to a model and its settings. Raises UsageError, ModelMissing.
 
-    `terminal`: the one in use already, if a screen owns the streams."""
+    `terminal` is the terminal in use, if a screen owns the streams.
+    """
     paths = inputs.paths
     environ = inputs.app.environ
     chosen = inputs.settings()
-    word = chosen.settings.model
+    name = chosen.settings.model
     if (remote := _remote(inputs, chosen)) is not None:
-        model = remote_model(
-            _allowed(remote, chosen.settings),
-            chosen.origins["remote" if chosen.settings.remote else "model"],
-        )
-    elif word is not None and word.startswith(ROUTE):
-        route = find_route(word, inputs.routes)
+        source_key = "remote" if chosen.settings.remote else "model"
+        model = remote_model(_allowed(remote, chosen.settings), chosen.origins[source_key])
+    elif name is not None and name.startswith(ROUTE):
+        route = find_route(name, inputs.routes)
         model = route_model(route, paths, chosen.origins["model"], environ)
-    elif "model" in inputs.flags and word is not None:
-        model = locate(word, paths, chosen.origins["model"], environ)
+    elif "model" in inputs.flags and name is not None:
+        model = locate(name, paths, chosen.origins["model"], environ)
     else:
-        model = locate_default(word, chosen.origins["model"], paths, environ)
-    names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
+        model = locate_default(name, chosen.origins["model"], paths, environ)
+    # The settings file has settings for models, so resolve again now that the names of the model are known.
+    names = dict.fromkeys((model.name, model.word))
+    if name:
+        names[name] = None
     settings, origins = inputs.settings(names)
-
-    told = terminal or Terminal(
+    output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )
     if terminal is None:
         for notice in inputs.notices:
-            told.notify(notice)
+            output.notify(notice)
     if model.notice:
-        told.notify(model.notice)
+        output.notify(model.notice)
 
     def settings_for(names: Iterable[str]) -> Settings:
-        inputs.reread(told.notify)
+        inputs.reread(output.notify)
         return inputs.settings(names).settings
 
-    return Setup(inputs.app, paths, settings, origins, model, told, settings_for)
+    return Setup(inputs.app, paths, settings, origins, model, output, settings_for)
 
 
 def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:
-    """The remote engine of these settings. A model that is named with it is the server's; one that is named
-    by flag alone is on this machine, even if the settings file names a remote."""
-    word = chosen.settings.model
-    place = chosen.settings.remote
-    if word is not None and word.startswith(PREFIX):
-        return find_remote(word, inputs.remotes)
-    if place is None or ("model" in inputs.flags and "remote" not in inputs.flags):
+    """Return the remote engine of these settings, or None.
+
+    A model that is named together with a remote is the server's. A model that is named by its flag alone is on
+    this machine, even if the settings file names a remote.
+    """
+    name = chosen.settings.model
+    remote = chosen.settings.remote
+    if name is not None and name.startswith(PREFIX):
+        return find_remote(name, inputs.remotes)
+    if remote is None or ("model" in inputs.flags and "remote" not in inputs.flags):
         return None
-    named = f"#{word}" if word and "model" in inputs.flags and "#" not in place else ""
-    return find_remote(place + named, inputs.remotes)
+    if name and "model" in inputs.flags and "#" not in remote:
+        remote += f"#{name}"
+    return find_remote(remote, inputs.remotes)
 
 
 def _allowed(remote: Remote, settings: Settings) -> Remote:
@@ -207,13 +217,12 @@ def _allowed(remote: Remote, settings: Settings) -> Remote:
     return remote
 
 
-# ---------------------------------------------------------------------------- the engine
-
-
 @contextmanager
 def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine]":
-    """Open the engine of the model and close it at the end. one_answer: see LoadOptions. Raises
-    LocalchatError."""
+    """Open the engine of the model and close it at the end. Raises LocalchatError.
+
+    LoadOptions describes `one_answer`.
+    """
     try:
         engine = open_engine(setup, "command line", setup.terminal.note, one_answer=one_answer)
         try:
@@ -226,16 +235,18 @@ def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine
 
             problem.hint = with_models_that_fit(problem.hint, setup.paths)
         if setup.model.why == LAST_USED and problem.details.get("phase") != "serve":
-            problem.hint = "\n".join(filter(None, (problem.hint, _another(setup.model.name))))
+            problem.hint = f"{problem.hint}\n{_other_model_hint(setup.model.name)}".lstrip("\n")
         raise
 
 
 def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = False) -> "Engine":
-    """Attach to a running server, or load the model here. Raises LocalchatError. `user`: shown by `ps`;
-    one_answer: see LoadOptions."""
-    # A library that a flag names is loaded here: a server has its own.
-    own = setup.origins.get("llamacpp_library", "").startswith("--")
-    if setup.settings.attach and not setup.model.is_composed and not own:
+    """Attach to a running server, or load the model in a process of this command. Raises LocalchatError.
+
+    `ps` shows `user`. LoadOptions describes `one_answer`.
+    """
+    # A server has loaded its own library, so a library that a flag names needs a new process.
+    has_library_flag = setup.origins.get("llamacpp_library", "").startswith("--")
+    if setup.settings.attach and not setup.model.is_composed and not has_library_flag:
         attached = setup.app.attach(setup.paths, _attach_spec(setup), user, notify)
         if attached is not None:
             return attached
@@ -245,11 +256,11 @@ def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = F
 
 
 def model_label(setup: Setup, engine: "Engine") -> str:
-    """Return the name of the model as messages show it: of a remote, what its server calls it."""
+    """Return the name of the model as messages show it. A remote model has the name of its server."""
     remote = setup.model.remote
     if remote is None or remote.model:
         return setup.model.name
-    with suppress(LocalchatError):  # the first question reports what is wrong with the server
+    with suppress(LocalchatError):  # the first question reports errors of the server
         return f"{engine.info().model} on {remote.name}"
     return setup.model.name
 
@@ -266,27 +277,45 @@ def _attach_spec(setup: Setup) -> "AttachSpec":
     )
 
 
-def _another(name: str) -> str:
-    """Hint for a default model that failed to load: it would fail at every start."""
+def _other_model_hint(name: str) -> str:
+    """Return the hint for a default model that would fail at every start."""
     return (
-        f"{name} is the default because it answered last; -m MODEL asks another, which is then the default: "
-        f"localchat -m {GUIDE} …, or one of localchat list"
+        f"{name} is the default because it answered last; -m MODEL asks another, which then becomes the "
+        f"default: localchat -m {GUIDE} …, or a model of localchat list"
     )
 
 
 def engine_options(setup: Setup) -> EngineOptions:
-    """The options that the engine of the model is opened with."""
-    from localchat.pool.resolver import engine_options as options_of  # not for an attached engine
+    """Return the options to open the engine of the model with."""
+    from localchat.pool import resolver  # an attached engine does not need it
 
-    slots = max(CHAT_SLOTS, setup.settings.n)
-    of = setup.settings_for
-    return options_of(setup.model, setup.settings, setup.paths, max_slots=slots, settings_for=of)
+    return resolver.engine_options(
+        setup.model,
+        setup.settings,
+        setup.paths,
+        max_slots=chat_slots(setup.settings),
+        settings_for=setup.settings_for,
+    )
+
+
+def chat_slots(settings: Settings) -> int:
+    """Return how many requests the engine of a chat computes at once."""
+    return max(_CHAT_SLOTS, settings.n)
+
+
+def subject_of(model: ResolvedModel, settings: Settings) -> "Subject":
+    """Read the headers of a local model, so that its load can be planned. Raises LocalchatError."""
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject
+
+    summary = read_summary(model.path, dummy_weights=settings.dummy_weights)
+    return Subject(model.name, summary, model.path, settings.backend)
 
 
 def request_for(
-    settings: Settings, prompt: Prompt, grammar: Grammar | None = None, logprobs: int | None = None
+    settings: Settings, prompt: Prompt, grammar: Grammar | None = None
 ) -> GenerateRequest:
-    """One request with these settings."""
+    """Return a request with these settings."""
     return GenerateRequest(
         prompt=prompt,
         sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
@@ -294,7 +323,6 @@ def request_for(
         max_tokens=settings.max_tokens,
         stop=settings.stop,
         grammar=grammar,
-        logprobs=logprobs,
         speculation=settings.speculation,
         loop_guard=settings.loop_guard,
         default_limit=True,
@@ -302,7 +330,7 @@ def request_for(
 
 
 def owned(request: GenerateRequest, settings: Settings, conversation: str) -> GenerateRequest:
-    """The request with its KV kept on the disk for a conversation, where conversations are kept."""
+    """Return the request with its KV stored for a conversation, if the history is on."""
     return structs.replace(request, owner=conversation if settings.history else "")
 
 
@@ -311,12 +339,12 @@ def remember(
     info: "Callable[[], EngineInfo | None] | None" = None,
     done: "Done | None" = None,
 ) -> None:
-    """Remember a model that answered, as `record_use` does. Failures become a notice."""
+    """Call `record_use` for a model that answered. Show failures as a notice."""
     try:
         record_use(setup.model, setup.paths, info, done)
     except (OSError, LocalchatError) as problem:
-        why = (isinstance(problem, OSError) and problem.strerror) or problem
-        setup.terminal.notify(f"cannot save the model and the speed of this run: {why}")
+        reason = (isinstance(problem, OSError) and problem.strerror) or problem
+        setup.terminal.notify(f"cannot save the model and the speed of this run: {reason}")
 
 
 def record_use(
@@ -327,11 +355,12 @@ def record_use(
 ) -> None:
     """Make the model the default of the next run, and record its speed. Blocks.
 
-    `info`, `done`: of an answer that the engine generated alone. Raises OSError, LocalchatError."""
+    `info` and `done` describe an answer that the engine generated alone. Raises OSError, LocalchatError.
+    """
     if model.is_composed:
-        return  # named in each command: nothing goes to another machine by default
+        return  # a remote is never the default, so that prompts leave this machine only on request
     remember_model(model, paths)
-    if info is not None and done is not None and (about := info()) is not None:
+    if info is not None and done is not None and (engine_info := info()) is not None:
         from localchat.models.speed_recorder import record_speed  # probes the hardware
 
-        record_speed(about, done, paths.state_dir)
+        record_speed(engine_info, done, paths.state_dir)

@@ -1,16 +1,19 @@
-"""Context managers for Ctrl+C: none is lost, and none interrupts at a wrong place.
+"""Context managers for Ctrl+C. No interrupt is lost, and none strikes at a wrong place.
 
-Python runs the handler of a signal between two instructions of the main thread. A signal that arrives after the
-last check and before a wait (for an event, a key, a program) is handled when that wait ends, perhaps never;
-measured at the prompt of a conversation: every third Ctrl+C that came as quickly as the prompt. And one that is
-raised in a finalizer, or in a callback of the garbage collector or of imports, is printed there and dropped.
+Python runs signal handlers between two instructions of the main thread. Two kinds of interrupts would be lost:
 
-So in `interruptible` a thread learns of each signal from the wakeup descriptor and sends the main thread a
-signal that does nothing, a few times: it ends the system call that the main thread waits in, and Python checks
-again. A dropped interrupt is sent once more.
+- A signal that arrives after the last check and before a wait (for an event, a key or a program) is handled
+  when that wait ends, which may be never. At the prompt of a conversation, that was every third Ctrl+C that was
+  pressed as soon as the prompt appeared.
+- An interrupt that is raised in a finalizer, or in a callback of the garbage collector or of an import, is
+  printed there and dropped.
 
-`deferred`, `immediate` and `calling` choose where Ctrl+C takes effect; `terminate_gracefully` makes SIGTERM and
-SIGHUP do the same.
+In `interruptible`, a thread therefore learns of each signal from the wakeup descriptor. It sends the main
+thread a signal without effect a few times, which ends the system call that the main thread waits in, and Python
+checks again. It also repeats an interrupt that was dropped.
+
+`deferred`, `immediate` and `calling` choose where Ctrl+C takes effect. `terminate_gracefully` makes SIGTERM and
+SIGHUP act in the same way.
 """
 
 import os
@@ -26,19 +29,21 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _NUDGE: Final = signal.SIGURG
-"""Ignored by programs that do not ask for it, and sent by nobody but sockets with urgent data."""
-_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
-_AGAIN: Final = b"\0"
-"""In the pipe, among the numbers of signals: an interrupt was dropped."""
-_FIRST_S: Final = 0.01
-_LAST_S: Final = 60.0
-"""The intervals between nudges double up to this, because the system may delay the process."""
+"""Signal without effect. Programs ignore it by default, and only sockets with urgent data send it."""
+_TERMINATING: Final = (signal.SIGTERM, signal.SIGHUP)
+_DROPPED: Final = b"\0"
+"""Byte in the pipe, among the numbers of signals, that reports a dropped interrupt."""
+_FIRST_PAUSE_S: Final = 0.01
+_MAX_PAUSE_S: Final = 60.0
+"""Longest interval between nudges. Intervals double, because the system may delay the process."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Lose no Ctrl+C until the block ends. Does nothing outside the main thread, or if SIGINT is ignored or
-    has another handler."""
+    """Lose no Ctrl+C until the block ends.
+
+    Has no effect outside the main thread, or if SIGINT is ignored or has another handler.
+    """
     before = signal.getsignal(signal.SIGINT)
     ours = before in (signal.SIG_DFL, signal.default_int_handler)
     if not ours or threading.current_thread() is not threading.main_thread():
@@ -49,29 +54,29 @@ def interruptible() -> Iterator[None]:
     watcher = threading.Thread(
         target=_watch, args=(reader, threading.get_ident()), name="interrupts", daemon=True
     )
-    printed = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
-    def dropped(what: "sys.UnraisableHookArgs") -> None:
-        if what.exc_type is not KeyboardInterrupt:
-            printed(what)
+    def report_dropped(error: "sys.UnraisableHookArgs") -> None:
+        if error.exc_type is not KeyboardInterrupt:
+            previous_hook(error)
             return
-        with suppress(OSError):  # the pipe is full: the thread wakes up anyway
-            os.write(writer, _AGAIN)
+        with suppress(OSError):  # the pipe is full, so the thread wakes up anyway
+            os.write(writer, _DROPPED)
 
-    nudged = signal.signal(_NUDGE, _do_nothing)
-    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    sys.unraisablehook = dropped
+    previous_nudge_handler = signal.signal(_NUDGE, _do_nothing)
+    previous_wakeup_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    sys.unraisablehook = report_dropped
     watcher.start()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        sys.unraisablehook = printed
-        signal.set_wakeup_fd(woken)
+        sys.unraisablehook = previous_hook
+        signal.set_wakeup_fd(previous_wakeup_fd)
         os.close(writer)
         watcher.join()
-        signal.signal(_NUDGE, nudged)
+        signal.signal(_NUDGE, previous_nudge_handler)
         os.close(reader)
 
 
@@ -79,11 +84,12 @@ def interruptible() -> Iterator[None]:
 def deferred() -> Iterator[None]:
     """Postpone Ctrl+C until the block ends or `immediate` or `calling` is entered.
 
-    A second one is raised at once: something hangs. Does nothing outside the main thread."""
-    note = _Deferred()
-    with _handled_by(note) as before:
+    A second Ctrl+C is raised at once, because something hangs. Has no effect outside the main thread.
+    """
+    handler = _Deferred()
+    with _handled_by(handler) as before:
         yield
-    if note.came and before is not None:
+    if handler.arrived and before is not None:
         signal.raise_signal(signal.SIGINT)
 
 
@@ -91,51 +97,52 @@ def deferred() -> Iterator[None]:
 def terminate_gracefully() -> Iterator[None]:
     """Let SIGTERM and SIGHUP act as Ctrl+C, so that the answer is saved.
 
-    The process then ends by the signal. For the main thread. A signal that is ignored or has another handler
-    stays as it is."""
-    came: list[int] = []
+    The process then ends by the signal. Has no effect outside the main thread, or on signals that are ignored
+    or have another handler.
+    """
+    received: list[int] = []
 
     def interrupt(number: int, frame: "FrameType | None") -> None:
-        came.append(number)
-        note = signal.getsignal(signal.SIGINT)
-        if not isinstance(note, _Deferred):
+        received.append(number)
+        handler = signal.getsignal(signal.SIGINT)
+        if not isinstance(handler, _Deferred):
             raise KeyboardInterrupt
-        note(number, frame)
+        handler(number, frame)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [each for each in _ENDS if signal.getsignal(each) is signal.SIG_DFL]
-    for number in ours:
+    numbers = [number for number in _TERMINATING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in ours:
+        for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-        if came:
-            with suppress(OSError, ValueError, AttributeError):  # the reader of stdout is gone
+        if received:
+            with suppress(OSError, ValueError, AttributeError):  # stdout was closed by its reader
                 sys.stdout.flush()
-            signal.raise_signal(came[0])
+            signal.raise_signal(received[0])
 
 
 @contextmanager
 def immediate() -> Iterator[None]:
-    """Raise Ctrl+C at once until the block ends, also one that was deferred."""
+    """Raise Ctrl+C at once until the block ends, even if it was deferred."""
     with _handled_by(signal.default_int_handler) as before:
-        if isinstance(before, _Deferred) and before.came:
-            before.came = False
+        if isinstance(before, _Deferred) and before.arrived:
+            before.arrived = False
             raise KeyboardInterrupt
         yield
 
 
 @contextmanager
 def calling(function: Callable[[], object]) -> Iterator[None]:
-    """Call `function` for Ctrl+C until the block ends, also for one that was deferred. Raise a second one."""
+    """Call `function` for the first Ctrl+C until the block ends, even if deferred. Raise the second."""
     call = _CallOnce(function)
     with _handled_by(call) as before:
-        if isinstance(before, _Deferred) and before.came:
-            before.came = False
+        if isinstance(before, _Deferred) and before.arrived:
+            before.arrived = False
             call(signal.SIGINT, None)
         yield
 
@@ -155,21 +162,21 @@ class _CallOnce:
 
 
 class _Deferred:
-    """Handler that keeps the first Ctrl+C for later and raises the second."""
+    """Handler that stores the first Ctrl+C for later and raises the second."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.arrived = False
 
     def __call__(self, number: int, frame: "FrameType | None") -> None:
-        if self.came:
-            self.came = False
+        if self.arrived:
+            self.arrived = False
             raise KeyboardInterrupt
-        self.came = True
+        self.arrived = True
 
 
 @contextmanager
 def _handled_by(handler: "Callable[[int, FrameType | None], object]") -> Iterator[object]:
-    """Install a handler; yields the one before, or None if it must not be replaced."""
+    """Install a handler. Yield the previous one, or None if that must not be replaced."""
     before = signal.getsignal(signal.SIGINT)
     ours = isinstance(before, _Deferred) or before is signal.default_int_handler
     if not ours or threading.current_thread() is not threading.main_thread():
@@ -187,21 +194,22 @@ def _do_nothing(number: int, frame: "FrameType | None") -> None:
 
 
 def _watch(reader: int, thread: int) -> None:
-    pause_s = _LAST_S
-    sent = _NUDGE
+    """Nudge the main thread after each signal, until the pipe is closed."""
+    pause_s = _MAX_PAUSE_S
+    next_signal = _NUDGE
     while True:
-        waits_s = pause_s if pause_s < _LAST_S else None
-        if select.select([reader], [], [], waits_s)[0]:
-            came = os.read(reader, 4096)
-            if not came:
+        timeout_s = pause_s if pause_s < _MAX_PAUSE_S else None
+        if select.select([reader], [], [], timeout_s)[0]:
+            received = os.read(reader, 4096)
+            if not received:
                 return
-            if _AGAIN in came:
-                # Later: now it would meet the same callback again.
-                pause_s = _FIRST_S
-                sent = signal.SIGINT
-            elif came.strip(bytes([_NUDGE])):
-                pause_s = _FIRST_S
+            if _DROPPED in received:
+                # Repeat the interrupt after a pause. At once it would hit the same callback.
+                pause_s = _FIRST_PAUSE_S
+                next_signal = signal.SIGINT
+            elif received.strip(bytes([_NUDGE])):
+                pause_s = _FIRST_PAUSE_S
         else:
-            signal.pthread_kill(thread, sent)
-            pause_s = pause_s * 2
-            sent = _NUDGE
+            signal.pthread_kill(thread, next_signal)
+            pause_s *= 2
+            next_signal = _NUDGE

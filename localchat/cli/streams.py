@@ -1,7 +1,7 @@
-"""Standard streams of a run: stdout carries only the answer, stderr everything else.
+"""Standard streams of a run: stdout carries the answer alone, stderr everything else.
 
-Off a terminal nothing is coloured or animated, and the bytes of the answer are the model's own. On a terminal,
-text is sanitized and wrapped at words, and one progress line is drawn and erased again.
+On a terminal, text is sanitized and wrapped at words, and a progress line is drawn and erased again. Elsewhere
+nothing is colored or animated, and the answer has exactly the bytes of the model.
 """
 
 import fcntl
@@ -24,20 +24,20 @@ _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
 _LINE_EVERY_S: Final = 10.0
-"""Interval of progress lines where progress cannot be drawn in place."""
+"""Interval of progress lines in a stderr that cannot erase them."""
 
 
 class OutputClosed(Exception):
-    """The reader of stdout is gone."""
+    """The reader of stdout has closed it."""
 
 
 def stdout_trouble(problem: OSError) -> LocalchatError:
-    """The error for a stdout that cannot be written, such as a full disk."""
+    """Return the error for a failed write to stdout, such as on a full disk."""
     return LocalchatError(f"cannot write to stdout: {problem.strerror or problem}")
 
 
 class Terminal:
-    """Writes answers, notices and progress. Callable from any thread: engines send notices from theirs."""
+    """Writes answers, notices and progress. Engines call it from threads of their own."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Terminal:
         color: bool = True,
         stats: bool = False,
     ) -> None:
-        """`stats`: show the notes of an engine also where stdout is a pipe."""
+        """`stats`: show notes of an engine even if stdout is a pipe."""
         self._out = _usable(sys.stdout)
         self._err = _usable(sys.stderr)
         self.stdout_is_terminal = self._out.isatty()
@@ -69,33 +69,32 @@ class Terminal:
         self._pending: list[str] = []
         self._notes_wanted = not quiet and (stats or self.stdout_is_terminal)
         self._causes: set[str] = set()
-        """Of the notes so far."""
-
-    # ------------------------------------------------------------------ stdout
+        """Causes of the notes so far."""
 
     @property
     def stdout_is_closed(self) -> bool:
-        """Whether the shell closed stdout: its replacement (see cli/__init__.py) is read-only."""
+        """True if the shell closed stdout. Its replacement (see cli/__init__.py) is read-only."""
         try:
             flags = fcntl.fcntl(self._out.fileno(), fcntl.F_GETFL)
-        except (OSError, ValueError):  # not a file of the system
+        except (OSError, ValueError):  # not a file of the operating system
             return False
         return flags & os.O_ACCMODE == os.O_RDONLY
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer. Newlines at its end are held back until more text follows."""
-        whole = self._newlines + text
-        body = whole.rstrip("\n")
-        self._newlines = whole[len(body) :]
+        """Write a piece of the answer. Trailing newlines are buffered until more text follows."""
+        text = self._newlines + text
+        body = text.rstrip("\n")
+        self._newlines = text[len(body) :]
         if body:
             self._leave_reasoning()
-            self._line_open = True  # before the write: Ctrl+C may come right after it
+            # Set it before the write, because Ctrl+C may arrive right after it.
+            self._line_open = True
             if self.stdout_is_terminal:
                 body = self._answer_wrap.add(sanitize(body), columns(self._out))
             self._write_out(body)
 
     def end_answer(self, *, empty: bool = True) -> None:
-        """End the answer with exactly one newline. `empty`: also if there was no text."""
+        """End the answer with exactly one newline. `empty`: even if there was no text."""
         self._leave_reasoning()
         self._newlines = ""
         if self._line_open or empty:
@@ -118,12 +117,11 @@ class Terminal:
             except OSError as problem:
                 raise stdout_trouble(problem) from problem
 
-    # ------------------------------------------------------------------ stderr
-
     def note(self, sentence: str) -> None:
-        """Print a remark of an engine below the answer, once for each cause; in a pipe only with `stats`.
+        """Print a note of an engine below the answer, once for each cause. In a pipe only with `stats`.
 
-        Until the answer begins, it is the progress line too."""
+        Until the answer begins, the note is also the progress line.
+        """
         cause = notice_cause(sentence)
         with self._lock:
             if not self._notes_wanted or cause in self._causes:
@@ -134,33 +132,33 @@ class Terminal:
                 self.progress(sentence)
 
     def warn(self, sentence: str) -> None:
-        """Print what may spoil the answer, in a pipe too, unless a note with the same cause was printed."""
+        """Print a warning, even in a pipe, unless a note had the same cause."""
         cause = notice_cause(sentence)
         with self._lock:
-            is_known = cause in self._causes
+            was_noted = cause in self._causes
             self._causes.add(cause)
-        if sentence and not is_known:
+        if sentence and not was_noted:
             self.notify(sentence)
 
     def notify(self, sentence: str) -> None:
-        """Print a notice unless the run is quiet. It waits if it would break a line of the answer."""
+        """Print a notice unless the run is quiet. Wait with it while a line of the answer is open."""
         if self._quiet:
             return
         with self._lock:
-            if self._line_open:  # the streams may end in the same file
+            if self._line_open:  # both streams may go to the same terminal or file
                 self._pending.append(sentence)
                 return
         self.print_line(f"localchat: {sentence}", dim=True)
 
     def print_line(self, text: str, *, dim: bool = False) -> None:
-        """Print a line that was asked for, or that a quiet run needs too."""
+        """Print a line that the user requested, or that even a quiet run needs."""
         self._leave_reasoning()
         with self._lock:
             self.progress("")
             self._write_err(self._styled(text, dim, columns(self._err)) + "\n")
 
     def prompt(self, sign: str) -> None:
-        """Print a prompt to stderr, for a stdout that must not carry it."""
+        """Print a prompt to stderr, because stdout carries only answers."""
         with self._lock:
             self._write_err(sign)
 
@@ -181,39 +179,42 @@ class Terminal:
                 self._write_err("\n\n" if self.stdout_is_terminal else "\n")
 
     def progress(self, line: str) -> None:
-        """Draw the progress line, or erase it (empty). Off a terminal: a plain line every ten seconds."""
+        """Draw the progress line, or erase it if empty. Off a terminal, print a line every ten seconds."""
         with self._lock:
             if self.animated:
                 if line or self._drawn:
                     row = _one_row(line, columns(self._err))
-                    self._write_err(_ERASE + (self._styled(row, dim=True) if row else ""))
+                    if row:
+                        row = self._styled(row, dim=True)
+                    self._write_err(_ERASE + row)
                 self._drawn = bool(line)
             elif line and not self._quiet and time.monotonic() >= self._next_line_s:
                 self._next_line_s = time.monotonic() + _LINE_EVERY_S
                 self._write_err(f"localchat: {line}\n")
 
     def _styled(self, text: str, dim: bool, width: int = 0) -> str:
-        """`width`: where to wrap; 0: nowhere."""
-        shown = wrap_at_words(sanitize(text), width) if self.stderr_is_terminal else text
+        """Return the text as stderr shows it, wrapped at `width` cells unless that is 0."""
+        if self.stderr_is_terminal:
+            text = wrap_at_words(sanitize(text), width)
         if dim and self.colored:
-            return f"{_DIM}{shown}{_PLAIN}"
-        return shown
+            return f"{_DIM}{text}{_PLAIN}"
+        return text
 
     def _write_err(self, text: str) -> None:
         try:
             self._err.write(text)
             self._err.flush()
         except OSError:
-            self._err = io.StringIO()  # nobody reads stderr; the answer continues
+            self._err = io.StringIO()  # stderr was closed by its reader, and the answer continues
 
 
 def tell(text: str) -> None:
-    """Print what a command has to say to stderr, wrapped at words if that is a terminal."""
+    """Print the message of a command to stderr, wrapped at words on a terminal."""
     click.echo(wrap_at_words(text, columns(sys.stderr)), err=True)
 
 
 def columns(stream: TextIO | None) -> int:
-    """The width of a terminal; 0 if it does not say, or is none."""
+    """Return the width of a terminal, or 0 if it is unknown."""
     if stream is None:
         return 0
     try:
@@ -223,7 +224,7 @@ def columns(stream: TextIO | None) -> int:
 
 
 def _one_row(line: str, width: int) -> str:
-    """The line cut to a terminal of `width` cells: of two rows, only the last would be erased."""
+    """Cut a line to `width` cells. Of two rows, only the last would be erased."""
     if not width or cells(line) < width:
         return line
     while cells(line) > width - 2:
@@ -232,7 +233,7 @@ def _one_row(line: str, width: int) -> str:
 
 
 def _usable(stream: TextIO | None) -> TextIO:
-    """The stream, set to replace characters that it cannot encode. A closed one becomes a sink."""
+    """Make a stream replace characters that it cannot encode. Discard the text of a closed one."""
     if stream is None or stream.closed:
         return io.StringIO()
     if isinstance(stream, io.TextIOWrapper):

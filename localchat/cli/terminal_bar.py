@@ -1,7 +1,7 @@
-"""A bar with words beside it, at the foot of a terminal's stderr; made when it is first shown."""
+"""Progress bar with a text, in the last line of a terminal's stderr. It is created when first shown."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from localchat.cli.streams import Terminal
 from localchat.sanitize import sanitize_line
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TerminalBar:
-    """One bar, which is gone after `close`; sentences stay above it."""
+    """Progress bar. `close` removes it; sentences above it stay."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -20,7 +20,7 @@ class TerminalBar:
     def update(
         self, words: str, *, completed: float | None = None, total: float | None = None
     ) -> None:
-        """Show the words, and how much is done; None: as before."""
+        """Show the text and the progress. None leaves a number as it was."""
         bar, task = self._drawn()
         bar.update(task, completed=completed, total=total, text=words)
 
@@ -48,3 +48,34 @@ class TerminalBar:
             self._shown = bar, bar.add_task("", total=None, text="")
             bar.start()
         return self._shown
+
+
+class ProgressDisplay:
+    """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere. A context manager."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._bar = TerminalBar(terminal) if terminal.animated else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is None:
+            self._terminal.progress("")
+        else:
+            self._bar.close()
+
+    def status(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Show the current step. Numbers that are None stay as they were."""
+        if self._bar is None:
+            self._terminal.progress(text)
+        else:
+            self._bar.update(text, completed=done, total=total)
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence that stays."""
+        if self._bar is None:
+            self._terminal.notify(sentence)
+        else:
+            self._bar.say(sentence)

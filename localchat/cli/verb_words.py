@@ -1,134 +1,133 @@
-"""Understands words that other programs or a slip of the keyboard put where a verb stands.
+"""Recognize misspelled verbs, and verbs of other programs.
 
-Everything that is not surely such a word stays a prompt: `help me write a mail` is one.
+Everything else stays a prompt, such as `help me write a mail`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from localchat.errors import UsageError
-
-ALIASES: Final = {"ls": "list"}
-"""Names that other programs use for a verb."""
+from localchat.verbs import ALIASES, VERBS, shell_advice
 
 ALSO: Final = "chat [MODEL], ask PROMPT, models (list), ls (list), help [VERB], version"
-"""What is understood beside the verbs, for the help."""
+"""Other words that the command line accepts, as the help lists them."""
 
 _HELP: Final = ("help", "version")
-_SPOKEN: Final = "models"
-"""Of what `spoken` understands, the word that is long enough to be told from a prompt by a slip."""
-_INSTEAD: Final = {
-    "search": "localchat list shows the models here, localchat pull NAME fetches one, "
-    "and localchat history search TEXT searches conversations",
-    "download": "localchat pull NAME",
-    "get": "localchat pull NAME",
-    "fetch": "localchat pull NAME",
-    "install": "localchat pull NAME",
-    "remove": "localchat rm NAME",
-    "delete": "localchat rm NAME",
-    "info": "localchat show NAME",
-    "benchmark": "localchat bench NAME",
-    "measure": "localchat bench NAME",
-    "perf": "localchat bench NAME, and localchat tune NAME for faster settings",
-    "optimize": "localchat tune NAME",
-    "capacity": "localchat plan NAME --users N",
-    "diagnose": "localchat doctor",
-    "check": "localchat doctor, or localchat fit NAME",
-    "status": "localchat ps, or localchat doctor",
-    "settings": "localchat config",
-    "export": "localchat history export ID; localchat history lists them",
-    "create": "localchat preset add NAME, or localchat cp MODEL NAME",
-}
-"""Verbs of other programs, and what they are here."""
+_LONG_ALIASES: Final = tuple(alias for alias in ALIASES if len(alias) > 3)
+"""Aliases that are long enough to be recognized with a typo."""
+_LONG_WORD: Final = "models"
+"""The only word of `translate` that is long enough to be recognized with a typo."""
 
 
-def spoken(
-    args: Sequence[str], verbs: Collection[str]
-) -> tuple[list[str] | None, list[str] | None]:
-    """Arguments of a verb, or of a prompt, that these stand for; (None, None): they are what they are."""
-    first, *rest = args
-    flags_only = all(arg.startswith("-") for arg in rest)
-    match first, rest:
+def without_alias(args: list[str]) -> list[str]:
+    """Replace an alias at the beginning by its verb."""
+    if args and args[0] in ALIASES:
+        return [*ALIASES[args[0]], *args[1:]]
+    return args
+
+
+class Translation(NamedTuple):
+    """Meaning of words of other programs."""
+
+    args: list[str]
+    """Arguments of a verb, or of a prompt."""
+    is_prompt: bool = False
+
+
+def translate(args: Sequence[str]) -> Translation | None:
+    """Translate words of other programs, such as `ollama` and `llm`. None if there is nothing to translate."""
+    first, *others = args
+    has_only_flags = all(arg.startswith("-") for arg in others)
+    match first, others:
         case ["help", []]:
-            return ["--help"], None
-        case ["help", [verb]] if verb in (*verbs, *ALIASES):
-            return [verb, "--help"], None
-        case ["help", [("history" | "config" | "preset") as verb, under]]:
-            return [verb, under, "--help"], None
+            return Translation(["--help"])
+        case ["help", [verb]] if verb in VERBS or verb in ALIASES:
+            return Translation([verb, "--help"])
+        case ["help", [("history" | "config" | "preset") as verb, *subcommands]]:
+            return Translation([verb, *subcommands, "--help"])
         case ["version", []]:
-            return ["--version"], None
-        case ["models", _] if flags_only:
-            return ["list", *rest], None
-        case ["chat", [model]] if not model.startswith("-") and not model.split()[1:]:
-            return ["run", model], None
-        case ["chat", [model, *_]] if _names_a_model(model):
-            return ["run", *rest], None
-        case ["chat", _] if flags_only or rest[0].startswith("-"):
-            return None, rest
+            return Translation(["--version"])
+        case ["models", _] if has_only_flags:
+            return Translation(["list", *others])
+        case ["chat", [model]] if _is_word(model):
+            return Translation(["run", model])
+        case ["chat", [model, *_]] if _is_word(model) and any(sign in model for sign in ":/."):
+            return Translation(["run", *others])
+        case ["chat", _] if has_only_flags or others[0].startswith("-"):
+            return Translation(others, is_prompt=True)
         case ["ask", [] | [_]]:
-            return None, rest if flags_only else ["--", *rest]
-        case ["ask", [prompt, *_]] if prompt.startswith("-") or prompt.split()[1:]:
-            return None, rest
-    return None, None
+            return Translation(others if has_only_flags else ["--", *others], is_prompt=True)
+        case ["ask", [prompt, *_]] if not _is_word(prompt):
+            return Translation(others, is_prompt=True)
+    return None
 
 
-def _names_a_model(word: str) -> bool:
-    return not word.startswith("-") and not word.split()[1:] and any(sign in word for sign in ":/.")
+def _is_word(arg: str) -> bool:
+    """Return True for an argument that is neither a flag nor a quoted sentence."""
+    return not arg.startswith("-") and not arg.split()[1:]
 
 
-def refuse_meant_verb(words: Sequence[str], verbs: Iterable[str], as_prompt: str) -> None:
-    """Raise UsageError if the words of a prompt were surely meant as a verb: one word, or one and its
-    argument. `as_prompt`: the command line that sends them as a prompt."""
-    to_ask = f"To ask the model: {as_prompt}"
+def refuse_meant_verb(words: Sequence[str], as_prompt: str) -> None:
+    """Raise UsageError if one or two words were certainly meant as a verb.
+
+    `as_prompt` is the command line that sends the words as a prompt.
+    """
+    hint = f"To ask the model: {as_prompt}"
     first = words[0]
-    if len(words) > 2 or any(word.split()[1:] for word in words):
+    if len(words) > 2 or any(arg.split()[1:] for arg in words):
         return
     if first in _HELP:
-        verb = similar_verb(words[-1], verbs, alone=False) if len(words) == 2 else None
-        if verb is not None:
+        if len(words) == 2 and (verb := similar_verb(words[1], alone=False)):
             raise UsageError(
-                f"there is no verb {words[1]!r}; did you mean localchat help {verb}?",
-                hint=to_ask,
+                f"there is no verb {words[1]!r}; did you mean localchat help {verb}?", hint=hint
             )
         return
-    if instead := _INSTEAD.get(first.lower()):
-        raise UsageError(f"there is no verb {first!r}", hint=f"{instead}\n{to_ask}")
-    verb = similar_verb(first, verbs, alone=len(words) == 1)
+    if advice := shell_advice(first.lower()):
+        raise UsageError(f"there is no verb {first!r}", hint=f"{advice}\n{hint}")
+    verb = similar_verb(first, alone=len(words) == 1)
     if verb is not None:
-        raise UsageError(f"there is no verb {first!r}; did you mean {verb}?", hint=to_ask)
+        verb = " ".join(ALIASES.get(verb, (verb,)))
+        raise UsageError(f"there is no verb {first!r}; did you mean {verb}?", hint=hint)
 
 
-def similar_verb(word: str, verbs: Iterable[str], *, alone: bool = True) -> str | None:
-    """The verb that a word was probably meant to be. `alone`: nothing follows it; less likeness is enough."""
+def similar_verb(typed: str, *, alone: bool = True) -> str | None:
+    """Return the verb that a word probably stands for, or None.
+
+    `alone`: nothing follows the word, so that less similarity is enough.
+    """
     from localchat.suggestions import closest
 
-    # Short verbs are like half of all short words (`it` and `fit`), and long words contain verbs (`important`).
+    names = [*VERBS, *_LONG_ALIASES, *_HELP]
+    if alone:
+        names.append(_LONG_WORD)
+    # Half of all short words resemble a short verb (`it` and `fit`). Long words contain verbs (`important`).
     candidates = [
-        verb
-        for verb in (*verbs, *_HELP, *((_SPOKEN,) if alone else ()))
-        if abs(len(verb) - len(word)) <= 2 and (len(verb) > 3 or word[:1].lower() == verb[0])
+        name
+        for name in names
+        if abs(len(name) - len(typed)) <= 2 and (len(name) > 3 or typed[:1].lower() == name[0])
     ]
-    slips = [verb for verb in candidates if _is_slip(word.lower(), verb)]
-    if slips or not alone:
-        return slips[0] if slips else None
-    # `hello` is as like `help` as a slip of a longer verb is.
-    candidates = [verb for verb in candidates if verb not in _HELP]
-    return next(iter(closest(word, candidates, min_similarity=0.66)), None)
+    typos = [name for name in candidates if _is_typo(typed.lower(), name)]
+    if typos:
+        return typos[0]
+    if not alone:
+        return None
+    # `hello` resembles `help` as much as a typo resembles a longer verb.
+    candidates = [name for name in candidates if name not in _HELP]
+    return next(iter(closest(typed, candidates, min_similarity=0.66)), None)
 
 
-def _is_slip(word: str, verb: str) -> bool:
-    """Whether one letter was left out, added, changed or exchanged with its neighbour."""
-    if word == verb:
+def _is_typo(typed: str, verb: str) -> bool:
+    """Return True if one letter is missing, added, changed or swapped with its neighbor."""
+    if typed == verb:
         return True
-    same = next(
-        (n for n, pair in enumerate(zip(word, verb, strict=False)) if pair[0] != pair[1]), -1
-    )
-    at = min(len(word), len(verb)) if same < 0 else same
-    mine = word[at:]
-    its = verb[at:]
+    index = 0
+    while index < min(len(typed), len(verb)) and typed[index] == verb[index]:
+        index += 1
+    typed_tail = typed[index:]
+    verb_tail = verb[index:]
     return (
-        mine[1:] == its
-        or mine == its[1:]
-        or mine[1:] == its[1:]
-        or (mine[:2] == its[1::-1] and mine[2:] == its[2:])
+        typed_tail[1:] == verb_tail
+        or typed_tail == verb_tail[1:]
+        or typed_tail[1:] == verb_tail[1:]
+        or (typed_tail[:2] == verb_tail[1::-1] and typed_tail[2:] == verb_tail[2:])
     )

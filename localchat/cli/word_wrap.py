@@ -1,4 +1,4 @@
-"""Breaks an answer at words for a terminal, while it streams."""
+"""Wrap an answer at words for a terminal, while it streams."""
 
 import re
 import unicodedata
@@ -6,83 +6,90 @@ from typing import Final
 
 _FENCES: Final = ("```", "~~~")
 _TAB_CELLS: Final = 8
-_BEGIN_NO_LINE: Final = frozenset("、。，．：；！？）」』】〉》〕ー…")
-"""Of Chinese and Japanese, whose other characters may be parted anywhere."""
+_NOT_AT_LINE_START: Final = frozenset("、。，．：；！？）」』】〉》〕ー…")
+"""Chinese and Japanese characters that cannot start a line. Others may be separated anywhere."""
 _COLUMN: Final = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
-"""The first column of a list, and the space behind it."""
+"""The first column of a list and the space after it."""
 _JOINER: Final = "\u200d"
 
 
 class WordWrap:
-    """Wraps text that comes in pieces. It holds the last word back until its end is known.
+    """Wraps text that arrives in pieces. The last word is buffered until it is complete.
 
-    Rows of code blocks and tables, and words wider than a line, are left to the terminal: copied from it,
-    they are what the model wrote."""
+    The terminal itself breaks rows of code blocks and tables, and words wider than a line. Text copied from it
+    then equals what the model wrote.
+    """
 
     def __init__(self) -> None:
-        self._width = self._column = 0
-        self._blanks = self._word = ""
+        self._width = 0
+        self._column = 0
+        self._blanks = ""
+        self._word = ""
         self._line = ""
         """The line so far, as the model wrote it."""
         self._fence = ""
-        """Closes the code block."""
+        """Fence that closes the current code block. Empty outside of one."""
 
     def add(self, text: str, width: int) -> str:
-        """What can be written now, in a terminal of `width` cells; 0: it is not known, and nothing is held."""
+        """Return the text to write now. `width` in cells; 0 means unknown, and then nothing is buffered."""
         self._width = width
         return "".join(self._take(character) for character in text)
 
     def rest(self) -> str:
-        """What was held back at the end of a text. The next text begins a line."""
-        held = self._place()
+        """Return the buffered end of a text. The next text starts a new line."""
+        text = self._flush_word()
         self._column = 0
         self._line = ""
         self._fence = ""
-        return held
+        return text
 
     def _take(self, character: str) -> str:
         if character == "\n":
-            written = self._place() + "\n"
+            text = self._flush_word() + "\n"
             self._end_line()
-            return written
+            return text
         self._line += character
         if not self._width or self._fence or self._line.lstrip().startswith(("|", *_FENCES)):
-            return self._place() + character
+            return self._flush_word() + character
         if character in " \t":
-            written = self._place()
+            text = self._flush_word()
             self._blanks += character
-            return written
-        written = self._place() if self._parts_from_word(character) else ""
+            return text
+        text = ""
+        if self._can_break_before(character):
+            text = self._flush_word()
         self._word += character
-        return written
+        return text
 
-    def _parts_from_word(self, character: str) -> bool:
-        """Whether a line may end between the word so far and this character."""
-        if not self._word or character in _BEGIN_NO_LINE:
+    def _can_break_before(self, character: str) -> bool:
+        """Return True if a line may end between the buffered word and this character."""
+        if not self._word or character in _NOT_AT_LINE_START:
             return False
         if character == _JOINER or self._word.endswith(_JOINER):
             return False
-        if unicodedata.category(character) in ("Mn", "Me", "Cf", "Sk"):  # marks, tones of skin
+        if unicodedata.category(character) in ("Mn", "Me", "Cf", "Sk"):  # marks, skin tones
             return False
         return _is_wide(character) or _is_wide(self._word[-1])
 
-    def _place(self) -> str:
-        """Write the word that is held back, on the next line if this one has no room for it."""
+    def _flush_word(self) -> str:
+        """Return the buffered word, on a new line if necessary."""
         if not self._word and not self._blanks:
             return ""
         blanks = self._blanks
-        word = self._word
+        text = self._word
         width = self._width
-        self._blanks = self._word = ""
-        wide = cells(word)
-        room = width - self._column - sum(_TAB_CELLS if one == "\t" else 1 for one in blanks)
-        if word and width and self._column and room < wide <= width:
-            self._column = wide
-            return f"\n{word}"
-        self._column = width - room + wide
-        if width and self._column > width:  # the terminal breaks it
+        self._blanks = ""
+        self._word = ""
+        word_cells = cells(text)
+        blank_cells = len(blanks) + blanks.count("\t") * (_TAB_CELLS - 1)
+        room = width - self._column - blank_cells
+        if text and width and self._column and room < word_cells <= width:
+            self._column = word_cells
+            return f"\n{text}"
+        self._column += blank_cells + word_cells
+        if width and self._column > width:  # the terminal breaks the word
             self._column = (self._column - 1) % width + 1
-        return blanks + word
+        return blanks + text
 
     def _end_line(self) -> None:
         line = self._line.strip()
@@ -96,8 +103,11 @@ class WordWrap:
 
 
 def wrap_at_words(text: str, width: int) -> str:
-    """A whole text in a terminal of `width` cells; 0: as it is. A line goes on under its own indent; one of a
-    list, whose columns are two spaces apart, under its second column."""
+    """Wrap a complete text for a terminal of `width` cells. A width of 0 leaves it as it is.
+
+    A line continues below its own indent. A row of a list, whose columns are two spaces apart, continues below
+    its second column.
+    """
     return "\n".join(_wrapped(line, width) for line in text.split("\n"))
 
 
@@ -118,10 +128,10 @@ def _is_wide(character: str) -> bool:
     return not character.isascii() and unicodedata.east_asian_width(character) in "WF"
 
 
-def cells(word: str) -> int:
-    """The width of a text on a terminal."""
-    if word.isascii():
-        return len(word)
-    from rich.cells import cell_len  # not at the start of a program that needs no screen
+def cells(text: str) -> int:
+    """Return the width of a text on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # slow to import, and most texts are ASCII
 
-    return cell_len(word)
+    return cell_len(text)

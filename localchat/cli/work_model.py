@@ -1,6 +1,6 @@
-"""Choose the model of a command that processes data, where the command names none.
+"""Choose the model of a command that processes data and names no model.
 
-The built-in guide answers questions about localchat. It is never a default for a batch or a measurement.
+The built-in guide answers questions about localchat, so it is never the default of a batch or a measurement.
 """
 
 from collections.abc import Collection
@@ -27,26 +27,28 @@ class WorkModel(NamedTuple):
     why: str
     """Source of the choice, as messages show it."""
     path: str = ""
-    """The file, if a running server has it loaded."""
+    """Model file, if a running server has loaded it."""
 
     @property
     def local_word(self) -> str:
-        """Word for a process of our own that loads the model."""
+        """Name for a process that loads the model itself."""
         return self.path or self.word
 
 
 def work_model(ctx: click.Context, named: Collection[str] = ()) -> WorkModel:
-    """Return the model for a command without one. `named`: models that the input names.
+    """Return the model for a command without one. `named` lists the models that the input names.
 
-    Raises UsageError with the choices if there is none but the guide, ModelMissing, ModelInvalid."""
+    Raises ModelMissing, ModelInvalid, and UsageError with the choices if only the guide is left.
+    """
     from localchat.cli.resolve import Inputs, resolve_setup
 
     inputs = Inputs.of(ctx)
     resolved = inputs.settings()
     if resolved.settings.remote or resolved.settings.model is not None:
         model = resolve_setup(ctx).model
-        word = model.remote.word if model.remote is not None else model.word
-        return WorkModel(word, model.why)
+        if model.remote is not None:
+            return WorkModel(model.remote.word, model.why)
+        return WorkModel(model.word, model.why)
     return (
         _running_model(inputs.app, inputs.paths, named)
         or _named_model(inputs, named)
@@ -56,26 +58,25 @@ def work_model(ctx: click.Context, named: Collection[str] = ()) -> WorkModel:
 
 
 def _running_model(app: AppContext, paths: "Paths", named: Collection[str]) -> WorkModel | None:
-    """Return the model of the running server: the one that the input names, else one that is loaded."""
+    """Return a model that a running server has loaded, preferably one that the input names."""
     import msgspec
 
     from localchat.cli.attach import running_servers
     from localchat.pool.entry import ServerStatus
 
-    for server, loaded in running_servers(paths):
-        models = msgspec.json.decode(loaded, type=ServerStatus).models
-        models = tuple(model for model in models if model.name != GUIDE)
-        wanted = [model for model in models if model.name in named]
-        if not models:
-            continue
-        model = (wanted or models)[0]
-        why = "the running server has it loaded"
-        return WorkModel(f"{server.url}#{model.name}", why, model.path)
+    for server, status in running_servers(paths):
+        loaded = msgspec.json.decode(status, type=ServerStatus).models
+        models = [model for model in loaded if model.name != GUIDE]
+        # Sorting is stable: named models first, otherwise the order of the server.
+        models.sort(key=lambda model: model.name not in named)
+        if models:
+            why = "the running server has it loaded"
+            return WorkModel(f"{server.url}#{models[0].name}", why, models[0].path)
     return None
 
 
 def _named_model(inputs: "Inputs", named: Collection[str]) -> WorkModel | None:
-    """Return the model that the whole input names, if it is on this machine."""
+    """Return the only model that the input names, if it is on this machine."""
     from localchat.models.resolve import locate_named
 
     if len(named) != 1:
@@ -90,11 +91,11 @@ def _named_model(inputs: "Inputs", named: Collection[str]) -> WorkModel | None:
 
 def _last_model(inputs: "Inputs") -> WorkModel | None:
     """Return the model that answered last, unless that was the guide."""
-    word = last_model(inputs.paths)
-    if word is None or word == GUIDE:
+    name = last_model(inputs.paths)
+    if name is None or name == GUIDE:
         return None
     try:
-        return WorkModel(locate(word, inputs.paths, LAST_USED, inputs.app.environ).word, LAST_USED)
+        return WorkModel(locate(name, inputs.paths, LAST_USED, inputs.app.environ).word, LAST_USED)
     except (ModelMissing, ModelInvalid, UsageError):
         return None
 
@@ -107,11 +108,15 @@ def _refuse(ctx: click.Context, inputs: "Inputs") -> WorkModel:
         models = read_index(inputs.paths, inputs.app.environ).models
         names = [model.name for model in models if model.name != GUIDE]
     except LocalchatError:
-        pass  # the message goes without choices
+        pass  # the message lists no choices then
     if names:
-        more = ", …" if len(names) > _SHOWN_CHOICES else ""
-        hint = f"name one of yours: {', '.join(names[:_SHOWN_CHOICES])}{more}"
+        choices = names[:_SHOWN_CHOICES]
+        if len(names) > _SHOWN_CHOICES:
+            choices.append("…")
+        hint = f"name one of yours: {', '.join(choices)}"
     else:
-        hint = "only the built-in guide is here, which answers questions about localchat\n"
+        hint = (
+            "the only model here is the built-in guide, which answers questions about localchat\n"
+        )
         hint += "localchat run lists models to download"
     raise UsageError(f"{ctx.command_path} needs a model", hint=hint)

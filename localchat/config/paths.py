@@ -1,4 +1,6 @@
-"""Paths of settings, models, state and cache, by the platform's rules (XDG on Linux, `Library` on macOS).
+"""Paths of settings, models, state and cache.
+
+They follow the rules of the platform: XDG on Linux, `Library` on macOS.
 
 Environment variables override them: `LOCALCHAT_CONFIG` names the settings file, `LOCALCHAT_DATA_DIR` one
 folder for everything that the program writes, `LOCALCHAT_MODELS` the folder of models alone.
@@ -27,13 +29,18 @@ class Paths(NamedTuple):
 
 
 def find_paths(environ: Mapping[str, str]) -> Paths:
-    """The paths in this environment. An empty variable counts as not set."""
+    """Return the paths in this environment. An empty variable counts as not set."""
     import platformdirs  # imported here: a tenth of the time that `--help` may take
 
     root = _path(environ.get("LOCALCHAT_DATA_DIR"))
-    data = root or platformdirs.user_data_path(_APP, appauthor=False)
-    state = root / "state" if root else platformdirs.user_state_path(_APP, appauthor=False)
-    cache = root / "cache" if root else platformdirs.user_cache_path(_APP, appauthor=False)
+    if root is not None:
+        data = root
+        state = root / "state"
+        cache = root / "cache"
+    else:
+        data = platformdirs.user_data_path(_APP, appauthor=False)
+        state = platformdirs.user_state_path(_APP, appauthor=False)
+        cache = platformdirs.user_cache_path(_APP, appauthor=False)
     config = platformdirs.user_config_path(_APP, appauthor=False)
     return Paths(
         settings_file=_path(environ.get("LOCALCHAT_CONFIG")) or config / "settings.toml",
@@ -45,16 +52,16 @@ def find_paths(environ: Mapping[str, str]) -> Paths:
 
 
 def file_state(path: Path) -> tuple[int, int, int]:
-    """Inode, date and size of a file, one of which changes with its content; zeros if there is none."""
+    """Return inode, date and size, which identify the content; zeros without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def expand_home(path: str | Path) -> Path:
-    """The path with the folder for a `~` at its beginning; as it is where there is no such user."""
+    """Replace a leading `~`. A path of an unknown user stays unchanged."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -62,4 +69,6 @@ def expand_home(path: str | Path) -> Path:
 
 
 def _path(text: str | None) -> Path | None:
-    return expand_home(text).absolute() if text else None
+    if not text:
+        return None
+    return expand_home(text).absolute()

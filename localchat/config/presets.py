@@ -5,7 +5,7 @@
     temperature = 0.2
     template = "Sum this up:\\n\\n{input}"
 
-`@sum` before a prompt uses it. Every setting may stand in a preset, beside `template`.
+`@sum` before a prompt uses it. Besides `template`, a preset may contain every setting.
 """
 
 import re
@@ -21,39 +21,39 @@ from localchat.suggestions import closest
 
 INPUT: Final = "{input}"
 TEMPLATE: Final = "template"
-_ABOUT_LENGTH: Final = 60
-"""Characters."""
+_MAX_ABOUT: Final = 60
+"""Length of a description, in characters."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"@({_NAME.pattern})(?:\s+|$)")
 
 
 class Preset(msgspec.Struct, frozen=True):
-    """One preset of the settings file, checked."""
+    """Preset of the settings file."""
 
     name: str
     values: Mapping[str, object]
     """Settings by key."""
     template: str = ""
-    """The question, with `{input}` for the text; empty: the text itself."""
+    """Question with `{input}` for the text; empty for the text alone."""
     origin: str = ""
-    """The source of the values, a phrase."""
+    """Source of the values, as messages name it."""
 
     @property
     def about(self) -> str:
-        """One line: the template, else the instructions, else the settings."""
-        words = self.template or str(self.values.get("system", ""))
-        words = words or ", ".join(f"{key} {value}" for key, value in self.values.items())
-        line = " ".join(words.split())
-        if len(line) <= _ABOUT_LENGTH:
+        """Template, or else the instructions or the settings, in a line."""
+        text = self.template or str(self.values.get("system", ""))
+        text = text or ", ".join(f"{key} {value}" for key, value in self.values.items())
+        line = " ".join(text.split())
+        if len(line) <= _MAX_ABOUT:
             return line
-        return f"{line[: _ABOUT_LENGTH - 1]}…"
+        return f"{line[: _MAX_ABOUT - 1]}…"
 
     def layer(self) -> dict[str, Given]:
-        """Its settings, for `resolve`."""
+        """Return the settings, for `resolve`."""
         return {key: Given(value, self.origin) for key, value in self.values.items()}
 
     def question(self, text: str) -> str:
-        """The question about a text. A template without `{input}` comes before it."""
+        """Return the question about a text. A template without `{input}` comes before the text."""
         if INPUT in self.template:
             return self.template.replace(INPUT, text)
         return "\n\n".join(part for part in (self.template, text) if part)
@@ -75,8 +75,9 @@ def addressed(
 ) -> Addressed:
     """Split `@name text`. The name of documents stays in the text.
 
-    Raises UsageError for a name that is both, and for an unknown one that resembles a known one. `strict`:
-    for every unknown one whose line goes on, as a prompt on the command line has it."""
+    Raises UsageError for an ambiguous name, and for an unknown name that resembles another. With `strict`, as
+    on the command line, it also rejects every other unknown name, unless the line ends there.
+    """
     match = _MENTION.match(text)
     if match is None:
         return Addressed(None, text)
@@ -84,7 +85,7 @@ def addressed(
     if name in documents and name in presets:
         raise UsageError(
             f"@{name} is a preset and the name of documents",
-            hint=f"localchat preset rm {name}, or localchat learn --forget {name}",
+            hint=f"localchat config preset rm {name}, or localchat learn --forget {name}",
         )
     if name in documents:
         return Addressed(None, text)
@@ -93,26 +94,28 @@ def addressed(
     near = closest(name, [*presets, *documents], min_similarity=0.6)
     # Pasted code such as `@property` ends its line there.
     if near or (strict and "\n" not in match[0]):
-        guess = f"; did you mean @{near[0]}?" if near else ""
+        message = f"there is no preset and no document named @{name}"
+        if near:
+            message += f"; did you mean @{near[0]}?"
         raise UsageError(
-            f"there is no preset and no document named @{name}{guess}",
-            hint="localchat preset and localchat learn --list show them. To send @ as text, put -- before "
-            "the prompt.",
+            message,
+            hint="localchat config preset and localchat learn --list show them. To send @ as text, put -- "
+            "before the prompt.",
         )
     return Addressed(None, text)
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless this can be the name of a preset."""
+    """Raise UsageError for a name that a preset cannot have."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be the name of a preset",
-            hint="a name begins with a letter and has letters, digits, - and _",
+            hint="a name starts with a letter and consists of letters, digits, - and _",
         )
 
 
 def read_presets(path: Path, section: object) -> dict[str, Preset]:
-    """Check the `[presets]` table of a settings file. Raises UsageError naming what is wrong."""
+    """Check the `[presets]` table of a settings file. Raises UsageError."""
     if not isinstance(section, dict):
         raise UsageError(f"{path}: presets is not a section", hint="as in [presets.sum]")
     return {name: _preset(path, name, table) for name, table in section.items()}

@@ -1,4 +1,4 @@
-"""Prices: the `[prices]` section of the settings file, in any one currency.
+"""Prices: the `[prices]` section of the settings file, in any currency.
 
 [prices]
 kwh = 0.30             # electricity
@@ -17,17 +17,17 @@ FIELDS = ("kwh", "machine_hour", "hosted_in", "hosted_out")
 
 
 class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Prices that are known. None: not given."""
+    """Known prices. None stands for an unknown price."""
 
     kwh: float | None = None
     machine_hour: float | None = None
     hosted_in: float | None = None
-    """For a million tokens."""
+    """Price of a million tokens."""
     hosted_out: float | None = None
 
 
 def read_prices(path: Path, section: object) -> Prices:
-    """Check the `[prices]` table of a settings file. Raises UsageError naming what is wrong."""
+    """Check the `[prices]` table of a settings file. Raises UsageError."""
     if not isinstance(section, dict):
         raise UsageError(f"{path}: prices is not a section", hint="as in [prices]")
     for name, value in section.items():

@@ -1,11 +1,11 @@
-"""Remote engines: the `[remotes]` section of the settings file, and which remote a word means.
+"""Remote engines: the `[remotes]` section of the settings file, and their names.
 
     [remotes.box]
     url = "http://10.0.0.5:8000"
     model = "Qwen/Qwen2.5-72B-Instruct"     # without it: the server's first
     key_env = "BOX_KEY"                     # or key_file = "~/.box-key"
 
-The word of a remote model is `remote:box`, `remote:box#MODEL`, or `remote:URL`; `--remote box` is short for it.
+A remote model has the name `remote:box`, `remote:box#MODEL`, or `remote:URL`. `--remote box` is a short form.
 """
 
 from collections.abc import Mapping
@@ -24,35 +24,35 @@ _FIELDS: Final = ("url", "model", "key_env", "key_file")
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A server with the OpenAI API. Its key is read when needed and never kept."""
+    """A server with the OpenAI API. Its key is read when needed and never stored."""
 
     name: str
-    """The user's name for it."""
+    """Name in the settings file."""
     url: str
     model: str = ""
-    """Empty: the server's first."""
+    """Model to use; empty for the server's first."""
     key_env: str = ""
-    """The environment variable that holds the key."""
+    """Environment variable with the key."""
     key_file: str = ""
-    """The file that holds the key."""
+    """File with the key."""
 
     @property
     def word(self) -> str:
-        """The word that finds it again."""
-        return f"{PREFIX}{self.name}" + (f"#{self.model}" if self.model else "")
+        """Name that `find_remote` accepts."""
+        if not self.model:
+            return f"{PREFIX}{self.name}"
+        return f"{PREFIX}{self.name}#{self.model}"
 
     @property
     def here(self) -> bool:
-        """Whether it is on this machine."""
-        address = self.url if "://" in self.url else f"http://{self.url}"
-        host = urlsplit(address).hostname or ""
-        return is_loopback(host)
+        """True if the server is on this machine."""
+        return is_loopback(urlsplit(_with_scheme(self.url)).hostname or "")
 
     def key(self, environ: Mapping[str, str]) -> str:
-        """The key; empty without one. Raises UsageError where it is configured and cannot be read."""
+        """Return the key; empty if none is configured. Raises UsageError if it cannot be read."""
         if self.key_env:
-            if found := environ.get(self.key_env, "").strip():
-                return found
+            if key := environ.get(self.key_env, "").strip():
+                return key
             raise UsageError(
                 f"the remote {self.name} takes its key from {self.key_env}, which is not set",
                 hint=f"export {self.key_env}=…",
@@ -69,33 +69,42 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 def read_remotes(path: Path, section: object) -> dict[str, Remote]:
-    """Check the `[remotes]` table of a settings file. Raises UsageError naming what is wrong."""
+    """Check the `[remotes]` table of a settings file. Raises UsageError."""
     if not isinstance(section, dict):
         raise UsageError(f"{path}: remotes is not a section", hint="as in [remotes.box]")
-    found = {}
+    remotes = {}
     for name, table in section.items():
         where = f"{path} [remotes.{name}]"
-        if not isinstance(table, dict) or not all(isinstance(one, str) for one in table.values()):
-            raise UsageError(f"{where} has to hold text: {', '.join(_FIELDS)}")
+        if not isinstance(table, dict) or not all(
+            isinstance(value, str) for value in table.values()
+        ):
+            raise UsageError(f"{where} must contain text: {', '.join(_FIELDS)}")
         if unknown := sorted(set(table) - set(_FIELDS)):
             raise UsageError(
                 f"{where}: there is no {unknown[0]!r}", hint=f"use one of {', '.join(_FIELDS)}"
             )
         if not table.get("url"):
             raise UsageError(f"{where} has no url", hint='as url = "http://127.0.0.1:8000"')
-        found[name] = Remote(name, **table)
-    return found
+        remotes[name] = Remote(name, **table)
+    return remotes
 
 
-def find_remote(word: str, remotes: Mapping[str, Remote]) -> Remote:
-    """The remote for a word, with or without its prefix: a name in the settings file, or an address.
+def _with_scheme(address: str) -> str:
+    """Return an address with a scheme, HTTP by default."""
+    if "://" in address:
+        return address
+    return f"http://{address}"
 
-    Raises UsageError.
+
+def find_remote(name: str, remotes: Mapping[str, Remote]) -> Remote:
+    """Return the remote for a name or an address, with or without prefix.
+
+    Raises UsageError for a name that the settings file does not have.
     """
-    server, _, model = word.removeprefix(PREFIX).partition("#")
-    if known := remotes.get(server):
-        return msgspec.structs.replace(known, model=model or known.model)
-    address = server if "://" in server else f"http://{server}"
+    server, _, model = name.removeprefix(PREFIX).partition("#")
+    if remote := remotes.get(server):
+        return msgspec.structs.replace(remote, model=model or remote.model)
+    address = _with_scheme(server)
     host = urlsplit(address).hostname or ""
     if "://" in server or ":" in server or "." in host or host == "localhost":
         if not address.startswith(("http://", "https://")):

@@ -1,16 +1,16 @@
-"""Routes: the `[routes]` section of the settings file, a small model first and a large one where it is needed.
+"""Routes: the `[routes]` section of the settings file. A small model answers first, a large one if needed.
 
     [routes.easy]
     small = "qwen3:0.6b"
     large = "qwen3:8b"
-    longer_than = 6000              # characters of the conversation: to the large one at once
-    regex = "prove|theorem"         # in the last message, in any case of letters
+    longer_than = 6000              # characters of the conversation
+    regex = "prove|theorem"         # match in the last message, ignoring case
     code = true                     # a code block in the conversation
     tools = true                    # tools to call
-    doubt = -0.9                    # mean log probability of the small one's answer below this
-    judge = true                    # the small one finds a fault in its answer
+    doubt = -0.9                    # lower mean log probability of the small model's answer
+    judge = true                    # a fault that the small model finds in its answer
 
-The word of a route is `route:easy`, wherever a model is named.
+Each rule sends a request to the large model. `route:easy` names this route wherever a model is named.
 """
 
 import re
@@ -37,38 +37,38 @@ _RULES: Final = ("longer_than", "regex", "code", "tools", "doubt", "judge")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Two models, and when the large one answers."""
+    """Two models, and the rules for the large one."""
 
     name: str
     small: str
-    """The word of a model. The same for `large`."""
+    """Name of the small model, as `-m` accepts it."""
     large: str
     longer_than: int | None = None
-    """Characters of the conversation."""
+    """Longest conversation of the small model, in characters."""
     regex: str = ""
-    """In the last message of the user."""
+    """Pattern of user messages for the large model."""
     code: bool = False
-    """A code block in the conversation."""
+    """Send conversations with a code block to the large model."""
     tools: bool = False
-    """Tools to call."""
+    """Send requests with tools to the large model."""
     doubt: float | None = None
-    """Least mean log probability of the small model's answer."""
+    """Minimum mean log probability of the small model's answer."""
     judge: bool = False
-    """The small model looks for faults in its answer."""
+    """Let the small model look for faults in its answer."""
 
     @property
     def word(self) -> str:
-        """The word that finds it again."""
+        """Name of the route wherever a model is named."""
         return f"{PREFIX}{self.name}"
 
     @property
     def waits(self) -> bool:
-        """Whether an answer of the small model is looked at before it is shown."""
+        """True if an answer of the small model is checked before it is shown."""
         return self.doubt is not None or self.judge
 
 
 def read_routes(path: Path, section: object) -> dict[str, Route]:
-    """Check the `[routes]` table of a settings file. Raises UsageError naming what is wrong."""
+    """Read the `[routes]` table of a settings file. Raises UsageError."""
     if not isinstance(section, dict):
         raise UsageError(f"{path}: routes is not a section", hint="as in [routes.easy]")
     return {name: _route(f"{path} [routes.{name}]", name, table) for name, table in section.items()}
@@ -91,10 +91,10 @@ def _route(where: str, name: str, table: object) -> Route:
         if not table.get(key):
             raise UsageError(f"{where} has no {key} model", hint=f'as {key} = "qwen3:0.6b"')
         if str(table[key]).startswith(PREFIX):
-            raise UsageError(f"{where}: {key} is a route; a route goes to two models")
+            raise UsageError(f"{where}: {key} is a route, but must be a model")
     if not any(table.get(key) is not None for key in _RULES):
         raise UsageError(
-            f"{where} never goes to the large model", hint=f"give one of {', '.join(_RULES)}"
+            f"{where} never goes to the large model", hint=f"set one of {', '.join(_RULES)}"
         )
     try:
         re.compile(table.get("regex", ""))
@@ -106,12 +106,11 @@ def _route(where: str, name: str, table: object) -> Route:
 
 
 def find_route(word: str, routes: Mapping[str, Route]) -> Route:
-    """The route of a word with the prefix. Raises UsageError."""
+    """Return the route of a name with the prefix. Raises UsageError."""
     name = word.removeprefix(PREFIX)
-    if found := routes.get(name):
-        return found
-    known = ", ".join(sorted(routes)) or "none yet"
-    raise UsageError(
-        f"there is no route {name!r}",
-        hint=f"the settings file has {known}, under [routes.NAME]",
-    )
+    if route := routes.get(name):
+        return route
+    hint = "add it to the settings file as [routes.NAME]"
+    if routes:
+        hint = f"use one of {', '.join(sorted(routes))}"
+    raise UsageError(f"there is no route {name!r}", hint=hint)

@@ -1,4 +1,4 @@
-"""The settings file: TOML written by the user; the program changes it without losing comments.
+"""Settings file: TOML that the user writes, and the program changes without losing comments.
 
     [defaults]
     temperature = 0.2
@@ -23,10 +23,10 @@
     large = "qwen3:8b"
     doubt = -0.9
 
-A section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their names
-(tui/keymap.py). `[remotes]` names engines on other machines (remotes.py), `[presets]` ways to ask (presets.py),
-`[prices]` what energy, machines and hosted APIs cost (prices.py), `[routes]` pairs of a small and a large model
-(routes.py).
+The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
+names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
+(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[routes]` are pairs of a
+small and a large model (routes.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ from localchat.config.settings import REMOVED, Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
-    'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
+    'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
     "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
     "prices under [prices]; small and large models under [routes.NAME]"
 )
@@ -72,18 +72,18 @@ class SettingsFile(msgspec.Struct, frozen=True):
         )
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
-        """The settings for a model with any of these names; a later name overrides an earlier one."""
-        found = {
+        """Return the settings for a model. Later names override earlier ones."""
+        entries = {
             key: Given(value, f"{self.path} [defaults]") for key, value in self.defaults.items()
         }
         for name in model_names:
             for key, value in self.models.get(name, {}).items():
-                found[key] = Given(value, f"{self.path} {_heading(name)}")
-        return found
+                entries[key] = Given(value, f"{self.path} {_heading(name)}")
+        return entries
 
 
 def read_settings(path: Path) -> SettingsFile:
-    """Read and check a settings file; a missing one is empty. Raises UsageError."""
+    """Read and check a settings file. A missing file counts as empty. Raises UsageError."""
     text = _text(path)
     if not text:
         return SettingsFile(path, {}, {})
@@ -116,7 +116,8 @@ def _without_removed(table: dict[str, Any]) -> Iterable[str]:
     sections = [table.get("defaults"), table.get("keys")]
     for name in ("models", "presets"):
         group = table.get(name)
-        sections += group.values() if isinstance(group, dict) else []
+        if isinstance(group, dict):
+            sections += group.values()
     removed: dict[str, None] = {}
     for section in sections:
         if isinstance(section, dict):
@@ -127,32 +128,40 @@ def _without_removed(table: dict[str, Any]) -> Iterable[str]:
 
 
 def write_setting(path: Path, key: str, text: str | None, model: str | None = None) -> None:
-    """Set `key` in the file, or remove it (text None), for all models or for one.
+    """Set `key` in the file, or remove it if the text is None, for all models or for one.
 
-    Comments, order and blank lines stay. Raises UsageError, and LocalchatError when it cannot be written.
+    Comments, order and blank lines stay. Raises UsageError, and LocalchatError if the file cannot be written.
     """
-    where = _heading(model) if model else "[defaults]"
-    check_key(key, where)
-    value = None if text is None else convert(key, Given(text, "the new value"))
+    heading = "[defaults]"
+    sections: tuple[str, ...] = ("defaults",)
+    if model:
+        heading = _heading(model)
+        sections = ("models", model)
+    check_key(key, heading)
+    value = None
+    if text is not None:
+        value = convert(key, Given(text, "the new value"))
     if key == "remote" and value:
-        find_remote(
-            str(value), read_settings(path).remotes
-        )  # no start goes beyond one that is not there
-    _change(path, ("models", model) if model else ("defaults",), {key: value})
+        # Every later start would fail with an unknown remote.
+        find_remote(str(value), read_settings(path).remotes)
+    _change(path, sections, {key: value})
 
 
 def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> None:
-    """Set keys of a preset, its template too, or remove them (None); make the preset if it is new.
+    """Set the template and settings of a preset, or remove those that are None. Creates a new preset.
 
-    Raises UsageError, and LocalchatError when the file cannot be written."""
+    Raises UsageError, and LocalchatError if the file cannot be written.
+    """
     check_name(name)
     where = f"[presets.{name}]"
     values: dict[str, object] = {}
     for key, text in texts.items():
-        if key != TEMPLATE:
-            check_key(key, where)
-        plain = text is None or key == TEMPLATE
-        values[key] = text if plain else convert(key, Given(text, "the new value"))
+        values[key] = text
+        if key == TEMPLATE:
+            continue
+        check_key(key, where)
+        if text is not None:
+            values[key] = convert(key, Given(text, "the new value"))
     _change(path, ("presets", name), values)
 
 
@@ -162,13 +171,14 @@ def remove_preset(path: Path, name: str) -> None:
 
 
 def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> None:
-    """Set values in a section of the file, or remove them (None). Comments, order and blank lines stay."""
+    """Set values in a section of the file, or remove those that are None."""
     import tomlkit
     from tomlkit.items import Table
 
     from localchat.atomic import write_text
 
-    read_settings(path)  # raises for a file with errors, which is not overwritten
+    # It raises for a file with errors, which must not be overwritten.
+    read_settings(path)
     document = tomlkit.parse(_text(path))
     section: Any = document
     for depth, name in enumerate(sections, 1):
@@ -178,7 +188,7 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
     assert isinstance(section, Table | dict)
     for key, value in values.items():
         if value is not None:
-            section[key] = list(value) if isinstance(value, tuple) else _with_text_keys(value)
+            section[key] = _toml_value(value)
         elif key in section:
             del section[key]
     try:
@@ -191,7 +201,7 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
 
 def _text(path: Path) -> str:
     try:
-        # Some editors begin a file with a byte order mark.
+        # Some editors start a file with a byte order mark.
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
@@ -235,7 +245,10 @@ def _heading(model: str) -> str:
     return f'[models."{model}"]'
 
 
-def _with_text_keys(value: object) -> object:
+def _toml_value(value: object) -> object:
+    """Convert a tuple to a list, and the keys of a table to text."""
+    if isinstance(value, tuple):
+        return list(value)
     if isinstance(value, dict):
-        return {str(key): each for key, each in value.items()}
+        return {str(key): item for key, item in value.items()}
     return value

@@ -1,6 +1,6 @@
-"""Detokenizer: the tokens of one choice become text and typed events.
+"""Detokenizer: converts the tokens of one choice into text and typed events.
 
-Text never ends in half a code point and never contains half a stop string.
+Text never ends within a code point and never contains part of a stop string.
 """
 
 import codecs
@@ -15,25 +15,23 @@ from localchat.engine.repetition import LoopDetector, Repetition
 
 
 class DecodedText(NamedTuple):
-    """Text whose code points are complete."""
+    """Text with complete code points."""
 
     text: str = ""
     tokens: int = 0
-    """Tokens that it completes: all their bytes are out."""
+    """Number of tokens whose bytes are all decoded with this text."""
 
 
 class Detokenizer:
     """Decodes the token bytes of one choice.
 
-    All pieces and the flush together are exactly `all_bytes.decode("utf-8", errors="replace")`, wherever the
-    borders between tokens lie. Bytes that may begin a code point wait for the next token; bytes that no
-    longer can are shown as U+FFFD at once. Tokens complete in order: one without bytes completes with the
-    text before it.
+    All pieces and the flush together equal `all_bytes.decode("utf-8", errors="replace")`, wherever the token
+    boundaries lie. Bytes that may start a code point wait for the next token. Invalid bytes become U+FFFD at
+    once. Tokens complete in order, and one without bytes completes with the text before it.
     """
 
     def __init__(self, *, strip_leading_space: bool = False) -> None:
-        """`strip_leading_space`: drop one space at the very beginning, which SentencePiece vocabularies
-        put before the first word of a text."""
+        """`strip_leading_space`: drop the space that SentencePiece vocabularies add before the first word."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = strip_leading_space
         self._taken = 0
@@ -41,12 +39,12 @@ class Detokenizer:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that wait for the rest of their code point, 0 to 3."""
+        """Number of bytes that wait for the rest of their code point, 0 to 3."""
         return len(self._decoder.getstate()[0])
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens pushed and not yet completed."""
+        """Number of pushed tokens that are not completed."""
         return len(self._ends)
 
     def push(self, token_bytes: bytes) -> DecodedText:
@@ -56,19 +54,20 @@ class Detokenizer:
             token_bytes = token_bytes.removeprefix(b" ")
         if self._ends:
             return self._push_part(token_bytes)
-        try:  # nothing waits, and most tokens end with a code point
+        try:
+            # No bytes wait, and most tokens end with a code point.
             return DecodedText(token_bytes.decode(), 1)
         except UnicodeDecodeError:
             return self._push_part(token_bytes)
 
     def _push_part(self, token_bytes: bytes) -> DecodedText:
-        """Decode bytes that do not begin or do not end with a code point."""
+        """Decode bytes that do not start or do not end with a code point."""
         self._taken += len(token_bytes)
         self._ends.append(self._taken)
         return DecodedText(self._decoder.decode(token_bytes), self._complete())
 
     def flush(self) -> DecodedText:
-        """End the text: half a code point that still waits becomes U+FFFD. A later push begins anew."""
+        """End the text. An incomplete code point becomes U+FFFD. A later push starts a new text."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return DecodedText(text, self._complete())
@@ -84,13 +83,13 @@ class Detokenizer:
 
 
 class OutputDelta(NamedTuple):
-    """Events that became certain with a token."""
+    """Events of a token, and whether it ends the text."""
 
     events: list[Event]
     stop: str = ""
-    """The stop string that ended the text, else empty."""
+    """Stop string that ended the text. Empty: none."""
     repetition: Repetition | None = None
-    """The loop that the text ends in."""
+    """Loop at the end of the text."""
 
 
 class _Entry(NamedTuple):
@@ -101,7 +100,7 @@ class _Entry(NamedTuple):
 class ChoiceOutput:
     """Turns the tokens of one choice into events.
 
-    Log probabilities are attached to the text that completes their token; those of reasoning, tool calls and
+    Log probabilities are attached to the text that completes their token. Those of reasoning, tool calls and
     stop strings are dropped.
     """
 
@@ -116,8 +115,10 @@ class ChoiceOutput:
         keep_stop: bool = False,
         loop_detector: LoopDetector | None = None,
     ) -> None:
-        """`keep_stop`: the text includes the stop string that ends it. `loop_detector` reads all text:
-        reasoning and the arguments of tool calls too."""
+        """`keep_stop`: the text includes the stop string that ends it.
+
+        `loop_detector`: reads all text, reasoning and tool call arguments included.
+        """
         self._choice = choice
         self._loop_detector = loop_detector
         self._piece = piece
@@ -131,38 +132,45 @@ class ChoiceOutput:
         self._outside_answer = False
         self.has_tool_calls = False
         self.reasoning_tokens = 0
-        """Tokens of reasoning so far, with the tag that ends it."""
+        """Tokens of reasoning so far, with the closing tag."""
 
     def push(
         self, token: int, logprob: TokenLogprob | None, *, may_stop: bool = True
     ) -> OutputDelta:
-        """Take the next token. `may_stop`: a stop string in its text ends the choice."""
+        """Push the next token. `may_stop`: a stop string in its text ends the choice."""
         if logprob is not None:
             self._pending_logprobs.append(logprob)
         text, completed = self._detokenizer.push(self._piece(token))
         self._decoded_chars += len(text)
         if logprob is not None or self._pending_logprobs:
             self._complete(completed)
-        scan = self._stops.push(text) if may_stop else Scan(text)
+        scan = Scan(text)
+        if may_stop:
+            scan = self._stops.push(text)
         if self._parser is not None and self._parser.thinking:
             self.reasoning_tokens += 1
         events = self._emit(scan.text)
         if scan.stop:
             events += self._close()
-        detector = self._loop_detector
-        repetition = detector.push(text) if detector is not None and not scan.stop else None
+        repetition = None
+        if self._loop_detector is not None and not scan.stop:
+            repetition = self._loop_detector.push(text)
         return OutputDelta(events, scan.stop, repetition)
 
     def finish(self) -> list[Event]:
-        """End the choice: returns everything that waited."""
+        """End the choice. Return the events of everything that waited."""
         text, completed = self._detokenizer.flush()
         self._decoded_chars += len(text)
         self._complete(completed)
         scan = self._stops.push(text)
-        events = self._emit(scan.text + ("" if scan.stop else self._stops.flush()))
+        last_text = scan.text
+        if not scan.stop:
+            last_text += self._stops.flush()
+        events = self._emit(last_text)
         events += self._close()
         logprobs = self._due_logprobs()
-        if logprobs and not self._outside_answer:  # of tokens that print nothing
+        if logprobs and not self._outside_answer:
+            # These belong to tokens without text.
             events.append(Text(self._choice, "", logprobs))
         return events
 
@@ -178,7 +186,9 @@ class ChoiceOutput:
             return self._events(self._parser.feed(text))
         if not self._entries:
             return [Text(self._choice, text)]
-        return self._events([Answer(text)] if text else [])
+        if not text:
+            return []
+        return self._events([Answer(text)])
 
     def _close(self) -> list[Event]:
         if self._parser:
@@ -188,7 +198,9 @@ class ChoiceOutput:
     def _events(self, parts: list[Part]) -> list[Event]:
         events: list[Event] = []
         answers = sum(isinstance(part, Answer) for part in parts)
-        logprobs = self._due_logprobs() if parts else ()
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if parts:
+            logprobs = self._due_logprobs()
         for part in parts:
             self._outside_answer = not isinstance(part, Answer)
             match part:

@@ -1,6 +1,6 @@
-"""Embedding in the engine process: tokenizes texts at once, computes one request after the other.
+"""Embedding in the engine process: tokenizes texts at once, and computes one request after the other.
 
-There is no engine core here: a text is one step, and nothing of it is sampled, cached or drafted.
+It needs no engine core, because a text is one step without sampling, cache or drafts.
 """
 
 import queue
@@ -13,15 +13,15 @@ from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, MetricsSnapshot
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
-MOST_TEXTS = 4096
+MAX_TEXTS = 4096
 ONLY_EMBEDS = "It computes embeddings and cannot generate text."
-ONLY_RANKS = "It scores texts for a query (/v1/rerank) and writes none."
+ONLY_RANKS = "It scores texts for a query (/v1/rerank) and cannot generate text."
 RANK = "rank"
 """Pooling of a reranker."""
 
-Phase: TypeAlias = Literal["queued", "loading"]
+Phase: TypeAlias = Literal["queued", "loading", "prefill"]
 VectorsCallback = Callable[[int, list[list[float]], tuple[int, ...]], None]
-"""Called with the request, its vectors, and how many tokens each text took."""
+"""Called with the request, its vectors, and the number of tokens of each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,7 @@ class _EmbedRequest:
 
 
 class EmbeddingQueue:
-    """Queue of embedding requests. `submit` belongs to input threads, `run` to the main one, the rest to
-    any."""
+    """Queue of embedding requests. `submit` belongs to input threads, `run` to the main thread."""
 
     def __init__(
         self,
@@ -57,8 +56,10 @@ class EmbeddingQueue:
     def submit(
         self, id_: int, texts: Sequence[str], query: str | None = None, *, truncate: bool = False
     ) -> None:
-        """Tokenize a request and queue it, also before the model is loaded. Raises UsageError,
-        ContextExceeded. With `query`, each text is scored for it. `truncate`: see Engine.embed."""
+        """Tokenize a request and queue it, even before the model is loaded.
+
+        `query`: score each text for it. `truncate`: see Engine.embed. Raises UsageError, ContextExceeded.
+        """
         try:
             tokens = self._tokenize(texts, query, truncate=truncate)
         except LocalchatError as error:
@@ -69,11 +70,13 @@ class EmbeddingQueue:
     def _tokenize(
         self, texts: Sequence[str], query: str | None, *, truncate: bool
     ) -> list[list[int]]:
-        if len(texts) > MOST_TEXTS:
-            raise UsageError(f"a request may hold {MOST_TEXTS} texts; this one has {len(texts)}")
-        read = []
+        if len(texts) > MAX_TEXTS:
+            raise UsageError(f"a request may have {MAX_TEXTS} texts; this one has {len(texts)}")
+        token_lists = []
         for number, text in enumerate(texts):
-            which = f"text {number + 1} of {len(texts)}" if len(texts) > 1 else "the text"
+            which = "the text"
+            if len(texts) > 1:
+                which = f"text {number + 1} of {len(texts)}"
             if query is None:
                 tokens = self._model.text_tokens(text)
             else:
@@ -85,17 +88,17 @@ class EmbeddingQueue:
                 tokens = self._truncated(tokens)
             if len(tokens) > self._context:
                 raise ContextExceeded(
-                    f"{which} has {len(tokens):,} tokens, and {self._name} reads {self._context:,} at once",
+                    f"{which} has {len(tokens):,} tokens, but {self._name} reads at most {self._context:,}",
                     hint="embed it in parts",
                     prompt_tokens=len(tokens),
                     context_tokens=self._context,
                     embeds=True,
                 )
-            read.append(tokens)
-        return read
+            token_lists.append(tokens)
+        return token_lists
 
     def _truncated(self, tokens: list[int]) -> list[int]:
-        """As many tokens as the model reads, with those that it was trained to end a text with."""
+        """Truncate a text to the tokens that the model reads, with its end tokens."""
         if len(tokens) <= self._context:
             return tokens
         end: list[int] = []
@@ -128,10 +131,14 @@ class EmbeddingQueue:
             self._embedder.abort()
 
     def stats(self) -> EngineStats:
-        """Counters, and how many requests there are now."""
-        phase: Phase = "loading" if self._embedder is None else "queued"
+        """Return the counters, and the number of requests."""
+        phase: Phase = "queued"
+        if self._running:
+            phase = "prefill"
+        elif self._embedder is None:
+            phase = "loading"
         now = MetricsSnapshot(
-            phase="prefill" if self._running else phase,
+            phase=phase,
             running=int(self._running),
             waiting=self._waiting.qsize(),
         )

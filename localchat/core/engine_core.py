@@ -1,6 +1,6 @@
-"""Engine core: collects a step, processes its result, schedules and launches the next, then sends events.
+"""Engine core: collects a step, processes its result, launches the next one, and then sends the events.
 
-Events are sent after the launch, so that sending them costs no step.
+Events are sent after the launch, so that sending them does not delay a step.
 """
 
 import queue
@@ -15,7 +15,6 @@ from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.backend_api.prepared_steps import PreparingRunner
 from localchat.core.event_sender import EventSender
-from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.output_processor import OutputProcessor
@@ -23,26 +22,26 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
-from localchat.core.spec_decode.draft_credit import DraftFund
+from localchat.core.spec_decode.draft_model import DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
-from localchat.core.spec_decode.step_cost import CostModel
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
+from localchat.core.spec_decode.step_cost import CostModel, PauseClock
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 
 _METRICS_INTERVAL_S = 0.05
 _WARM_UP_AFTER_S = 0.25
-"""An engine that is idle for so long warms up its runner: requests that follow each other need not wait."""
+"""Idle time before the runner warms up. Requests in quick succession do not wait for it."""
 _RETRY_S = 0.05
 _LAST_WRITES_S = 1.2
-"""Most time that an engine writes to the disk before it ends."""
+"""Time limit for writing to the disk before the engine exits."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCallbacks:
-    """Outputs of the engine core: events of a step, failures of requests, sentences for the user."""
+    """Outputs of the engine core: events of a step, failures of requests, notices for the user."""
 
     send_events: Callable[[list[tuple[int, Event]]], None]
     send_failure: Callable[[int, LocalchatError], None]
@@ -65,7 +64,7 @@ _Command: TypeAlias = RequestState | _CancelCommand | _StopCommand | DiskRead
 
 
 class EngineCore:
-    """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any."""
+    """Drives one runner. `run` belongs to one thread. Any thread may call the other methods."""
 
     def __init__(
         self,
@@ -79,30 +78,31 @@ class EngineCore:
         counters: EngineCounters | None = None,
         audit: bool = False,
         coalesce_s: float = 0.0,
-        disk_tier: DiskTier | BlockDiskTier | None = None,
+        disk_tier: DiskTier | None = None,
     ) -> None:
-        """`speculation`: requests may have drafts. `counters` are shared with whoever else counts
-        requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
-        that nothing is left over (tests)."""
+        """`speculation`: requests may have drafts. `counters`: shared with the input threads, which count
+        requests too. `coalesce_s`: see EventSender. `audit`: check the KV cache and look for leaks whenever
+        nothing runs (tests).
+        """
         can = runner.capabilities
         self._runner = runner
         self._depth = can.depth
         self._disk_tier = disk_tier
         self._reading = 0
-        """Requests whose prompt is being read from the disk."""
+        """Number of requests whose prompt is being loaded from disk."""
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         self._audit = audit
-        # Rejected drafts have to be truncated, or the state from before them is held elsewhere.
-        holds = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
-        rewinds = can.rewind != "checkpoint"
-        self._speculation = speculation and (rewinds or holds)
+        # Rejected drafts are truncated. If the model cannot rewind, the state before them must be held.
+        holds_states = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
+        self._speculation = speculation and (can.rewind != "checkpoint" or holds_states)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
-        self._draft_fund = DraftFund()
-        costs = self._step_costs = CostModel(can.widths.decode)
+        self._step_costs = costs = CostModel(can.widths.decode)
+        self._pauses = PauseClock(costs)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
-        drafter = cast(DraftingRunner, runner).drafter if can.draft_model else None
-        self._draft_model = DraftModel(drafter, costs, rewinds=rewinds) if drafter else None
+        self._draft_model: DraftModel | None = None
+        if can.draft_model:
+            self._draft_model = DraftModel(cast(DraftingRunner, runner).drafter, costs)
         self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
         self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner)
         self._event_sender = EventSender(
@@ -118,36 +118,33 @@ class EngineCore:
             self._event_sender,
             self._counters,
             self._step_costs,
+            self._draft_planner,
         )
         self._stopped = False
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._in_flight: deque[ScheduledStep] = deque()
-        self._followed_s = 0.0
-        """When the step before came back whose tokens the only launched one needed; 0: there is none such."""
         self._sole_request: int | None = None
         self._stuck = False
         self._metrics = self._event_sender.snapshot(None, 0, 0)
         self._metrics_s = 0.0
 
-    # ------------------------------------------------------------------------ commands
-
     def submit(self, request_state: RequestState) -> None:
-        """Queue a request whose sequences are made."""
+        """Queue a request with its sequences."""
         self._commands.put(request_state)
 
     def cancel(self, id_: int) -> None:
-        """Cancel a request: it leaves with the next plan. A step that computes it alone is aborted."""
+        """Cancel a request. It leaves with the next plan, and a step with no other request is aborted."""
         self._commands.put(_CancelCommand(id_))
         if self._sole_request == id_:
             self._runner.abort()
 
     def stop(self) -> None:
-        """End `run`: every request under way fails with EngineClosed."""
+        """End `run`. Every running request fails with EngineClosed."""
         self._commands.put(_StopCommand())
         self._runner.abort()
 
     def stats(self) -> EngineStats:
-        """Counters and metrics of all requests, a twentieth of a second old at most."""
+        """Return counters and metrics of all requests, at most 50 ms old."""
         return self._counters.stats(
             self._metrics,
             list(self.output_processor.requests.values()),
@@ -159,8 +156,6 @@ class EngineCore:
     def preemptions(self) -> int:
         return self._scheduler.preemptions
 
-    # ------------------------------------------------------------------------ steps
-
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopped:
@@ -168,22 +163,22 @@ class EngineCore:
                 self._execute(self._wait_for_command())
             self.step()
         while self._in_flight:
-            # A sequence that has ended is released with its last row, and then the disk may have it.
+            # An ended sequence is released with its last row, and can go to the disk after that.
             scheduled = self._in_flight.popleft()
             self.output_processor.process_result(scheduled, self._runner.collect())
         if self._disk_tier is not None and not (self._scheduler.running or self._scheduler.waiting):
-            while (left := self._scheduler.schedule()) is not None:
-                self._runner.launch(left.plan)
+            # Run the memory operations that no step has executed yet.
+            while (step := self._scheduler.schedule()) is not None:
+                self._runner.launch(step.plan)
                 self._runner.collect()
             self._disk_tier.finish(time.monotonic() + _LAST_WRITES_S)
         for request_state in list(self.output_processor.requests.values()):
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
 
     def _wait_for_command(self) -> _Command:
-        """The next command. Until it comes the runner warms up, and texts go to the disk, unless it follows
-        at once."""
+        """Wait for the next command. Meanwhile, warm up the runner and write texts to the disk."""
         if self._reading:
-            # What is read comes next: a capture or a write would make it wait.
+            # The loaded prompt comes next, and a capture or a write would delay it.
             return self._commands.get()
         with suppress(queue.Empty):
             return self._commands.get(timeout=_WARM_UP_AFTER_S)
@@ -199,40 +194,50 @@ class EngineCore:
 
     def step(self) -> None:
         """Collect at most one step, and launch as many as the runner takes."""
-        came_back_s = 0.0
-        if self._in_flight:
-            scheduled = self._in_flight.popleft()
-            result = self._runner.collect()
-            came_back_s = time.perf_counter()
-            if self._followed_s and scheduled.drafts and result.elapsed_s:
-                self._step_costs.observe_pause(came_back_s - self._followed_s - result.elapsed_s)
-            self._followed_s = 0.0
-            for note in result.notes:
-                self._callbacks.notify(note)
-            self.output_processor.process_result(scheduled, result)
-            if self._disk_tier is not None and not scheduled.is_decode and result.status == "ok":
-                self._disk_tier.observe_prefill(scheduled.width, result.elapsed_s)
-            self._event_sender.flush_urgent()
-            if result.status != "ok":
-                self._block_in_flight()
+        self._collect()
+        self._launch()
+        if not self._stopped:
+            self._publish()
+
+    def _collect(self) -> None:
+        """Wait for the oldest step in flight, and process its result."""
+        if not self._in_flight:
+            self._pauses.reset()
+            return
+        scheduled = self._in_flight.popleft()
+        result = self._runner.collect()
+        self._pauses.step_returned(scheduled, result.elapsed_s, time.perf_counter())
+        for note in result.notes:
+            self._callbacks.notify(note)
+        self.output_processor.process_result(scheduled, result)
+        if self._disk_tier is not None and not scheduled.is_decode and result.status == "ok":
+            self._disk_tier.observe_prefill(scheduled.width, result.elapsed_s)
+        self._event_sender.flush_urgent()
+        if result.status != "ok":
+            self._block_in_flight()
+
+    def _launch(self) -> None:
+        """Schedule and launch steps until the runner has as many as it takes."""
         while len(self._in_flight) < self._depth:
-            # Commands that came while the last step ran count for this one.
+            # Apply commands that arrived during the last step before planning this one.
             self.process_commands()
             if self._stopped:
                 return
-            following = self._scheduler.schedule()
-            if following is None:
+            scheduled = self._scheduler.schedule()
+            if scheduled is None:
                 break
-            self._in_flight.append(following)
-            self._update_sole_request()  # a runner may begin to compute at once
-            self._runner.launch(following.plan)
-            if self._depth > 1 and came_back_s and following.is_decode:
-                came_back_s += self._draft_planner.drafting_s  # which is counted apart
-                self._step_costs.observe_wait(time.perf_counter() - came_back_s)
-                self._followed_s = came_back_s if len(self._in_flight) == 1 else 0.0
-            came_back_s = 0.0
+            self._in_flight.append(scheduled)
+            # Before the launch, because a runner may start to compute at once.
+            self._update_sole_request()
+            self._runner.launch(scheduled.plan)
+            if self._depth > 1:
+                only = len(self._in_flight) == 1
+                self._pauses.step_launched(scheduled, time.perf_counter(), only=only)
         if self._disk_tier is not None and self._in_flight:
             self._disk_tier.step_launched()
+
+    def _publish(self) -> None:
+        """Send the events of the collected step, and update the metrics."""
         self._send_queue_positions()
         now_s = time.perf_counter()
         self._event_sender.end_step(now_s, self._next_s())
@@ -242,17 +247,13 @@ class EngineCore:
             self._check_stuck()
         running = len(self._scheduler.running)
         waiting = len(self._scheduler.waiting)
-        known = self._metrics
-        if (
-            not self._in_flight
-            or (running, waiting) != (known.running, known.waiting)
-            or (now_s >= self._metrics_s + _METRICS_INTERVAL_S)
-        ):
+        changed = (running, waiting) != (self._metrics.running, self._metrics.waiting)
+        if changed or not self._in_flight or now_s >= self._metrics_s + _METRICS_INTERVAL_S:
             self._metrics = self._event_sender.snapshot(None, running, waiting)
             self._metrics_s = now_s
 
     def _next_s(self) -> float:
-        """Estimated seconds until the next step has events; infinite where no such step was measured."""
+        """Return the estimated seconds until the next step has events. Infinite if unknown."""
         costs = self._step_costs
         if not self._in_flight or not self._in_flight[0].is_decode or not costs.has_samples():
             return float("inf")
@@ -260,7 +261,7 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs or waits, and no command is left."""
+        """Whether nothing runs or waits, and no command is left."""
         nothing = not self._in_flight and self._scheduler.idle and not self._reading
         return nothing and self._commands.empty()
 
@@ -292,7 +293,7 @@ class EngineCore:
         self._disk_tier.read(request_state, match, self._commands.put)
 
     def _resume(self, read: DiskRead) -> None:
-        """Take over what was read; queue the request with the last of it, unless it ended in the meantime."""
+        """Adopt a loaded part. After the last one, queue the request, unless it ended meanwhile."""
         request_state = read.request_state
         assert self._disk_tier is not None
         self._scheduler.add_memory_ops(self._disk_tier.adopt(read))
@@ -305,25 +306,13 @@ class EngineCore:
     def _add(self, request_state: RequestState) -> None:
         first, *others = request_state.sequences
         # A step with drafts is wider, which changes the bits of its rows.
-        wanted = request_state.request.speculation and not request_state.deterministic
-        if self._speculation and wanted:
+        may_draft = request_state.request.speculation and not request_state.deterministic
+        if self._speculation and may_draft:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
-            ngrams = NgramProposer(
-                request_state.tokens,
-                self._step_costs,
-                earlier,
-                rewinds=self._runner.capabilities.rewind != "checkpoint",
-                fund=self._draft_fund,
+            first.drafts = SequenceDrafts(
+                NgramProposer(request_state.tokens, earlier),
+                uses_model=self._draft_model is not None,
             )
-            first.proposer = ngrams
-            if self._draft_model is not None:
-                first.proposer = DraftProposer(
-                    first.number,
-                    request_state.tokens,
-                    first.sampling,
-                    self._draft_model,
-                    ngrams,
-                )
         for other in others:
             other.state = State.FORKING
         self._scheduler.add(first)

@@ -26,12 +26,12 @@ _DEFAULTS = LoadOptions()
 
 
 class MemoryUsage:
-    """Memory of the loaded model by the parts of its plan. Made before the load, measured after it."""
+    """Planned and measured memory of the loaded model. Created before the load."""
 
     def __init__(self, plan: MemoryPlan) -> None:
         self._offloads = bool(plan.gpu_layers)
         self._before_bytes = int(psutil.Process().memory_info().rss)
-        # Mapped pages that nobody needs any more still count as held.
+        # Mapped pages count as used even after they are no longer needed.
         self.predicted = MemoryParts(
             plan.weights_bytes + plan.mapped_bytes,
             plan.kv_bytes,
@@ -39,18 +39,18 @@ class MemoryUsage:
             plan.overhead_bytes,
         )
         self.actual: MemoryParts | None = None
-        """None before the load."""
+        """Measured memory. None before the load."""
 
     @property
     def actual_bytes(self) -> int:
-        """Sum of the known parts; 0 before the load."""
+        """Sum of the measured parts. 0 before the load."""
         if self.actual:
             return sum(max(0, part) for part in _parts(self.actual))
         return 0
 
     @property
     def error(self) -> str:
-        """A sentence where the plan was far off; empty otherwise, and before the load."""
+        """Sentence about a plan that was far off. Empty otherwise, and before the load."""
         if self.actual:
             return prediction_error(_parts(self.predicted), _parts(self.actual))
         return ""
@@ -58,39 +58,41 @@ class MemoryUsage:
     def measure(self, report: MemoryReport) -> None:
         """Record the parts after the load.
 
-        Buffers count whole, also where no page of them was touched yet. The overhead is what this process
-        held before the load (interpreter, libraries, vocabulary) and what the runner keeps besides. With
-        layers on a GPU the overhead is not known: the GPU's runtime keeps memory on the card.
+        Buffers count in full, even if none of their pages was touched yet. The overhead is what this process
+        used before the load (interpreter, libraries, vocabulary) and what the runner uses besides. With layers
+        on a GPU the overhead is unknown, because the GPU's runtime uses memory on the card.
         """
         weights, kv, compute, other = report
-        overhead = -1 if self._offloads else self._before_bytes + max(other, 0)
+        overhead = -1
+        if not self._offloads:
+            overhead = self._before_bytes + max(other, 0)
         self.actual = MemoryParts(weights, kv, compute, overhead)
 
 
 def prediction_error(predicted: Sequence[int], actual: Sequence[int]) -> str:
-    """One sentence where the parts took over a tenth more or less than planned; empty otherwise.
+    """Return a sentence if the parts differ from the plan by over a tenth. Empty otherwise.
 
-    Parts are bytes in the same order; -1 in `actual` is not known and does not count.
+    Both list bytes in the same order. -1 in `actual` means unknown and does not count.
     """
-    known = [(plan, took) for plan, took in zip(predicted, actual, strict=True) if took >= 0]
-    planned = sum(plan for plan, _ in known)
-    took = sum(took for _, took in known)
+    measured = [(plan, took) for plan, took in zip(predicted, actual, strict=True) if took >= 0]
+    planned = sum(plan for plan, _ in measured)
+    took = sum(took for _, took in measured)
     difference = abs(took - planned)
     if difference <= max(_TOLERATED_SHARE * planned, _TOLERATED_BYTES):
         return ""
-    word = "more" if took > planned else "less"
+    comparison = "more" if took > planned else "less"
     return (
-        f"It takes {size(took)}, {percent(difference, planned)} {word} than the {size(planned)} that were "
-        "planned."
+        f"It takes {size(took)}, {percent(difference, planned)} {comparison} than the {size(planned)} "
+        "that were planned."
     )
 
 
-def _parts(found: MemoryParts) -> tuple[int, int, int, int]:
-    return found.weights_bytes, found.kv_bytes, found.compute_bytes, found.overhead_bytes
+def _parts(memory: MemoryParts) -> tuple[int, int, int, int]:
+    return memory.weights_bytes, memory.kv_bytes, memory.compute_bytes, memory.overhead_bytes
 
 
 class ProcessState(NamedTuple):
-    """The fields of EngineInfo that only the engine process knows."""
+    """Fields of EngineInfo that only the engine process can fill."""
 
     path: str
     safe_mode: bool
@@ -111,7 +113,7 @@ def engine_info(
     can: Capabilities | None,
     state: ProcessState,
 ) -> EngineInfo:
-    """The engine as front ends see it. `can` is None before the load; then the plan's numbers stand in."""
+    """Return the engine as front ends see it. `can`: None before the load; the plan's figures replace it."""
     return EngineInfo(
         model=spec.name,
         backend=choice.backend.name,
@@ -151,14 +153,17 @@ def fingerprint(
     Covers the model file, chat template, quantization, what the load rounds, KV type and library versions.
     """
     parts = [__version__, info.identity, info.chat_template or "", info.quantization, kv_type]
-    parts += ["head int8"] if load.head_int8 else []
-    parts += [f"layers {load.quantize}"] if load.quantize else []
+    if load.head_int8:
+        parts.append("head int8")
+    if load.quantize:
+        parts.append(f"layers {load.quantize}")
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _limits(info: ModelInfo, can: Capabilities | None) -> tuple[str, ...]:
-    """Limits of the model."""
+    if info.pooling == RANK:
+        return (ONLY_RANKS,)
     if info.pooling:
-        return (ONLY_RANKS if info.pooling == RANK else ONLY_EMBEDS,)
+        return (ONLY_EMBEDS,)
     return can.limits if can else ()

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from localchat.core.kv_cache.manager import KVUsage
 from localchat.core.sequence import RequestState, Sequence
-from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.engine.events import (
     Done,
     Event,
@@ -25,8 +25,8 @@ from localchat.errors import LocalchatError
 
 _METRICS_INTERVAL_S = 0.1
 COALESCE_S = 0.015
-"""Time that events of fast steps wait for those of the next ones. A frame for every token wakes its
-reader 700 times a second, and where the engine computes on all cores, each time takes one of them away."""
+"""Time that events of fast steps wait for those of the next steps. A frame for every token would wake the
+reader 700 times a second, and each time take a core from an engine that computes on all of them."""
 _URGENT_TOKENS = 8
 """The first tokens of each choice never wait."""
 _VISIBLE = (Text, Reasoning, ToolCall)
@@ -35,9 +35,8 @@ _VISIBLE = (Text, Reasoning, ToolCall)
 class EventSender:
     """Collects events between two frames.
 
-    With `coalesce_s` a piece of text, of reasoning or a metrics snapshot waits at most so long, where the
-    next step is known to end within that time. Anything else is sent in its step, after the events that
-    waited. 0: nothing waits.
+    Text, reasoning and metrics wait up to `coalesce_s` if the next step is expected to end within that time.
+    All other events are sent in their step, after those that waited. 0: nothing waits.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class EventSender:
         """Evictions of the KV cache, as of the last snapshot."""
 
     def end_step(self, now_s: float, next_s: float) -> None:
-        """Send, unless everything can wait for the next step, which ends in about `next_s`."""
+        """Send the events, unless all can wait for the next step. `next_s`: time until its end."""
         if self._urgent or now_s + next_s > self._sent_s + self._coalesce_s:
             self.flush()
             self._sent_s = now_s
 
     def flush_urgent(self) -> None:
-        """Send urgent events now: first tokens do not wait while the next step is planned."""
+        """Send urgent events now. First tokens do not wait while the next step is planned."""
         if self._urgent:
             self.flush()
 
@@ -130,7 +129,7 @@ class EventSender:
         self._add_urgent(request_state.id, event)
 
     def done(self, request_state: RequestState, usage: KVUsage, now_s: float) -> None:
-        """Add the end of a request. `usage`: of the KV cache while the request still held its KV."""
+        """Add the end of a request. `usage`: KV usage while the request still held its KV."""
         timings = request_state.timer.timings(
             request_state.prompt_tokens, request_state.cached, now_s
         )
@@ -156,11 +155,11 @@ class EventSender:
         self._drop(request_state.id)
 
     def fail(self, id_: int, error: LocalchatError) -> None:
-        """Report a failed request at once. Flush first: its events come before the failure."""
+        """Report a failed request at once. Flush first, so that its events precede the failure."""
         self._on_failure(id_, error)
 
     def discard(self, id_: int) -> None:
-        """Drop the events of a request and send nothing more of it."""
+        """Drop the unsent events of a request."""
         self._items = [item for item in self._items if item[0] != id_]
         self._drop(id_)
 
@@ -171,24 +170,24 @@ class EventSender:
     def send_metrics(
         self, request_state: RequestState, running: int, waiting: int, now_s: float
     ) -> None:
-        """Add a snapshot of the metrics: ten a second at most, and one at each change of phase."""
-        phase, told_s = self._last_metrics.get(request_state.id, ("", 0.0))
-        if phase == "decode" and now_s - told_s < _METRICS_INTERVAL_S:
+        """Add a metrics snapshot at each change of phase, and at most ten per second."""
+        last_phase, last_s = self._last_metrics.get(request_state.id, ("", 0.0))
+        if last_phase == "decode" and now_s - last_s < _METRICS_INTERVAL_S:
             return
-        current = "decode" if request_state.completion_tokens else "prefill"
-        if phase == current and now_s - told_s < _METRICS_INTERVAL_S:
+        phase = "decode" if request_state.completion_tokens else "prefill"
+        if last_phase == phase and now_s - last_s < _METRICS_INTERVAL_S:
             return
-        self._last_metrics[request_state.id] = (current, now_s)
-        self._urgent = self._urgent or phase != current
+        self._last_metrics[request_state.id] = (phase, now_s)
+        self._urgent = self._urgent or last_phase != phase
         self._items.append((request_state.id, self.snapshot(request_state, running, waiting)))
 
     def snapshot(
         self, request_state: RequestState | None, running: int, waiting: int
     ) -> MetricsSnapshot:
-        """Metrics of one request, or of the whole engine."""
+        """Return the metrics of a request, or of the whole engine for None."""
         usage = self._usage()
         self.evictions = usage.evictions
-        whole = MetricsSnapshot(
+        engine_metrics = MetricsSnapshot(
             phase="decode" if running else "queued",
             kv_used_tokens=usage.live,
             kv_shared_tokens=usage.shared,
@@ -199,10 +198,10 @@ class EventSender:
             waiting=waiting,
         )
         if request_state is None:
-            return whole
+            return engine_metrics
         drafts = speculation(request_state)
         return structs.replace(
-            whole,
+            engine_metrics,
             phase="decode" if request_state.completion_tokens else "prefill",
             ttft_s=request_state.timer.ttft_s,
             decode_tokens_per_s=request_state.timer.decode_tokens_per_s,
@@ -214,19 +213,19 @@ class EventSender:
 
 
 def speculation(request_state: RequestState) -> Speculation:
-    """Drafts of all choices together; speed-up and reason are those of the first choice."""
-    proposers: list[Proposer] = [
-        one.proposer for one in request_state.sequences if one.proposer is not None
+    """Return the drafts of all choices. Speedup and reason are those of the first choice."""
+    choices: list[SequenceDrafts] = [
+        sequence.drafts for sequence in request_state.sequences if sequence.drafts is not None
     ]
-    if not proposers:
+    if not choices:
         if not request_state.request.speculation:
             return Speculation(off="not asked")
         if request_state.seeded:
             return Speculation(off="off with a seed")
         return Speculation(off="off at temperature 0" if request_state.deterministic else "")
     return Speculation(
-        drafted=sum(proposer.drafted for proposer in proposers),
-        accepted=sum(proposer.accepted for proposer in proposers),
-        speedup=proposers[0].speedup,
-        off=proposers[0].off,
+        drafted=sum(drafts.drafted for drafts in choices),
+        accepted=sum(drafts.accepted for drafts in choices),
+        speedup=choices[0].speedup,
+        off=choices[0].off,
     )

@@ -1,9 +1,9 @@
 """Fill-in-the-middle prompts, in the tokens that a model was trained on for them.
 
-Prefix, suffix, middle is the order that these models share (Bavarian et al. 2022). Files of the same
-repository come first, as Qwen2.5-Coder's report describes: a name of the repository, then each file after a
-separator and its name. A module of its own, because the prompt format changes with the models, not with the
-input processor.
+These models share the order prefix, suffix, middle (Bavarian et al. 2022). Other files of the repository come
+first, as Qwen2.5-Coder's report describes: a name of the repository, then each file after a separator and its
+name. This is a module of its own, because the prompt format changes with the models and not with the input
+processor.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from localchat.errors import UsageError
 _NAMES = ("fim_pre", "fim_suf", "fim_mid")
 _REPOSITORY = "repository\n"
 _THIS_FILE = "file\n"
-"""Placeholder names, where the format wants one."""
+"""Placeholder names, if the format requires one."""
 
 
 def infill_tokens(
@@ -23,7 +23,7 @@ def infill_tokens(
 ) -> list[int]:
     """Build the whole prompt. `plain` tokenizes text without markup.
 
-    Raises UsageError for a model that has no such tokens, and what `plain` raises.
+    Raises UsageError for a model without these tokens, and what `plain` raises.
     """
     before, after, middle = (tokenizer.special(name) for name in _NAMES)
     missing = [name for name in _NAMES if tokenizer.special(name) < 0]
@@ -32,10 +32,12 @@ def infill_tokens(
             f"this model has no fill-in-the-middle tokens ({', '.join(missing)})",
             hint="use a coder model that was trained for it, such as qwen2.5-coder",
         )
-    begin = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos >= 0 else []
-    others = _other_files(infill, tokenizer, plain) if infill.extra else []
-    gap = [before, *plain(infill.prefix), after, *plain(infill.suffix), middle]
-    return [*begin, *others, *gap]
+    tokens: list[int] = []
+    if tokenizer.add_bos and tokenizer.bos >= 0:
+        tokens.append(tokenizer.bos)
+    if infill.extra:
+        tokens += _other_files(infill, tokenizer, plain)
+    return [*tokens, before, *plain(infill.prefix), after, *plain(infill.suffix), middle]
 
 
 def _other_files(
@@ -45,7 +47,9 @@ def _other_files(
     repository = tokenizer.special("fim_rep")
     if separator < 0:
         return [token for name, text in infill.extra for token in plain(f"{name}\n{_ended(text)}")]
-    tokens = [repository, *plain(_REPOSITORY)] if repository >= 0 else []
+    tokens: list[int] = []
+    if repository >= 0:
+        tokens = [repository, *plain(_REPOSITORY)]
     for name, text in infill.extra:
         tokens += [separator, *plain(f"{name}\n{_ended(text)}")]
     return [*tokens, separator, *plain(_THIS_FILE)]

@@ -1,6 +1,6 @@
 """Input processor: renders the chat template, tokenizes, validates and compiles the grammar of a request.
 
-Runs on input threads and needs only the header and the tokenizer, so it waits neither for a step nor for the
+Runs on input threads. It needs only the header and the tokenizer, so it never waits for a step or for the
 weights.
 """
 
@@ -20,6 +20,7 @@ from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.parameters import SAMPLERS
 from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
@@ -35,7 +36,6 @@ from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.engine.repetition import detector_for
 from localchat.engine.request import (
-    SAMPLING_RANGES,
     GenerateRequest,
     Infill,
     Messages,
@@ -46,16 +46,16 @@ from localchat.engine.request import (
 from localchat.errors import ContextExceeded, UsageError
 
 _SEED_MASK = (1 << 64) - 1
-_MOST_CHOICES = 64
-_MOST_STOPS = 64
-_LONGEST_STOPS = 64 * 256
-"""Characters of all stop strings of a request: each becomes a node that is searched for."""
-_MOST_BIASES = 1024
-"""Each is added to the logits one by one, at every token of every choice."""
-_MOST_LOGPROBS = 100
-_MOST_BAD_WORDS = 256
-_MOST_STOP_TOKENS = 256
-_NEVER = -1e9
+_MAX_CHOICES = 64
+_MAX_STOPS = 64
+_MAX_STOP_CHARACTERS = 64 * 256
+"""Limit for all stop strings of a request. Each character becomes a node of the automaton."""
+_MAX_BIASES = 1024
+"""Biases are added to the logits one by one, at every token of every choice."""
+_MAX_LOGPROBS = 100
+_MAX_BAD_WORDS = 256
+_MAX_STOP_TOKENS = 256
+_BANNED_BIAS = -1e9
 
 
 class InputProcessor:
@@ -69,14 +69,16 @@ class InputProcessor:
         notify: Callable[[str], None],
         render_process: RenderProcess | None = None,
     ) -> None:
-        """`context_tokens`: longest sequence. `sampling`: defaults by name, which go before the model's
-        own. `notify` gets sentences for the user. `render_process`: where the chat template runs."""
+        """`context_tokens`: longest sequence. `sampling`: defaults by name, which override the model's own.
+
+        `notify`: shows a notice to the user. `render_process`: runs the chat template.
+        """
         self._model = model
         self._context = context_tokens
         self._notify = notify
         self._warned: set[str] = set()
         self.sampling = {**DEFAULT_SAMPLING, **self._model_defaults(), **sampling}
-        """Defaults by name: where requests name none."""
+        """Defaults by name, for values that a request does not set."""
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(
@@ -94,8 +96,9 @@ class InputProcessor:
         """The model's own sampling defaults, without values out of range."""
         defaults = dict(self._model.info.sampling)
         for name, value in self._model.info.sampling:
-            low, high = SAMPLING_RANGES[name]
-            if name == "top_k" and value < 0:  # llama.cpp and vLLM write -1 for off
+            low, high = SAMPLERS[name].engine_range
+            if name == "top_k" and value < 0:
+                # llama.cpp and vLLM write -1 for off.
                 defaults[name] = 0
             elif not low <= value <= high:
                 del defaults[name]
@@ -104,11 +107,11 @@ class InputProcessor:
                 )
         return defaults
 
-    # ------------------------------------------------------------------------ requests
-
     def accept(self, id_: int, request: GenerateRequest) -> tuple[RequestState, Accepted]:
-        """Make the state of a request for the engine core. Raises UsageError, TemplateError,
-        ContextExceeded."""
+        """Build the state of a request for the engine core.
+
+        Raises UsageError, TemplateError, ContextExceeded.
+        """
         arrived_s = time.perf_counter()
         _check(request)
         rendered, tokens = self._prompt(request)
@@ -132,30 +135,35 @@ class InputProcessor:
             limit,
         )
         end_ban = self._end_ban(request)
-        stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
+        stop_strings = list(request.stop)
+        if rendered is not None:
+            stop_strings += rendered.stop
+        stops = StopPatterns(stop_strings)
         for choice in range(request.n):
-            request_state.sequences.append(
-                Sequence(
-                    number=next(self._numbers),
-                    request_state=request_state,
-                    choice=choice,
-                    sampling=replace(sampling, choice=choice),
-                    tokens=list(tokens),
-                    limit=len(tokens) + max_tokens,
-                    output=self._choice_output(choice, stops, rendered, request),
-                    grammar_matcher=None
-                    if grammar is None
-                    else self._grammars.grammar_matcher(
-                        grammar,
-                        room=max_tokens,
-                        ignore_ends=request.ignore_eos,
-                        min_tokens=request.min_tokens,
-                    ),
-                    think_budget=None if rendered is None else self._think_budget(rendered),
-                    end_ban=None if grammar is not None else end_ban,
-                )
+            sequence = Sequence(
+                number=next(self._numbers),
+                request_state=request_state,
+                choice=choice,
+                sampling=replace(sampling, choice=choice),
+                tokens=list(tokens),
+                limit=len(tokens) + max_tokens,
+                output=self._choice_output(choice, stops, rendered, request),
             )
-        relaxed = () if grammar is None else relaxed_keywords(grammar)
+            if rendered is not None:
+                sequence.think_budget = self._think_budget(rendered)
+            if grammar is None:
+                sequence.end_ban = end_ban
+            else:
+                sequence.grammar_matcher = self._grammars.grammar_matcher(
+                    grammar,
+                    room=max_tokens,
+                    ignore_ends=request.ignore_eos,
+                    min_tokens=request.min_tokens,
+                )
+            request_state.sequences.append(sequence)
+        relaxed: tuple[str, ...] = ()
+        if grammar is not None:
+            relaxed = relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
 
     def _limit(
@@ -171,7 +179,7 @@ class InputProcessor:
         return min(limits, key=lambda limit: limit[0])
 
     def _think_budget(self, rendered: Rendered) -> ThinkBudget | None:
-        """The thinking budget of a choice, where the request has one."""
+        """Return the thinking budget of a choice, if the request has one."""
         if rendered.think_budget is None:
             return None
         family = self.format.reasoning_family
@@ -187,7 +195,7 @@ class InputProcessor:
         )
 
     def _end_ban(self, request: GenerateRequest) -> EndBan | None:
-        """The ban on end tokens of a request with a minimum length."""
+        """Return the ban on end tokens of a request with a minimum length."""
         self._check_tokens(request.stop_tokens, "stop_token_ids")
         if not request.min_tokens:
             return None
@@ -212,11 +220,9 @@ class InputProcessor:
         )
         if rendered is None:
             return output(piece=partial(self._piece, self._visible_tokens), parser=None)
-        visible = (
-            self._visible_tokens | self._visible_call_tokens
-            if rendered.tools
-            else self._visible_tokens
-        )
+        visible = self._visible_tokens
+        if rendered.tools:
+            visible |= self._visible_call_tokens
         parser = self.format.answer_parser(rendered)
         return output(piece=partial(self._piece, visible), parser=parser)
 
@@ -224,20 +230,20 @@ class InputProcessor:
         return self._model.tokenizer.piece(token, special=token in visible)
 
     def _sampling(self, request: GenerateRequest) -> SamplingParams:
-        asked = {
+        requested = {
             name: value
             for name, value in msgspec.structs.asdict(request.sampling).items()
             if value is not None and name not in ("seed", "logit_bias", "text_bias")
         }
-        chosen = {**self.sampling, **asked}
+        chosen = {**self.sampling, **requested}
         chosen["top_k"] = int(chosen.get("top_k", 0))
         biases = dict(request.sampling.logit_bias)
         for text, bias in request.sampling.text_bias.items():
             biases |= dict.fromkeys(self._model.tokenizer.encode(text, special=True), bias)
-        biases |= dict.fromkeys(self._banned_tokens(request.bad_words), _NEVER)
-        if len(biases) > _MOST_BIASES:
+        biases |= dict.fromkeys(self._banned_tokens(request.bad_words), _BANNED_BIAS)
+        if len(biases) > _MAX_BIASES:
             raise UsageError(
-                f"a request may have {_MOST_BIASES:,} logit biases; this one has {len(biases):,}",
+                f"a request may have {_MAX_BIASES:,} logit biases; this one has {len(biases):,}",
                 hint="bias the tokens that matter most, or forbid others by a grammar",
                 field="logit_bias",
             )
@@ -252,9 +258,9 @@ class InputProcessor:
         )
 
     def _banned_tokens(self, words: Iterable[str]) -> Iterable[int]:
-        """Yield the tokens of words that are never generated, with and without a space before them."""
-        for word in words:
-            for text in {word, f" {word.lstrip()}"}:
+        """Yield the tokens of banned words, with and without a space before them."""
+        for bad_word in words:
+            for text in {bad_word, f" {bad_word.lstrip()}"}:
                 tokens = self._model.tokenizer.encode(text)
                 if len(tokens) != 1:
                     raise UsageError(
@@ -266,7 +272,7 @@ class InputProcessor:
                 yield tokens[0]
 
     def _check_tokens(self, tokens: Iterable[int], field: str) -> None:
-        """Raise UsageError for the first id that is not in the vocabulary. `field`: where the ids stand."""
+        """Raise UsageError for the first id outside the vocabulary. `field`: field of the request."""
         size = self._model.tokenizer.vocab_size
         bad = next((token for token in tokens if not 0 <= token < size), None)
         if bad is not None:
@@ -275,8 +281,6 @@ class InputProcessor:
                 hint="token ids belong to one model; take them from this model's tokenizer",
                 field=field,
             )
-
-    # ------------------------------------------------------------------------ prompts
 
     def _prompt(self, request: GenerateRequest) -> tuple[Rendered | None, Several[int]]:
         tokenizer = self._model.tokenizer
@@ -315,17 +319,19 @@ class InputProcessor:
         return self._model.tokenizer.encode(text, special=special, add_bos=add_bos)
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text before it is tokenized, if its length alone shows that it cannot fit."""
+        """Reject a text before tokenizing it, if its length alone shows that it cannot fit."""
         size_bytes = len(text.encode("utf-8", "replace"))
         minimum = size_bytes // max(1, self._model.tokenizer.longest_piece)
         if minimum >= self._context:
             self._raise_too_long(minimum, at_least=True)
 
     def _closed(self, rendered: Rendered) -> Rendered:
-        """A prompt that ends inside reasoning, with the reasoning closed."""
+        """Return a prompt that ends inside reasoning, with the reasoning closed."""
         closing = self.format.reasoning_family.closing(again=True)
         text = rendered.text + closing
-        parts = (*rendered.parts, TextPart(closing, special=True)) if rendered.parts else ()
+        parts = rendered.parts
+        if parts:
+            parts = (*parts, TextPart(closing, special=True))
         return replace(rendered, text=text, parts=parts, opens_reasoning=False, may_reason=False)
 
     def _raise_too_long(self, tokens: int, *, at_least: bool = False) -> None:
@@ -350,11 +356,9 @@ class InputProcessor:
                 self._warned.add(sentence)
                 self._notify(sentence)
 
-    # ------------------------------------------------------------------------ queries
-
     @property
     def warning(self) -> str:
-        """What may spoil every answer. Warnings about one request are not here: others would read them."""
+        """Warning that applies to every answer. Warnings about one request are never shown to others."""
         return self.format.warning
 
     @property
@@ -386,22 +390,25 @@ class InputProcessor:
 
 
 def _check(request: GenerateRequest) -> None:
-    """Check values against the ranges of the engine. Raises UsageError naming field, value and range."""
+    """Check values against the engine's ranges. Raises UsageError with field, value and range."""
     sampling = msgspec.structs.asdict(request.sampling)
-    for name, (low, high) in SAMPLING_RANGES.items():
+    for name, sampler in SAMPLERS.items():
+        low, high = sampler.engine_range
         value = sampling[name]
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
-    budget = request.prompt.think_budget if isinstance(request.prompt, Messages) else None
+    budget = None
+    if isinstance(request.prompt, Messages):
+        budget = request.prompt.think_budget
     for name, value, high in (
-        ("n", request.n, _MOST_CHOICES),
+        ("n", request.n, _MAX_CHOICES),
         ("max_tokens", request.max_tokens, 1 << 31),
         ("min_tokens", request.min_tokens, 1 << 31),
-        ("the number of bad_words", len(request.bad_words), _MOST_BAD_WORDS),
-        ("the number of stop_token_ids", len(request.stop_tokens), _MOST_STOP_TOKENS),
+        ("the number of bad_words", len(request.bad_words), _MAX_BAD_WORDS),
+        ("the number of stop_token_ids", len(request.stop_tokens), _MAX_STOP_TOKENS),
         ("think_budget", budget, 1 << 31),
-        ("logprobs", request.logprobs, _MOST_LOGPROBS),
-        ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
+        ("logprobs", request.logprobs, _MAX_LOGPROBS),
+        ("prompt_logprobs", request.prompt_logprobs, _MAX_LOGPROBS),
         ("prompt_logprobs_from", request.prompt_logprobs_from, 1 << 31),
     ):
         low = 1 if name == "n" else 0
@@ -413,13 +420,13 @@ def _check(request: GenerateRequest) -> None:
             f"{request.max_tokens}",
             field="min_tokens",
         )
-    if len(request.stop) > _MOST_STOPS:
+    if len(request.stop) > _MAX_STOPS:
         raise UsageError(
-            f"a request may have {_MOST_STOPS} stop strings; this one has {len(request.stop)}"
+            f"a request may have {_MAX_STOPS} stop strings; this one has {len(request.stop)}"
         )
-    if (length := sum(map(len, request.stop))) > _LONGEST_STOPS:
+    if (length := sum(map(len, request.stop))) > _MAX_STOP_CHARACTERS:
         raise UsageError(
-            f"the stop strings of a request may have {_LONGEST_STOPS:,} characters together; these have "
+            f"the stop strings of a request may have {_MAX_STOP_CHARACTERS:,} characters together; these have "
             f"{length:,}",
             field="stop",
         )
@@ -434,7 +441,7 @@ def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _control_tokens(tokenizer: Tokenizer, markup: Several[str]) -> frozenset[int]:
-    """Control tokens that the answer parser must see: they print nothing otherwise."""
+    """Return the control tokens whose text the answer parser needs."""
     visible: set[int] = set()
     for text in markup:
         tokens = tokenizer.encode(text, special=True)

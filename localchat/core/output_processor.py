@@ -15,7 +15,7 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
-from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.draft_planner import DraftPlanner
 from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
@@ -27,11 +27,12 @@ _MAX_OUT_OF_MEMORY_STEPS = 4
 
 
 def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
-    """Append log probabilities of all tokens to the request's file. A failure leaves it short."""
+    """Append log probabilities of all tokens to the request's file. A failure leaves it incomplete."""
     try:
         with Path(request_state.request.prompt_logprobs_file).open("ab") as file:
             file.writelines(rows)
-    except (OSError, ValueError):  # a name with a null character
+    except (OSError, ValueError):
+        # ValueError: the name has a null character.
         request_state.all_logprobs_failed = True
 
 
@@ -49,7 +50,7 @@ def _natural_end(sequence: Sequence) -> Finished:
 
 
 class OutputProcessor:
-    """Owns the requests under way. Used by the engine core's thread alone."""
+    """Owns the running requests. Used by the engine core's thread alone."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class OutputProcessor:
         event_sender: EventSender,
         counters: EngineCounters,
         step_costs: CostModel,
+        draft_planner: DraftPlanner,
     ) -> None:
         self._tokenizer = tokenizer
         self._kv_cache = kv_cache
@@ -69,27 +71,29 @@ class OutputProcessor:
         self._event_sender = event_sender
         self._counters = counters
         small = smaller_kv_type(capabilities.kv_type, capabilities.kv_types)
-        self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})" if small else ""
-        """End of a hint where memory is short."""
+        self.or_smaller_kv = ""
+        """End of a hint about too little memory."""
+        if small:
+            self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})"
         self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
         self._rewinds = capabilities.rewind != "checkpoint"
         self._launches_ahead = capabilities.depth > 1
         self._state_interval = capabilities.state_interval_tokens
         self._draft_rows = capabilities.draft_rows
         self.step_costs = step_costs
+        self._draft_planner = draft_planner
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
-
-    # ------------------------------------------------------------------------ results
 
     def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Update every sequence of a step by its result."""
         now_s = time.perf_counter()
         if result.status == "ok":
             self._record_success(scheduled, result.elapsed_s)
-        for sequence in self._scheduler.running if result.lost_slots else ():
-            sequence.state_lost |= self._kv_cache.slot(sequence.number) in result.lost_slots
+        if result.lost_slots:
+            for sequence in self._scheduler.running:
+                sequence.state_lost |= self._kv_cache.slot(sequence.number) in result.lost_slots
         samples = {sample.index: sample for sample in result.samples}
         for number, row in enumerate(scheduled.rows):
             sequence = row.sequence
@@ -97,12 +101,14 @@ class OutputProcessor:
             sequence.blocked = False
             sequence.state_lost |= result.status == "out_of_memory" and not self._rewinds
             earliest = result.earliest[number] if result.earliest else 0
-            # A row launched before its predecessor came back short has a gap before it.
-            void = row.start != sequence.computed
-            computed = 0 if void else min(result.computed[number], row.width)
+            # If the previous step returned fewer tokens than planned, this row's KV starts after a gap.
+            after_gap = row.start != sequence.computed
+            computed = 0
+            if not after_gap:
+                computed = min(result.computed[number], row.width)
             if sequence.state is not State.RUNNING:
                 self._end_late_row(row, computed, earliest)
-            elif result.status == "ok" and not void:
+            elif result.status == "ok" and not after_gap:
                 self._process_row(scheduled, row, samples, earliest, result.elapsed_s, now_s)
             else:
                 self._roll_back(row, computed, earliest)
@@ -162,8 +168,7 @@ class OutputProcessor:
         self._commit(sequence, min(computed, sequence.known), earliest, row.ahead)
         if row.drafts:
             sequence.launched = sequence.computed
-        if sequence.proposer is not None:
-            self._update_proposer(sequence.proposer, scheduled, row, sampled, elapsed_s)
+        self._record_drafts(scheduled, row, sampled, elapsed_s)
         if sequence.computed == request_state.next_state_at(row.start, self._state_interval):
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         if row.forks:
@@ -171,16 +176,16 @@ class OutputProcessor:
         if end is not None:
             self._finish(sequence, end, now_s)
         elif sequence.computed == sequence.known and not sequence.may_sample():
-            # Nothing was to be generated: the prompt's metrics are the whole answer.
-            for one in request_state.sequences:
-                self._finish(one, _cut(one), now_s)
+            # The request generates no tokens, so its answer consists of the prompt's metrics.
+            for other in request_state.sequences:
+                self._finish(other, _cut(other), now_s)
 
     def _append_tokens(
         self, sequence: Sequence, accepted: list[Sample], now_s: float
     ) -> Finished | None:
         """Append sampled tokens to a sequence, and the tokens that are forced after them.
 
-        Stops at its end. Returns how the sequence ended, if it did.
+        Stops at the end of the sequence. Returns that end, if it was reached.
         """
         request_state = sequence.request_state
         before = sequence.known
@@ -201,19 +206,18 @@ class OutputProcessor:
         return end
 
     def _forced(self, sequence: Sequence) -> Iterator[Sample]:
-        """Tokens about which there is no choice, so that they need no step.
+        """Yield the next tokens that a grammar or the thinking budget forces. They need no step.
 
-        A grammar leaves none, or the thinking budget is used up. Where log probabilities are asked, tokens of
-        a grammar are sampled under masks instead.
+        If the request needs log probabilities, tokens of a grammar are sampled under masks instead.
         """
         while True:
-            matcher = sequence.grammar_matcher
-            budget = sequence.think_budget
-            token = matcher.forced if matcher is not None else None
+            token = None
+            if sequence.grammar_matcher is not None:
+                token = sequence.grammar_matcher.forced
             if token is not None and sequence.sampling.top_logprobs >= 0:
                 return
-            if token is None and budget is not None:
-                token = budget.forced
+            if token is None and sequence.think_budget is not None:
+                token = sequence.think_budget.forced
             if token is None:
                 return
             yield Sample(-1, token)
@@ -236,7 +240,8 @@ class OutputProcessor:
             return Finished(choice, "stop")
         grammar_matcher = sequence.grammar_matcher
         if grammar_matcher is not None and not grammar_matcher.accept(sample.token):
-            return Finished(choice, "stop")  # with an error, which ends the request
+            # The caller fails the request with the grammar's error.
+            return Finished(choice, "stop")
         if sequence.think_budget is not None:
             sequence.think_budget.push(sample.token)
         delta = sequence.output.push(sample.token, self._logprob(sample), may_stop=may_stop)
@@ -282,47 +287,34 @@ class OutputProcessor:
         sequence.computed = computed
         sequence.recomputed = 0
         if update.kept is not None:
-            # Drafts had to be taken back, and no slot ends at the accepted ones.
+            # Drafts were rejected, and the model cannot rewind to the accepted ones.
             sequence.computed = sequence.launched = update.kept
             if update.kept:
                 sequence.recomputed = sequence.known - 1 - update.kept
 
-    def _update_proposer(
-        self,
-        proposer: Proposer,
-        scheduled: ScheduledStep,
-        row: ScheduledRow,
-        sampled: int,
-        elapsed_s: float,
+    def _record_drafts(
+        self, scheduled: ScheduledStep, row: ScheduledRow, sampled: int, elapsed_s: float
     ) -> None:
-        """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last that the step
-        sampled."""
+        """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last sampled one."""
         sequence = row.sequence
-        many = len(self._scheduler.running) > self._draft_rows and not row.drafts
+        drafts = sequence.drafts
+        many_rows = len(self._scheduler.running) > self._draft_rows and not row.drafts
         if not sampled:
-            if not many:
-                proposer.index()  # a slice of a long prompt, while the prompt is computed
+            if drafts is not None and not many_rows:
+                # Index a slice of a long prompt while the prompt is computed.
+                drafts.ngrams.index()
             return
-        if many:
-            proposer.append(sequence.tokens[row.start + row.width :])
+        if many_rows:
+            if drafts is not None:
+                drafts.ngrams.append(sequence.tokens[row.start + row.width :])
             return
-        sampled_tokens = sequence.tokens[row.start + row.width : sampled]
+        tokens = sequence.tokens[row.start + row.width : sampled]
         drafted = len(row.drafts)
         if drafted:
-            self._counters.record_draft(drafted, min(drafted, max(0, len(sampled_tokens) - 1)))
-        if scheduled.is_decode:
-            proposer.advance(
-                sampled_tokens,
-                drafted,
-                scheduled.width,
-                elapsed_s,
-                again=row.recomputed,
-                of_step=scheduled.drafts,
-            )
-        else:
-            proposer.advance(sampled_tokens, drafted)
-        if sampled < sequence.known:
-            proposer.append(sequence.tokens[sampled:])
+            self._counters.record_draft(drafted, min(drafted, max(0, len(tokens) - 1)))
+        self._draft_planner.record(scheduled, row, tokens, elapsed_s)
+        if drafts is not None and sampled < sequence.known:
+            drafts.ngrams.append(sequence.tokens[sampled:])
 
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
         """Start the other choices of a request from its prompt: they have their first token now."""
@@ -333,16 +325,14 @@ class OutputProcessor:
             if end is not None:
                 self._finish(child, end, now_s)
                 continue
-            if row.sequence.proposer is not None:
-                child.proposer = row.sequence.proposer.fork()
+            if row.sequence.drafts is not None:
+                child.drafts = row.sequence.drafts.fork()
             self._scheduler.start_fork(row.sequence, child)
 
-    # ------------------------------------------------------------------------ short results
-
     def _roll_back(self, row: ScheduledRow, computed: int, earliest: int) -> None:
-        """Keep what a short step computed, but for its samples; the rest is launched again later.
+        """Commit the tokens that a short step computed, without its samples.
 
-        It waits until nothing of the sequence is in flight.
+        The rest is launched again once nothing of the sequence is in flight.
         """
         sequence = row.sequence
         if row.positions and not row.drafts:
@@ -352,7 +342,9 @@ class OutputProcessor:
                 sequence.state_lost = False
                 self._scheduler.recompute(sequence)
             return
-        kept = min(computed, sequence.known - 1 - row.start) if not row.prompt_positions else 0
+        kept = 0
+        if not row.prompt_positions:
+            kept = min(computed, sequence.known - 1 - row.start)
         if kept < computed and not self._rewinds:
             self._scheduler.recompute(sequence)
             return
@@ -361,30 +353,30 @@ class OutputProcessor:
         sequence.launched = sequence.computed
 
     def _recompute_lost(self) -> None:
-        """Return to the queue whose slot was lost before a step had a row of it."""
-        lost = [one for one in self._scheduler.running if one.state_lost]
-        for sequence in lost:
-            if not sequence.steps_in_flight:
+        """Requeue running sequences that lost their slot before they were scheduled."""
+        for sequence in list(self._scheduler.running):
+            if sequence.state_lost and not sequence.steps_in_flight:
                 sequence.state_lost = False
                 self._scheduler.recompute(sequence)
 
     def _end_late_row(self, row: ScheduledRow, computed: int, earliest: int) -> None:
-        """End a sequence whose last row came back after its end: its KV stays as a prefix."""
+        """End a sequence whose last row returned after its end. Its KV stays as a prefix."""
         sequence = row.sequence
         valid = min(row.start + computed, sequence.known)
-        # A row that computed nothing may start behind a gap: its start says nothing about what is valid.
+        # A row that computed nothing may start after a gap, so its start is not the end of valid KV.
         if computed and valid > sequence.computed and not sequence.kv_invalid:
             self._commit(sequence, valid, earliest, row.ahead)
         self._end_sequence(sequence)
 
     def _handle_out_of_memory(self, scheduled: ScheduledStep) -> None:
-        """React to a step without memory: smaller steps, fewer sequences, and finally one clear error."""
+        """React to a step without memory: smaller steps, fewer sequences, and finally an error."""
         self._token_budget.halve()
         self._out_of_memory_steps += 1
         if self._scheduler.handle_out_of_memory():
             self._out_of_memory_steps = 0
             return
-        alive = (State.RUNNING, State.WAITING)  # waiting: where its state was lost
+        # A sequence whose state was lost is waiting again.
+        alive = (State.RUNNING, State.WAITING)
         running = [row.sequence for row in scheduled.rows if row.sequence.state in alive]
         if running and self._out_of_memory_steps > _MAX_OUT_OF_MEMORY_STEPS:
             self._out_of_memory_steps = 0
@@ -396,15 +388,13 @@ class OutputProcessor:
                 ),
             )
 
-    # ------------------------------------------------------------------------ ends
-
     def cancel(self, id_: int) -> None:
-        """Cancel a request: nothing more of it is computed or sent."""
+        """Cancel a request. Nothing more of it is computed or sent."""
         if self._end_request(id_):
             self._counters.record_cancel()
 
     def _end_request(self, id_: int) -> bool:
-        """End all choices of a request; False: it is not known (any more)."""
+        """End all choices of a request. Return False if it is unknown or has ended."""
         request_state = self.requests.pop(id_, None)
         if request_state is None:
             return False
@@ -421,12 +411,12 @@ class OutputProcessor:
         self._event_sender.fail(request_state.id, error)
 
     def _fail_without_logits(self, sequence: Sequence) -> None:
-        """Fail a request whose logits are not numbers (or whose mask left no token).
+        """Fail a request whose logits are not numbers, or whose mask left no token.
 
         Its KV may be invalid, so none of it stays as a prefix.
         """
-        for one in sequence.request_state.sequences:
-            one.kv_invalid = True
+        for choice in sequence.request_state.sequences:
+            choice.kv_invalid = True
         self.fail(
             sequence.request_state,
             LocalchatError(
@@ -438,18 +428,18 @@ class OutputProcessor:
         )
 
     def _fail_on_grammar(self, sequence: Sequence) -> bool:
-        """Fail the request where its grammar can no longer say what is allowed. Returns whether it
-        failed."""
-        why = sequence.grammar_matcher.error if sequence.grammar_matcher is not None else ""
-        if why:
-            self.fail(
-                sequence.request_state,
-                UsageError(
-                    f"the answer's grammar failed at token {sequence.known}: {why}",
-                    hint="try a simpler schema or grammar",
-                ),
-            )
-        return bool(why)
+        """Fail the request if its grammar matcher has an error. Return whether it failed."""
+        if sequence.grammar_matcher is None or not sequence.grammar_matcher.error:
+            return False
+        self.fail(
+            sequence.request_state,
+            UsageError(
+                f"the answer's grammar failed at token {sequence.known}: "
+                f"{sequence.grammar_matcher.error}",
+                hint="try a simpler schema or grammar",
+            ),
+        )
+        return True
 
     def _finish(self, sequence: Sequence, end: Finished, now_s: float) -> None:
         request_state = sequence.request_state
@@ -458,7 +448,7 @@ class OutputProcessor:
             end = replace(end, reason="tool_calls")
         self._event_sender.finished(request_state, end)
         if sequence.known > request_state.prompt_tokens:
-            # Later prompts of this conversation contain this prompt themselves.
+            # Later prompts of this conversation contain this prompt, so it need not be stored.
             sampled_tokens = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]
             self.earlier_texts.add(request_state.request.salt, sampled_tokens)
         self._end_sequence(sequence)
@@ -478,8 +468,8 @@ class OutputProcessor:
         if sequence.steps_in_flight:
             return
         keep = not sequence.kv_invalid and not sequence.state_lost
-        # Of a request that was cancelled, the state may hold a token that nobody knows.
-        whole = not self._launches_ahead or sequence.launched == sequence.computed
-        if keep and whole and sequence in self._scheduler.running:
+        # After a cancel, the saved state may include a token that was never reported.
+        complete = not self._launches_ahead or sequence.launched == sequence.computed
+        if keep and complete and sequence in self._scheduler.running:
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         self._scheduler.remove(sequence, keep=keep)

@@ -1,8 +1,8 @@
 """The engine process: `python -m localchat.core`, frames on its standard input and output.
 
-Native code prints, so the pipes of the frames move to private descriptors at once and descriptor 1 becomes
-a copy of 2, which the parent keeps as a ring of log lines. The process ignores SIGINT, which a terminal
-sends to the whole group; it ends when its input ends.
+Native code prints, so the pipes of the frames move to private descriptors at once, and descriptor 1 becomes a
+copy of 2, which the parent stores as a ring of log lines. The process ignores SIGINT, which a terminal sends
+to the whole group, and exits when its stdin closes.
 """
 
 import os
@@ -38,6 +38,7 @@ from localchat.core.kv_cache import (
 )
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskTier
+from localchat.core.kv_cache.slot_disk_tier import SlotDiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Accepted, EngineStats, Event, Loading, MetricsSnapshot
@@ -46,22 +47,22 @@ from localchat.engine.local import protocol
 from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import SpeedHistory
+from localchat.fit.speed import SpeedHistory
 from localchat.kv_store.store import KVStore
 
 _INPUT_THREADS = 2
 _SWITCH_S = 0.0002
-"""After so long an input thread lets the core's thread run. By Python's default of 5 ms, each of the many calls
-of a step that release the interpreter's lock had to wait as long to go on, while prompts were tokenized."""
+"""Time after which an input thread yields to the core's thread. With Python's default of 5 ms, each call of a
+step that releases the interpreter's lock waited that long while prompts were tokenized."""
 _GRACE_S = 1.0
 _WRITING_GRACE_S = 1.8
-"""Time that a step or a load gets to end after the input has ended; and with it the last writes of KV."""
+"""Time until the exit after stdin has closed, without and with writes of KV to disk."""
 _LOADING_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model whose header and vocabulary are read: requests can be accepted or refused."""
+    """A model whose header and vocabulary are read. It can accept or reject requests."""
 
     path: Path
     choice: BackendChoice
@@ -71,13 +72,13 @@ class OpenedModel:
     input_processor: InputProcessor
     fingerprint: str
     build: str
-    """The native build that will run (Backend.build_key)."""
+    """Native build that will run (Backend.build_key)."""
     safe_mode: bool
-    """The build is known to crash here."""
+    """The build is known to crash on this machine."""
     embedding: EmbeddingQueue | None
-    """Set where the model gives embeddings and writes no text."""
+    """Set if the model computes embeddings and cannot generate text."""
     render_process: RenderProcess
-    """Where the chat template runs."""
+    """Process that runs the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,50 +90,51 @@ class LoadedRunner:
 
 
 class FrameSender:
-    """Sends frames to the parent from any thread, and keeps the notices for EngineInfo."""
+    """Sends frames to the parent from any thread, and collects the notices for EngineInfo."""
 
     def __init__(self, sink: BinaryIO) -> None:
         self._writer = protocol.FrameWriter(sink)
         self.notes: list[str] = []
         self.closing = False
-        """The parent left: requests that end with the engine are no failures."""
+        """The parent disconnected, so requests that end with the engine do not count as failures."""
 
     def send(self, frame: msgspec.Struct) -> None:
         try:
             self._writer.write(frame)
         except OSError:
-            os._exit(0)  # the parent is gone
+            # The parent has exited.
+            os._exit(0)
 
     def events(self, items: Iterable[tuple[int, Event]]) -> None:
         if items := tuple(items):
             self.send(protocol.Events(items))
 
     def accepted(self, id_: int, event: Accepted, start: Callable[[], None]) -> None:
-        """Send the first event of a request, and `start` it just before: its other events wait for this
-        frame, and its first step does not."""
+        """Send the first event of a request, and call `start` just before.
+
+        Its other events wait for this frame, but its first step does not.
+        """
         with self._writer.lock:
             start()
             self.events([(id_, event)])
 
     def notify(self, text: str) -> None:
-        """Send a sentence for the user."""
+        """Send a notice to the user."""
         self.notes.append(text)
         self.send(protocol.Notice(protocol.sendable(text)))
 
     def fail(self, id_: int, error: LocalchatError) -> None:
-        """Report a failed request; id 0: the engine as a whole."""
+        """Report a failed request. Id 0 stands for the whole engine."""
         if isinstance(error, EngineClosed) and self.closing:
             return
-        message = protocol.sendable(error.message)
-        hint = protocol.sendable(error.hint)
-        self.send(protocol.Failed(id_, error.code, message, hint, error.details))
+        self.send(protocol.Failed.of(id_, error))
 
 
 class EngineProcess:
-    """One model, from its load to its last answer.
+    """Engine process of one model, from its load to its last answer.
 
-    The main thread loads the weights and runs the steps, a reader thread takes frames, and input threads
-    answer what needs no step.
+    The main thread loads the weights and runs the steps. A reader thread reads frames, and input threads handle
+    everything that needs no step.
     """
 
     def __init__(
@@ -145,7 +147,8 @@ class EngineProcess:
     ) -> None:
         self._spec = spec
         self._opened = opened
-        self._threads = spec.load.threads or read_cores()  # read from files, so only once
+        # Reading the cores opens files, so it happens once.
+        self._threads = spec.load.threads or read_cores()
         self._frames = frames
         self._sender = sender
         self._counters = counters
@@ -157,16 +160,18 @@ class EngineProcess:
         self._loaded: LoadedRunner | None = None
         self._loading_sent_s = 0.0
 
-    # ------------------------------------------------------------------------ main thread
-
     def run(self) -> int:
-        """Load the model and serve until the input ends. Returns the exit status. Raises DeviceFault."""
+        """Load the model and serve until stdin closes. Return the exit status. Raises DeviceFault."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         for _ in range(_INPUT_THREADS):
             threading.Thread(target=self._work, name="input", daemon=True).start()
         try:
             embedding = self._opened.embedding
-            loaded = self._load_runner() if embedding is None else self._load_embedder()
+            loaded: LoadedRunner | Embedder
+            if embedding is None:
+                loaded = self._load_runner()
+            else:
+                loaded = self._load_embedder()
         except DeviceFault:
             raise
         except LocalchatError as error:
@@ -216,9 +221,7 @@ class EngineProcess:
         self._submit_waiting(loaded, loaded_s)
         return loaded
 
-    def _disk_tier(
-        self, runner: Runner, kv_cache: KVCacheManager
-    ) -> DiskTier | BlockDiskTier | None:
+    def _disk_tier(self, runner: Runner, kv_cache: KVCacheManager) -> DiskTier | None:
         spec = self._spec
         can = runner.capabilities
         if not spec.kv_folder or not (can.exports or can.host_blocks):
@@ -229,7 +232,7 @@ class EngineProcess:
         if isinstance(kv_cache, PagedKVCacheManager):
             return BlockDiskTier(store, description, spec.name, runner, kv_cache)
         assert isinstance(kv_cache, SlotKVCacheManager)
-        return DiskTier(store, description, spec.name, runner, kv_cache)
+        return SlotDiskTier(store, description, spec.name, runner, kv_cache)
 
     def _load_request(self) -> LoadRequest:
         opened = self._opened
@@ -237,22 +240,22 @@ class EngineProcess:
         return LoadRequest(opened.plan, self._spec.load, safe_mode=opened.safe_mode)
 
     def _submit_waiting(self, loaded: LoadedRunner, loaded_s: float) -> None:
-        """Hand the requests that came during the load to the engine core."""
+        """Submit the requests that arrived during the load to the engine core."""
         with self._lock:
             self._loaded = loaded
             waiting = self._waiting_for_load
             self._waiting_for_load = {}
             if self._sender.closing:
                 loaded.core.stop()
-            # Under the lock: a cancel that no longer finds its request here must reach the core after it.
+            # Hold the lock: a cancel must not reach the core before its request does.
             for request_state in waiting.values():
                 request_state.timer.loaded(loaded_s)
                 loaded.core.submit(request_state)
 
     def _progress(self, done: int, total: int) -> bool:
-        """Send the progress of the load to every waiting request, ten times a second.
+        """Send the progress of the load to every waiting request, ten times per second.
 
-        The warm-up follows the last byte.
+        The warm-up starts after the last byte.
         """
         if done >= total:
             self._sender.send(protocol.Entered("warmup", self._opened.build))
@@ -263,8 +266,6 @@ class EngineProcess:
                 waiting = list(self._waiting_for_load)
             self._sender.events((id_, Loading(done, total)) for id_ in waiting)
         return not self._sender.closing
-
-    # ------------------------------------------------------------------------ reader thread
 
     def _read(self) -> None:
         try:
@@ -315,7 +316,7 @@ class EngineProcess:
         self._tasks.put((id_, task))
 
     def _close(self) -> None:
-        """End the process: the core stops after its step, a load at its next progress report."""
+        """End the process. The core stops after its step, and a load at its next progress report."""
         with self._lock:
             self._sender.closing = True
             loaded = self._loaded
@@ -327,8 +328,6 @@ class EngineProcess:
         self._opened.render_process.close()
         os._exit(0)
 
-    # ------------------------------------------------------------------------ input threads
-
     def _work(self) -> None:
         while True:
             id_, task = self._tasks.get()
@@ -336,7 +335,7 @@ class EngineProcess:
                 task()
             except LocalchatError as error:
                 self._sender.fail(id_, error)
-            except BaseException as error:  # noqa: BLE001 - a bug: the engine ends, the trace in its log
+            except BaseException as error:  # noqa: BLE001 - a bug ends the engine, with a trace in its log
                 traceback.print_exception(error)
                 sys.stderr.flush()
                 os._exit(4)
@@ -360,20 +359,20 @@ class EngineProcess:
         self._opened.embedding.submit(frame.id, frame.texts, query, truncate=frame.truncate)
 
     def _accept(self, frame: protocol.Generate) -> None:
-        """Validate and tokenize a request, and hand it to the core."""
+        """Validate and tokenize a request, and submit it to the core."""
         try:
             if self._opened.embedding is not None:
                 raise UsageError(
                     f"{self._spec.name} is an embedding model or a reranker and cannot generate text",
-                    hint="choose a text model; this one answers at /v1/embeddings or /v1/rerank",
+                    hint="choose a text model; this one serves /v1/embeddings or /v1/rerank",
                 )
             request_state, accepted = self._opened.input_processor.accept(frame.id, frame.request)
         except LocalchatError as error:
             self._counters.record_failure(error)
             self._finish_preparing(frame.id, None)
             raise
-        # Sent without our lock: that waits for the parent to read, the parent may be busy writing to our
-        # reader, and the reader needs the lock.
+        # Send without our lock. Sending waits for the parent to read, the parent may be waiting for our reader,
+        # and the reader needs the lock.
         self._sender.accepted(
             frame.id, accepted, partial(self._finish_preparing, frame.id, request_state)
         )
@@ -403,8 +402,6 @@ class EngineProcess:
             loaded = self._loaded
         if loaded is not None:
             loaded.core.cancel(id_)
-
-    # ------------------------------------------------------------------------ state
 
     def _stats(self) -> EngineStats:
         with self._lock:
@@ -441,7 +438,7 @@ class EngineProcess:
 
 
 def _kv_description(opened: OpenedModel) -> str:
-    """All that decides the KV of given tokens, and its layout, besides the KV type."""
+    """Return everything that the KV of given tokens depends on, besides the KV type."""
     plan = opened.plan
     parts = [
         *(opened.fingerprint, opened.model.info.identity, opened.build, opened.choice.backend.name),
@@ -461,7 +458,9 @@ def open_model(
     """Read header and vocabulary, and plan the memory. Raises ModelMissing, ModelInvalid, DoesNotFit."""
     path = Path(os.fsdecode(spec.model))
     sender.send(protocol.Entered("open"))
-    history = SpeedHistory(Path(os.fsdecode(spec.state_dir))) if spec.state_dir else None
+    history = None
+    if spec.state_dir:
+        history = SpeedHistory(Path(os.fsdecode(spec.state_dir)))
     choice = require_for_file(path, spec.backend, spec.load, history)
     build = choice.backend.build_key()
     model = choice.backend.open(path, sender.notify)
@@ -473,7 +472,8 @@ def open_model(
         model, plan.context_tokens, spec.sampling, sender.notify, render_process
     )
     if not model.info.chat_template or model.info.pooling:
-        render_process.close()  # there is nothing to render
+        # There is no chat template to render.
+        render_process.close()
     embedding = None
     if model.info.pooling:
         embedding = EmbeddingQueue(
@@ -500,7 +500,7 @@ def open_model(
 
 
 def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> int:
-    """Run an engine over two pipes: the first frame names the model. Returns the exit status."""
+    """Run an engine over two pipes. The first frame names the model. Return the exit status."""
     frames: protocol.FrameReader[protocol.ToChild] = protocol.FrameReader(source, protocol.ToChild)
     spec = next(iter(frames), None)
     if not isinstance(spec, protocol.Open):
@@ -520,7 +520,7 @@ def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> in
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the frames' pipes away from descriptors 0 and 1, to which native code prints."""
+    """Move the frames' pipes away from descriptors 0 and 1. Native code prints to these."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -531,11 +531,11 @@ def private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def main(render_process: RenderProcess) -> NoReturn:
-    """Serve over the standard input and output, then end the process."""
+    """Serve over stdin and stdout, then end the process."""
     source, sink = private_pipes()
     sys.setswitchinterval(_SWITCH_S)
     with closing(render_process):
         status = serve(source, sink, render_process)
     sys.stderr.flush()
-    # Threads of native code and of the pool must not hold the process back.
+    # Threads of native code and of the pool must not delay the exit.
     os._exit(status)

@@ -1,7 +1,5 @@
 """Times of one request, in seconds of time.perf_counter."""
 
-from collections.abc import Iterable
-
 from localchat import metrics
 from localchat.engine.events import Timings
 
@@ -22,13 +20,13 @@ class RequestTimer:
         self._last_of: dict[int, float] = {}
 
     def loaded(self, at_s: float) -> None:
-        """Note that the engine became ready: waiting before that was loading, not queueing."""
+        """Record when the engine became ready. Waiting before that counts as loading, not queueing."""
         if at_s > self.arrived_s:
             self._ready_s = at_s
             self.load_s = at_s - self.arrived_s
 
     def admitted(self, at_s: float) -> bool:
-        """Note the beginning of a step of the request; True for the first."""
+        """Record the start of a step of the request. Return True for the first."""
         first = self._admitted_s is None
         if first:
             self._admitted_s = at_s
@@ -37,8 +35,8 @@ class RequestTimer:
     def step(self, choice: int, tokens: int, at_s: float) -> list[float]:
         """Record the tokens that a step gave one choice.
 
-        The time since the choice's last step is shared among them. Returns the milliseconds of each token,
-        where there was a step before.
+        Divides the time since the choice's last step among them. Returns the milliseconds of each token, or an
+        empty list for the first step.
         """
         if tokens <= 0:
             return []
@@ -55,7 +53,7 @@ class RequestTimer:
         return shared
 
     def visible(self, at_s: float) -> None:
-        """Note that text was shown."""
+        """Record that text was sent."""
         if self._visible_s is None:
             self._visible_s = at_s
 
@@ -72,16 +70,16 @@ class RequestTimer:
         return metrics.decode_rate(self._tokens, self._first_s, self._last_s)
 
     def timings(self, prompt_tokens: int, cached: int, now_s: float) -> Timings:
-        """All times, at the end of the request."""
+        """Return all times at the end of the request."""
         prefill = None
         if self._admitted_s is not None and self._first_s is not None:
             elapsed_s = self._first_s - self._admitted_s
             prefill = metrics.prefill_rate(prompt_tokens, cached, elapsed_s)
-        begun_s = now_s if self._admitted_s is None else self._admitted_s
-        p50, p95, p99 = _percentiles(self._tpot_ms, (0.5, 0.95, 0.99))
+        started_s = now_s if self._admitted_s is None else self._admitted_s
+        p50, p95, p99 = (metrics.percentile(self._tpot_ms, share) for share in (0.5, 0.95, 0.99))
         return Timings(
             load_s=self.load_s,
-            queue_s=max(0.0, begun_s - self._ready_s),
+            queue_s=max(0.0, started_s - self._ready_s),
             ttft_s=self.ttft_s,
             prefill_tokens_per_s=prefill,
             decode_tokens_per_s=self.decode_tokens_per_s,
@@ -90,7 +88,3 @@ class RequestTimer:
             tpot_ms_p99=p99,
             total_s=now_s - self._ready_s,
         )
-
-
-def _percentiles(values: list[float], shares: Iterable[float]) -> list[float | None]:
-    return [metrics.percentile(values, share) for share in shares]

@@ -1,7 +1,7 @@
 """Counters of an engine since its load, and the stats read from them.
 
-The engine core's thread writes the counts of steps and tokens; ends of requests come from input threads too
-and take a lock. A reader may see a step half counted and never half a number.
+The engine core's thread writes the counts of steps and tokens. Input threads count ends of requests too, so
+those take a lock. A reader may see the counts of half a step, but never half a number.
 """
 
 import os
@@ -21,7 +21,7 @@ _REMEMBERED_TOKENS = 512
 
 
 class EngineCounters:
-    """Counts since the load; EngineStats explains each."""
+    """Counts since the load. EngineStats explains each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,38 +38,38 @@ class EngineCounters:
         self._tpot_ms: deque[float] = deque(maxlen=_REMEMBERED_TOKENS)
 
     def record_finish(self) -> None:
-        """Count a request that came to its end."""
+        """Count a finished request."""
         with self._lock:
             self._finished += 1
 
     def record_cancel(self) -> None:
-        """Count a request that its reader cancelled."""
+        """Count a cancelled request."""
         with self._lock:
             self._cancelled += 1
 
     def record_failure(self, error: LocalchatError) -> None:
-        """Count a request that ended with an error, before or in the core."""
+        """Count a failed request, in the core or before."""
         with self._lock:
             self._failed[error.code] += 1
 
     def record_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count the prompt of a request whose first step came back."""
+        """Count the prompt of a request after its first step."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
 
     def record_embed(self, tokens: int) -> None:
-        """Count an embedding request of so many tokens."""
+        """Count an embedding request of `tokens`."""
         self.steps += 1
         self.prompt_tokens += tokens
         self.record_finish()
 
     def record_tokens(self, tokens: int, tpot_ms: Iterable[float]) -> None:
-        """Count the tokens that a step gave one choice, with the time of each."""
+        """Count a choice's new tokens, with the time of each."""
         self.completion_tokens += tokens
         self._tpot_ms.extend(tpot_ms)
 
     def record_draft(self, drafted: int, accepted: int) -> None:
-        """Count a row with drafts that came back."""
+        """Count a verified row with drafts."""
         self.draft_steps += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -82,7 +82,7 @@ class EngineCounters:
         preemptions: int = 0,
         evictions: int = 0,
     ) -> EngineStats:
-        """All counts, with the requests that the engine holds."""
+        """Return all counts, with the requests in the engine."""
         now_s = time.perf_counter()
         with self._lock:
             ends = (self._finished, self._cancelled, dict(self._failed))
@@ -98,7 +98,7 @@ class EngineCounters:
             draft_steps=self.draft_steps,
             preemptions=preemptions,
             evictions=evictions,
-            # The copy is one step of the interpreter: no other thread writes in between.
+            # The copy is one operation of the interpreter, so no other thread writes in between.
             tpot_ms=tuple(self._tpot_ms.copy()),
             requests=tuple(running(request_state, now_s) for request_state in requests),
             process_bytes=int(psutil.Process(os.getpid()).memory_info().rss),
@@ -106,12 +106,16 @@ class EngineCounters:
 
 
 def running(request_state: RequestState, now_s: float) -> RunningRequest:
-    """A request as it stands now."""
-    waits = all(one.state in (State.WAITING, State.FORKING) for one in request_state.sequences)
+    """Return the current progress of a request."""
+    waiting = (State.WAITING, State.FORKING)
     tokens = request_state.completion_tokens
-    phase: Literal["queued", "prefill", "decode"] = "decode" if tokens else "prefill"
+    phase: Literal["queued", "prefill", "decode"] = "prefill"
+    if tokens:
+        phase = "decode"
+    elif all(sequence.state in waiting for sequence in request_state.sequences):
+        phase = "queued"
     return RunningRequest(
-        phase="queued" if waits and not tokens else phase,
+        phase=phase,
         prompt_tokens=request_state.prompt_tokens,
         cached_tokens=request_state.cached,
         completion_tokens=tokens,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 class StopPatterns:
     """Stop strings of a request as one Aho-Corasick automaton (1975), shared by its choices.
 
-    A piece costs its length, however many strings there are. A state is a node of the trie of the strings:
-    the longest end of the text so far that could still become a stop string.
+    The cost of a piece depends on its length, not on the number of strings. A state is a node of the trie of
+    the strings: the longest suffix of the text so far that may still become a stop string.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -22,21 +22,21 @@ class StopPatterns:
         self._link()
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look for."""
+        """Return whether there are stop strings."""
         return len(self._next) > 1
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character; 0 is the beginning."""
+        """Return the state after one more character. 0 is the initial state."""
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
 
     def held(self, state: int) -> int:
-        """How many of the last characters could still become a stop string."""
+        """Return how many of the last characters may still become a stop string."""
         return self._depth[state]
 
     def found(self, state: int) -> str:
-        """The longest stop string that ends here, else empty."""
+        """Return the longest stop string that ends here. Empty: none."""
         return self._found[state]
 
     def _insert(self, string: str) -> None:
@@ -59,7 +59,7 @@ class StopPatterns:
             node = queue.popleft()
             for character, child in self._next[node].items():
                 self._fail[child] = self.step(self._fail[node], character)
-                # Strings are inserted before: a node's own one is longer than that of its suffix.
+                # A node's own string is longer than that of its suffix.
                 self._found[child] = self._found[child] or self._found[self._fail[child]]
                 queue.append(child)
 
@@ -69,15 +69,14 @@ class Scan(NamedTuple):
 
     text: str
     stop: str = ""
-    """The stop string that follows the text and ended it, else empty."""
+    """Stop string that follows the text and ended it. Empty: none."""
 
 
 class StopScanner:
-    """Watches one choice. Text that can no longer become a stop string passes at once; the rest is held.
+    """Scans one choice. Text that cannot become a stop string passes at once, and the rest is held.
 
-    The stop string that is complete first wins; among those that end at the same character the longest,
-    which begins first. Neither it nor the text after it in the same piece is shown; then the scanner begins
-    anew.
+    The stop string that is complete first wins. If several end at the same character, the longest wins.
+    Neither it nor the rest of its piece is shown. Then the scanner starts again.
     """
 
     def __init__(self, patterns: StopPatterns, *, keep: bool = False) -> None:
@@ -89,30 +88,32 @@ class StopScanner:
 
     @property
     def held_characters(self) -> int:
-        """Characters that wait."""
+        """Number of held characters."""
         return len(self._held)
 
     def push(self, text: str) -> Scan:
-        """Take the next piece of text."""
+        """Push the next piece of text."""
         patterns = self._patterns
         if not patterns:
             return Scan(text)
         state = self._state
-        whole = self._held + text
+        text_so_far = self._held + text
         for position, character in enumerate(text, len(self._held) + 1):
             state = patterns.step(state, character)
             stop = patterns.found(state)
             if stop:
                 self._state = 0
                 self._held = ""
-                return Scan(whole[: position if self._keep else position - len(stop)], stop)
-        border = len(whole) - patterns.held(state)
+                if not self._keep:
+                    position -= len(stop)
+                return Scan(text_so_far[:position], stop)
+        border = len(text_so_far) - patterns.held(state)
         self._state = state
-        self._held = whole[border:]
-        return Scan(whole[:border])
+        self._held = text_so_far[border:]
+        return Scan(text_so_far[:border])
 
     def flush(self) -> str:
-        """End the text: returns what was held."""
+        """End the text. Return the held part."""
         text = self._held
         self._state = 0
         self._held = ""

@@ -1,7 +1,7 @@
 """Thinking budget of one choice: counts the tokens of its reasoning and closes it when they are used up.
 
-The engine writes the closing tag in place of the next token, as it writes tokens that a grammar forces: the
-reasoning has exactly the tokens of the budget, or fewer where the model ends it itself.
+The engine forces the closing tag in place of the next tokens, as it forces tokens of a grammar. So the
+reasoning has exactly the tokens of the budget, or fewer if the model closes it.
 """
 
 import codecs
@@ -17,7 +17,7 @@ class ReasoningTracker(Protocol):
     def thinking(self) -> bool: ...
 
     def feed(self, text: str) -> object:
-        """Take the next piece of text."""
+        """Push the next piece of text."""
         ...
 
 
@@ -33,9 +33,11 @@ class ThinkBudget:
         *,
         reopens: bool = False,
     ) -> None:
-        """`tokens`: most tokens of reasoning. `piece`: bytes of a token, markup included. `closings`: tokens
-        that close the reasoning, the first time and every further time. `reopens`: the model may reason again
-        after it has begun to answer."""
+        """`tokens`: limit of reasoning tokens. `piece`: bytes of a token, markup included.
+
+        `closings`: tokens that close the reasoning, the first time and every further time. `reopens`: the model
+        may reason again after it has started to answer.
+        """
         self._tokens = tokens
         self._tracker = tracker
         self._piece = piece
@@ -45,23 +47,27 @@ class ThinkBudget:
         self._forced: deque[int] = deque()
         self._over = False
         self.used = 0
-        """Tokens of reasoning so far, without its tags."""
+        """Tokens of reasoning so far, without tags."""
 
     @property
     def left(self) -> int | None:
-        """Tokens that may come before the engine has to close the reasoning, at least; None: it need not."""
-        return None if self._over else max(0, self._tokens - self.used)
+        """Lower bound on the tokens before the engine closes the reasoning. None: it will not."""
+        if self._over:
+            return None
+        return max(0, self._tokens - self.used)
 
     @property
     def forced(self) -> int | None:
-        """The next token, where the budget is used up."""
+        """The next token, if the budget is used up."""
         if not self._forced and not self._over and self._tracker.thinking and not self.left:
             self._forced.extend(self._closings[0])
             self._closings = self._closings[1:] or self._closings
-        return self._forced[0] if self._forced else None
+        if not self._forced:
+            return None
+        return self._forced[0]
 
     def push(self, token: int) -> None:
-        """Take the next token of the answer, forced or not."""
+        """Push the next token of the answer, forced or not."""
         if self._over:
             return
         if self._forced:

@@ -16,5 +16,7 @@ class EndBan:
         self._mask = np.packbits(allowed, bitorder="little").tobytes()
 
     def mask(self, generated: int) -> bytes | None:
-        """Return the mask of the token after `generated` others, or None if any token may follow."""
-        return self._mask if generated < self.min_tokens else None
+        """Return the mask of the token after `generated` others. None: any token may follow."""
+        if generated >= self.min_tokens:
+            return None
+        return self._mask

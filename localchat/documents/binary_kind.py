@@ -1,4 +1,4 @@
-"""Names the kind of a file that is not text, by its first bytes."""
+"""Names the kind of a binary file by its first bytes."""
 
 from pathlib import PurePath
 from typing import Final
@@ -41,7 +41,7 @@ _ZIP_KINDS: Final = {
 
 
 def binary_kind(name: str, head: bytes) -> str:
-    """Return what a binary file is, with its article. `head`: its first bytes."""
+    """Return the kind of a binary file, with its article. head: the first bytes."""
     if head[:4] == b"RIFF":
         return {b"WEBP": "a WebP image", b"WAVE": "a WAV recording"}.get(head[8:12], "a video")
     if head[4:8] == b"ftyp":

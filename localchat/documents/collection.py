@@ -1,7 +1,7 @@
-"""One collection of documents: an SQLite file with the passages of its files and an index of their words.
+"""A collection of documents: an SQLite file with passages and an index of their words.
 
-Only the owner may read the file. What it was made of is looked at again by date and size, then by hash, so
-that unchanged files are not read twice.
+Only the file's owner may read it. Sources are compared by date and size, then by hash, so that unchanged
+files are not read again.
 """
 
 import hashlib
@@ -30,15 +30,15 @@ from localchat.history.search_query import segmented
 from localchat.sanitize import sanitize_line
 
 Embed = Callable[[str, Sequence[str]], list[list[float]]]
-"""Vectors of texts by the embedding model of this name. Raises LocalchatError."""
+"""Returns the vectors of texts by an embedding model. Raises LocalchatError."""
 Fetch = Callable[[str], tuple[str, bytes]]
-"""Name and bytes of what a URL holds. Raises LocalchatError."""
+"""Returns the name and bytes of the document at a URL. Raises LocalchatError."""
 _VERSION: Final = 1
 _CANDIDATES: Final = 50
 _FUSION: Final = 60
-"""Rank at which a passage counts half as much as the first, where two rankings are joined."""
-_EMBEDDED_AT_ONCE: Final = 1024
-_COMMIT_EVERY_S: Final = 2.0
+"""Rank at which a passage counts half as much as the first in a merged ranking."""
+_EMBED_BATCH: Final = 1024
+_COMMIT_INTERVAL_S: Final = 2.0
 _HINTS: Final = {
     sqlite3.SQLITE_BUSY: "another localchat reads them: try again",
     sqlite3.SQLITE_LOCKED: "another localchat reads them: try again",
@@ -61,33 +61,33 @@ CREATE VIRTUAL TABLE words USING fts5(
 
 
 _DOCUMENT_KINDS: Final = {".pdf": "PDF", ".docx": "DOCX", ".html": "HTML", ".htm": "HTML"}
-"""Kinds that a user expects to be read, by suffix."""
+"""Document formats by suffix."""
 
 
 class Summary(NamedTuple):
-    """What a collection holds."""
+    """Contents of a collection."""
 
     sources: tuple[str, ...]
     files: int
     length: int
     """Characters of all texts."""
     skipped: dict[str, int]
-    """Files that could not be read, by reason."""
+    """Number of unreadable files by reason."""
     embedding_model: str
 
 
 class UnreadKind(NamedTuple):
-    """A kind of document of which no file could be read."""
+    """A document format of which no file could be read."""
 
     kind: str
     """`PDF`, `DOCX` or `HTML`."""
     files: int
     reason: str
-    """The most frequent one, as the end of a sentence that names a file."""
+    """Most frequent reason, as the end of a sentence that starts with the file name."""
 
 
 class Changes(NamedTuple):
-    """What reading a collection again did."""
+    """Result of reading a collection again."""
 
     read: int
     unchanged: int
@@ -95,11 +95,11 @@ class Changes(NamedTuple):
 
 
 _Rows: TypeAlias = dict[tuple[str, str], tuple[Any, ...]]
-"""Files as they were read, by source and path."""
+"""Stored files by source and path."""
 
 
-class _Found(NamedTuple):
-    """A file of a source, as it is now."""
+class _SourceFile(NamedTuple):
+    """A file of a source with its current status."""
 
     source: str
     path: str
@@ -108,10 +108,13 @@ class _Found(NamedTuple):
 
 
 class Collection:
-    """An open collection. For one thread at a time; raises LocalchatError. Close it."""
+    """An open collection, for one thread at a time. Close it. Raises LocalchatError."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Raises UsageError if there is none and `create` is false, LocalchatError if it cannot be opened."""
+        """Raises UsageError if it is missing and `create` is false.
+
+        Raises LocalchatError if it cannot be opened.
+        """
         self.path = path
         self.name = path.stem
         if create:
@@ -148,7 +151,7 @@ class Collection:
                     self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._db.close()
 
     def __enter__(self) -> "Collection":
@@ -162,12 +165,14 @@ class Collection:
         try:
             yield
         except sqlite3.Error as problem:
-            # The first byte of the code is SQLite's error; the others say more about it.
+            # The low byte of the code is SQLite's primary error.
             code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
-            again = f"localchat learn --forget {self.name} removes them; then learn them again"
+            default = (
+                f"remove them with localchat learn --forget {self.name}, then learn them again"
+            )
             raise LocalchatError(
                 f"the documents @{self.name} cannot be used: {problem}",
-                hint=_HINTS.get(code, again),
+                hint=_HINTS.get(code, default),
             ) from problem
 
     @contextmanager
@@ -181,10 +186,8 @@ class Collection:
             raise
         self._db.execute("COMMIT")
 
-    # ------------------------------------------------------------------ what it holds
-
     def summary(self) -> Summary:
-        """Sources, sizes and what was skipped."""
+        """Return the sources, sizes and skipped files."""
         with self._errors():
             files, length = self._db.execute(
                 "SELECT count(*), coalesce(sum(length), 0) FROM file WHERE trouble = ''"
@@ -195,7 +198,7 @@ class Collection:
             return Summary(self._sources(), files, length, dict(skipped), self.embedding_model)
 
     def unread_kinds(self) -> list[UnreadKind]:
-        """Return the kinds of documents of which no file could be read."""
+        """Return the formats of which no file could be read."""
         with self._errors():
             rows = self._db.execute("SELECT path, trouble FROM file").fetchall()
         troubles: dict[str, list[str]] = {}
@@ -210,7 +213,7 @@ class Collection:
 
     @property
     def embedding_model(self) -> str:
-        """The model of the vectors; empty: there are none."""
+        """Name of the embedding model, empty without vectors."""
         row = self._db.execute("SELECT value FROM about WHERE key = 'embedding_model'").fetchone()
         return str(row[0]) if row else ""
 
@@ -218,7 +221,7 @@ class Collection:
         return tuple(row[0] for row in self._db.execute("SELECT place FROM source ORDER BY place"))
 
     def passages(self) -> list[Passage]:
-        """All passages, in an order that is always the same."""
+        """Return all passages in a fixed order."""
         with self._errors():
             return self._passages("", ())
 
@@ -231,8 +234,6 @@ class Collection:
         )
         return [Passage(*row) for row in rows]
 
-    # ------------------------------------------------------------------ reading
-
     def learn(
         self,
         sources: Sequence[str] = (),
@@ -242,44 +243,43 @@ class Collection:
         embedding_model: str | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Changes:
-        """Add sources (absolute paths or URLs), and read what has changed in all of them.
+        """Add sources, which are absolute paths or URLs, and read all changes.
 
-        `fetch=None`: URLs stay as they are. `embedding_model`: from now on; `none`: no vectors. A source that
-        is gone keeps what was read of it. Raises FileMissing for a new source that is not there."""
+        fetch: None leaves URLs unchanged. embedding_model: used from now on, `none` for no vectors. The text
+        of a missing source stays. Raises FileMissing for a missing new source.
+        """
         with self._errors():
-            for place in sources:
-                if not is_url(place) and not Path(place).exists():
-                    raise FileMissing(f"there is no file or folder {place}")
-            known = {
+            for source in sources:
+                if not is_url(source) and not Path(source).exists():
+                    raise FileMissing(f"there is no file or folder {source}")
+            stored = {
                 (row[1], row[2]): row
                 for row in self._db.execute(
                     "SELECT id, source, path, mtime_ns, size, hash, trouble FROM file"
                 )
             }
             places = [*dict.fromkeys((*self._sources(), *sources))]
-            found, kept = self._found(places, known)
-            stale = [one for one in found if not _is_same(one, known.get((one.source, one.path)))]
-            urls = [place for place in places if is_url(place) and fetch is not None]
-            gone = [row for key, row in known.items() if key not in kept]
-            if not (
-                stale
-                or urls
-                or gone
-                or embedding_model is not None
-                or set(places) - set(self._sources())
-            ):
-                return Changes(0, len(found), 0)
+            files, current_keys = self._scan(places, stored)
+            changed = [
+                file for file in files if not _is_same(file, stored.get((file.source, file.path)))
+            ]
+            urls = [source for source in places if is_url(source) and fetch is not None]
+            removed = [row for key, row in stored.items() if key not in current_keys]
+            is_new_source = bool(set(places) - set(self._sources()))
+            has_changes = changed or urls or removed or is_new_source
+            if not has_changes and embedding_model is None:
+                return Changes(0, len(files), 0)
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for place in sources:
-                    self._db.execute("INSERT OR IGNORE INTO source VALUES (?)", (place,))
-                for row in gone:
+                for source in sources:
+                    self._db.execute("INSERT OR IGNORE INTO source VALUES (?)", (source,))
+                for row in removed:
                     self._remove(row[0])
-                read = self._read_files(stale, known, progress)
-                for place in urls:
+                read = self._read_files(changed, stored, progress)
+                for source in urls:
                     assert fetch is not None
                     read += self._store(
-                        _Found(place, "", 0, 0), *fetch(place), known.get((place, ""))
+                        _SourceFile(source, "", 0, 0), *fetch(source), stored.get((source, ""))
                     )
                 self._embed(embed, embedding_model)
                 self._db.execute("COMMIT")
@@ -287,94 +287,107 @@ class Collection:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-            return Changes(read, len(found) - len(stale), len(gone))
+            return Changes(read, len(files) - len(changed), len(removed))
 
     def _read_files(
-        self, stale: Sequence[_Found], known: _Rows, progress: Callable[[int, int], None]
+        self, changed: Sequence[_SourceFile], stored: _Rows, progress: Callable[[int, int], None]
     ) -> int:
-        """Read files within a transaction, which is committed now and then: a kill loses little."""
+        """Read files in a transaction, and commit at intervals so that a kill loses little."""
         read = 0
-        due_s = time.monotonic() + _COMMIT_EVERY_S
-        for number, one in enumerate(stale):
-            progress(number, len(stale))
-            read += self._read_file(one, known.get((one.source, one.path)))
+        due_s = time.monotonic() + _COMMIT_INTERVAL_S
+        for number, file in enumerate(changed):
+            progress(number, len(changed))
+            read += self._read_file(file, stored.get((file.source, file.path)))
             if time.monotonic() > due_s:
                 self._db.execute("COMMIT")
                 self._db.execute("BEGIN IMMEDIATE")
-                due_s = time.monotonic() + _COMMIT_EVERY_S
+                due_s = time.monotonic() + _COMMIT_INTERVAL_S
         return read
 
-    def _found(
-        self, places: Sequence[str], known: _Rows
-    ) -> tuple[list[_Found], set[tuple[str, str]]]:
-        """The files of all sources, and the keys of those that stay."""
-        found: list[_Found] = []
-        kept: set[tuple[str, str]] = set()
-        for place in places:
-            root = Path(place)
-            if is_url(place) or not root.exists():  # perhaps on a disk that is not here now
-                kept.update(key for key in known if key[0] == place)
+    def _scan(
+        self, places: Sequence[str], stored: _Rows
+    ) -> tuple[list[_SourceFile], set[tuple[str, str]]]:
+        """Return the files of all sources, and the keys of stored files that stay."""
+        files: list[_SourceFile] = []
+        keys: set[tuple[str, str]] = set()
+        for source in places:
+            root = Path(source)
+            # A missing source may be on a disk that is not mounted.
+            if is_url(source) or not root.exists():
+                keys.update(key for key in stored if key[0] == source)
                 continue
             for name in find_files(root) if root.is_dir() else ("",):
                 try:
                     stat = (root / name).stat()
                 except OSError:
                     continue
-                found.append(_Found(place, name, stat.st_mtime_ns, stat.st_size))
-        kept.update((one.source, one.path) for one in found)
-        return found, kept
+                files.append(_SourceFile(source, name, stat.st_mtime_ns, stat.st_size))
+        keys.update((file.source, file.path) for file in files)
+        return files, keys
 
-    def _read_file(self, one: _Found, known: "tuple[object, ...] | None") -> bool:
-        """Read a file whose date or size has changed. False if its content is the same."""
-        path = Path(one.source, one.path)
+    def _read_file(self, file: _SourceFile, stored: "tuple[object, ...] | None") -> bool:
+        """Read a file whose date or size changed. Return False if its content is unchanged."""
+        path = Path(file.source, file.path)
         try:
-            with path.open("rb") as file:
-                head = file.read(8192)
+            with path.open("rb") as stream:
+                head = stream.read(8192)
                 if kind_of(path.name, head) == "binary":
-                    return self._store_trouble(one, known, f"is {binary_kind(path.name, head)}")
-                data = head + file.read(MAX_FILE_BYTES + 1 - len(head))
+                    return self._store_trouble(file, stored, f"is {binary_kind(path.name, head)}")
+                data = head + stream.read(MAX_FILE_BYTES + 1 - len(head))
         except OSError as problem:
-            return self._store_trouble(one, known, f"cannot be read: {problem.strerror}")
-        return self._store(one, path.name, data, known)
+            return self._store_trouble(file, stored, f"cannot be read: {problem.strerror}")
+        return self._store(file, path.name, data, stored)
 
     def _store(
-        self, one: _Found, name: str, data: bytes, known: "tuple[object, ...] | None"
+        self, file: _SourceFile, name: str, data: bytes, stored: "tuple[object, ...] | None"
     ) -> bool:
         digest = hashlib.sha256(data).digest()
-        if known is not None and known[5] == digest and not known[6]:
+        if stored is not None and stored[5] == digest and not stored[6]:
             self._db.execute(
                 "UPDATE file SET mtime_ns = ?, size = ? WHERE id = ?",
-                (one.mtime_ns, one.size, known[0]),
+                (file.mtime_ns, file.size, stored[0]),
             )
             return False
         try:
             document = read_document(name, data)
         except Unreadable as problem:
             if "extra" in problem.details:
-                one = one._replace(mtime_ns=-1)  # the library may be there the next time
+                # Try again the next time, when the library may be installed.
+                file = file._replace(mtime_ns=-1)
             hint = f" ({problem.hint})" if problem.hint else ""
-            return self._store_trouble(one, known, f"{problem.message}{hint}")
-        self._insert(one, known, digest, "", document)
+            return self._store_trouble(file, stored, f"{problem.message}{hint}")
+        self._insert(file, stored, digest, "", document)
         return True
 
-    def _store_trouble(self, one: _Found, known: "tuple[object, ...] | None", reason: str) -> bool:
-        self._insert(one, known, b"", reason, DocumentText(()))
+    def _store_trouble(
+        self, file: _SourceFile, stored: "tuple[object, ...] | None", reason: str
+    ) -> bool:
+        self._insert(file, stored, b"", reason, DocumentText(()))
         return False
 
     def _insert(
         self,
-        one: _Found,
-        known: "tuple[object, ...] | None",
+        source_file: _SourceFile,
+        stored: "tuple[object, ...] | None",
         digest: bytes,
         trouble: str,
         document: DocumentText,
     ) -> None:
-        if known is not None:
-            self._remove(known[0])
-        name = self._unused_name(one)
+        if stored is not None:
+            self._remove(stored[0])
+        name = self._unused_name(source_file)
         length = sum(len(page.text) for page in document.pages)
-        values = (one.source, one.path, name, one.mtime_ns, one.size, digest, trouble, length)
-        file = self._db.execute(
+        values = (
+            source_file.source,
+            source_file.path,
+            name,
+            source_file.mtime_ns,
+            source_file.size,
+            digest,
+            trouble,
+            length,
+        )
+        file_id = self._db.execute(
             "INSERT INTO file (source, path, name, mtime_ns, size, hash, trouble, length) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             values,
@@ -382,21 +395,24 @@ class Collection:
         for passage in passages_of(name, document):
             row = self._db.execute(
                 "INSERT INTO passage (file, number, text) VALUES (?, ?, ?)",
-                (file, passage.number, passage.text),
+                (file_id, passage.number, passage.text),
             ).lastrowid
             self._db.execute(
                 "INSERT INTO words (rowid, text) VALUES (?, ?)", (row, segmented(passage.text))
             )
 
-    def _unused_name(self, one: _Found) -> str:
-        """The name by which a file is cited: its path in its source, longer where two would be alike."""
-        last = one.source.rstrip("/").rpartition("/")[2]
-        inside = one.path or (one.source.partition("://")[2] if is_url(one.source) else last)
-        names = (inside, f"{last}/{one.path}", str(Path(one.source, one.path)))
+    def _unused_name(self, file: _SourceFile) -> str:
+        """Return the name by which a file is cited: its path in its source, longer if another file has it."""
+        source_name = file.source.rstrip("/").rpartition("/")[2]
+        names = [f"{source_name}/{file.path}", str(Path(file.source, file.path))]
+        if file.path:
+            names.insert(0, file.path)
+        else:
+            names.insert(0, file.source.partition("://")[2] if is_url(file.source) else source_name)
         for name in (sanitize_line(name).replace("[", "(").replace("]", ")") for name in names):
             if not self._db.execute("SELECT 1 FROM file WHERE name = ?", (name,)).fetchone():
                 return name
-        return f"{names[-1]} ({hashlib.sha256(repr(one[:2]).encode()).hexdigest()[:8]})"
+        return f"{names[-1]} ({hashlib.sha256(repr(file[:2]).encode()).hexdigest()[:8]})"
 
     def _remove(self, file: object) -> None:
         rows = self._db.execute("SELECT id, text FROM passage WHERE file = ?", (file,)).fetchall()
@@ -407,53 +423,49 @@ class Collection:
         self._db.execute("DELETE FROM passage WHERE file = ?", (file,))
         self._db.execute("DELETE FROM file WHERE id = ?", (file,))
 
-    # ------------------------------------------------------------------ vectors
-
     def _embed(self, embed: Embed | None, chosen: str | None) -> None:
-        """Give the passages without a vector one. `chosen`: the model from now on; `none`: no model."""
-        wanted = self.embedding_model if chosen is None else "" if chosen == "none" else chosen
-        if wanted != self.embedding_model:
+        """Compute missing vectors. chosen: the model from now on, `none` for no model."""
+        model = self.embedding_model
+        if chosen is not None:
+            model = "" if chosen == "none" else chosen
+        if model != self.embedding_model:
             self._db.execute("UPDATE passage SET vector = NULL")
-            self._db.execute(
-                "INSERT OR REPLACE INTO about VALUES ('embedding_model', ?)", (wanted,)
-            )
-        model = wanted
+            self._db.execute("INSERT OR REPLACE INTO about VALUES ('embedding_model', ?)", (model,))
         if not model or embed is None:
             return
         import numpy as np
 
         rows = self._db.execute("SELECT id, text FROM passage WHERE vector IS NULL").fetchall()
-        for at in range(0, len(rows), _EMBEDDED_AT_ONCE):
-            part = rows[at : at + _EMBEDDED_AT_ONCE]
-            vectors = embed(model, [text for _, text in part])
-            for (number, _), vector in zip(part, vectors, strict=True):
+        for start in range(0, len(rows), _EMBED_BATCH):
+            batch = rows[start : start + _EMBED_BATCH]
+            vectors = embed(model, [text for _, text in batch])
+            for (number, _), vector in zip(batch, vectors, strict=True):
                 blob = np.asarray(vector, np.float16).tobytes()
                 self._db.execute("UPDATE passage SET vector = ? WHERE id = ?", (blob, number))
 
-    # ------------------------------------------------------------------ retrieval
-
     def find(
-        self, question: str, most: int, vector: Sequence[float] | None = None
+        self, question: str, limit: int, vector: Sequence[float] | None = None
     ) -> list[Passage]:
-        """The passages nearest to a question, in the order of the documents.
+        """Return the passages nearest to a question, in the order of the documents.
 
-        By BM25; with the vector of the question (of `embedding_model`) by both, their ranks joined."""
+        Ranks by BM25. With the question's vector (of `embedding_model`), both rankings are merged.
+        """
         with self._errors():
             scores: dict[int, float] = {}
             for ranking in (self._by_words(question), self._by_vector(vector)):
                 for rank, number in enumerate(ranking):
                     scores[number] = scores.get(number, 0.0) + 1 / (_FUSION + rank)
-            best = sorted(scores, key=lambda number: (-scores[number], number))[:most]
-            holes = ", ".join("?" * len(best))
-            return self._passages(f"WHERE passage.id IN ({holes})", best)
+            best = sorted(scores, key=lambda number: (-scores[number], number))[:limit]
+            placeholders = ", ".join("?" * len(best))
+            return self._passages(f"WHERE passage.id IN ({placeholders})", best)
 
-    def beginnings(self, most: int) -> list[Passage]:
-        """The first passages of the first files, for a question that no passage is near to."""
+    def beginnings(self, limit: int) -> list[Passage]:
+        """Return the first passages of the first files, for a question without a near passage."""
         with self._errors():
             return self._passages(
                 "WHERE passage.id IN (SELECT min(passage.id) FROM passage JOIN file ON file.id = passage.file "
                 "GROUP BY file ORDER BY file.name LIMIT ?)",
-                (most,),
+                (limit,),
             )
 
     def _by_words(self, question: str) -> list[int]:
@@ -478,14 +490,15 @@ class Collection:
         if not rows:
             return []
         matrix = np.frombuffer(b"".join(row[1] for row in rows), np.float16).reshape(len(rows), -1)
-        near = matrix.astype(np.float32) @ np.asarray(vector, np.float32)
-        return [rows[at][0] for at in np.argsort(-near, kind="stable")[:_CANDIDATES]]
+        similarities = matrix.astype(np.float32) @ np.asarray(vector, np.float32)
+        order = np.argsort(-similarities, kind="stable")[:_CANDIDATES]
+        return [rows[index][0] for index in order]
 
 
-def is_url(place: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether a source is fetched."""
-    return place.startswith(("http://", "https://"))
+    return source.startswith(("http://", "https://"))
 
 
-def _is_same(one: _Found, known: "tuple[object, ...] | None") -> bool:
-    return known is not None and (known[3], known[4]) == (one.mtime_ns, one.size)
+def _is_same(file: _SourceFile, stored: "tuple[object, ...] | None") -> bool:
+    return stored is not None and (stored[3], stored[4]) == (file.mtime_ns, file.size)

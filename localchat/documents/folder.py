@@ -1,4 +1,7 @@
-"""Files of a folder: without hidden ones and build folders, in a stable order."""
+"""Lists the files of a folder in a stable order.
+
+Hidden files and build folders are skipped.
+"""
 
 import os
 from pathlib import Path
@@ -11,33 +14,32 @@ _SKIPPED: Final = frozenset(
 
 
 def find_files(root: Path, limit: int = MAX_FILES) -> tuple[str, ...]:
-    """Paths of files under `root`, relative to it, breadth first.
+    """Return up to `limit` paths of files under `root`, relative to it, breadth first.
 
-    Without hidden files and build folders.
-
-    At most `limit`: a home folder may hold millions.
+    Hidden files and build folders are skipped. The limit matters for home folders, which may have millions of
+    files.
     """
-    found: list[str] = []
+    paths: list[str] = []
     level = [root]
-    while level and len(found) < limit:
+    while level and len(paths) < limit:
         deeper: list[Path] = []
         for folder in level:
             files, folders = entries(folder)
-            found += [os.path.relpath(path, root) for path in files]
+            paths += [os.path.relpath(path, root) for path in files]
             deeper += folders
-            if len(found) >= limit:
+            if len(paths) >= limit:
                 break
         level = deeper
-    return tuple(found[:limit])
+    return tuple(paths[:limit])
 
 
 def entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Path]]:
-    """Files and folders of one folder, by name; none if it cannot be read."""
+    """Return the files and folders of one folder by name. Both are empty if it is unreadable."""
     files: list[Path] = []
     folders: list[Path] = []
     try:
-        with os.scandir(folder) as found:
-            for entry in sorted(found, key=lambda entry: entry.name):
+        with os.scandir(folder) as scan:
+            for entry in sorted(scan, key=lambda entry: entry.name):
                 if (entry.name.startswith(".") and not hidden) or entry.name in _SKIPPED:
                     continue
                 if entry.is_dir(follow_symlinks=False):
@@ -45,12 +47,13 @@ def entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Pat
                 elif _is_file(entry):
                     files.append(Path(entry.path))
     except OSError:
-        return [], []  # an unreadable folder has no completions
+        return [], []
     return files, folders
 
 
 def _is_file(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_file()
-    except OSError:  # a link to itself
+    except OSError:
+        # The entry is a link to itself.
         return False

@@ -20,7 +20,7 @@ from localchat.sanitize import utf16_encoding, utf16_text
 
 MAX_FILE_BYTES: Final = 64 << 20
 MAX_TEXT: Final = 64 << 20
-"""Most characters that are read from one file."""
+"""Maximum characters to read from one file."""
 _HEAD_BYTES: Final = 8192
 _HTML_SUFFIXES: Final = (".html", ".htm", ".xhtml")
 _INLINE_TAGS: Final = """
@@ -32,10 +32,10 @@ _FALLBACK: Final = "{http://schemas.openxmlformats.org/markup-compatibility/2006
 
 
 class Page(NamedTuple):
-    """One page of a document."""
+    """A page of a document."""
 
     number: int
-    """From 1; 0 where the document has no pages."""
+    """Page number from 1, or 0 if the document has no pages."""
     text: str
 
 
@@ -44,26 +44,33 @@ class DocumentText(NamedTuple):
 
     pages: tuple[Page, ...]
     by_line: bool = False
-    """Places in it are lines: it is plain text, which has no pages."""
+    """Whether positions are lines, because plain text has no pages."""
 
     def marked(self) -> str:
-        """The whole text; each page of several begins with its number."""
+        """Return the whole text. If there are several pages, each starts with its number."""
         if len(self.pages) == 1:
             return self.pages[0].text
         return "\n\n".join(f"[page {page.number}]\n{page.text.strip()}" for page in self.pages)
 
 
 class Unreadable(UsageError):
-    """`message` is the end of a sentence that names the file. `details`: extra, where a library is missing."""
+    """Raised for unreadable files.
+
+    `message` is the end of a sentence that starts with the file name. `details` has `extra` if a library is
+    missing.
+    """
 
 
 def is_markup(name: str, head: bytes) -> bool:
-    """Whether a file needs more than decoding to be read."""
+    """Return whether a file needs more than decoding to be read."""
     return kind_of(name, head) in ("pdf", "docx", "html")
 
 
 def kind_of(name: str, head: bytes) -> str:
-    """`pdf`, `docx`, `html`, `binary` or `text`, by the name of a file and its first bytes."""
+    """Return `pdf`, `docx`, `html`, `binary` or `text`.
+
+    Depends on the name of a file and its first bytes.
+    """
     suffix = PurePath(name).suffix.lower()
     if head.startswith(b"%PDF-"):
         return "pdf"
@@ -77,7 +84,7 @@ def kind_of(name: str, head: bytes) -> str:
 
 
 def read_document(name: str, data: bytes) -> DocumentText:
-    """The text of a file. Raises Unreadable."""
+    """Return the text of a file. Raises Unreadable."""
     if len(data) > MAX_FILE_BYTES:
         raise Unreadable(f"has more than {MAX_FILE_BYTES >> 20} MB")
     match kind_of(name, data[:_HEAD_BYTES]):
@@ -96,11 +103,14 @@ def read_document(name: str, data: bytes) -> DocumentText:
 
 
 def decoded(data: bytes) -> str:
-    """The text of bytes: UTF-8 or UTF-16, else by a charset that an HTML page names, else as Windows wrote."""
-    if (wide := utf16_text(data)) is not None:
-        return wide
-    named = re.search(rb"charset=[\"']?([\w-]+)", data[:_HEAD_BYTES])
-    for charset in ("utf-8-sig", named[1].decode("ascii", "replace") if named else "cp1252"):
+    """Decode UTF-8 or UTF-16, otherwise the charset that an HTML page names, otherwise Windows-1252."""
+    text = utf16_text(data)
+    if text is not None:
+        return text
+    charsets = ["utf-8-sig"]
+    if match := re.search(rb"charset=[\"']?([\w-]+)", data[:_HEAD_BYTES]):
+        charsets.append(match[1].decode("ascii", "replace"))
+    for charset in charsets:
         try:
             return data.decode(charset).replace("\r\n", "\n")
         except (UnicodeDecodeError, LookupError):
@@ -109,35 +119,33 @@ def decoded(data: bytes) -> str:
 
 
 def _bounded(pages: Iterator[Page]) -> tuple[Page, ...]:
-    """The pages that have text. Raises Unreadable if there is none, or too much."""
-    found = []
+    """Return the pages that have text. Raises Unreadable for no text or too much text."""
+    non_empty = []
     length = 0
     for page in pages:
         length += len(page.text)
         if length > MAX_TEXT:
-            raise Unreadable(f"holds more than {MAX_TEXT >> 20} million characters")
+            raise Unreadable(f"has more than {MAX_TEXT >> 20} million characters")
         if page.text.strip():
-            found.append(page)
-    if not found:
-        raise Unreadable("holds no text: its pages are perhaps scanned pictures")
-    return tuple(found)
-
-
-# ---------------------------------------------------------------------------- PDF
+            non_empty.append(page)
+    if not non_empty:
+        raise Unreadable("has no text; its pages may be scanned images")
+    return tuple(non_empty)
 
 
 def _pdf_pages(data: bytes) -> Iterator[Page]:
     try:
         import pypdf
     except ImportError as problem:
-        # A plain install has it; `sys.executable` finds the right pip of a venv or of pipx.
+        # A plain install has pypdf. `sys.executable` selects the pip of a venv or of pipx.
         command = shlex.join([sys.executable, "-m", "pip", "install", "pypdf"])
         raise Unreadable(
             "cannot be read: reading PDF needs pypdf", hint=f"install it: {command}", extra=True
         ) from problem
     import logging
 
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # a line for each oddity of a file
+    # pypdf logs a line for each oddity of a file.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
@@ -147,11 +155,8 @@ def _pdf_pages(data: bytes) -> Iterator[Page]:
     except Unreadable:
         raise
     except Exception as problem:
-        words = f"{type(problem).__name__}: {problem}"
-        raise Unreadable(f"is a damaged PDF file ({words:.120})") from problem
-
-
-# ---------------------------------------------------------------------------- DOCX
+        cause = f"{type(problem).__name__}: {problem}"
+        raise Unreadable(f"is a damaged PDF file ({cause:.120})") from problem
 
 
 def _docx_pages(data: bytes) -> Iterator[Page]:
@@ -172,7 +177,10 @@ def _docx_pages(data: bytes) -> Iterator[Page]:
 
 
 def _word_pages(root: ElementTree.Element) -> Iterator[Page]:
-    """Pages where Word saved its page breaks, else where the writer set them; one page 0 without any."""
+    """Yield the pages, or a single page 0.
+
+    Page breaks are those that Word saved, otherwise those that the author set.
+    """
     saved = root.find(f".//{_WORD}lastRenderedPageBreak") is not None
     number = 1
     parts = [""]
@@ -188,13 +196,13 @@ def _word_pages(root: ElementTree.Element) -> Iterator[Page]:
                 parts.append("\n")
             case "lastRenderedPageBreak" | "br" if saved == element.tag.endswith("PageBreak"):
                 yield Page(number, "".join(parts).strip("\n"))
-                number = number + 1
+                number += 1
                 parts = []
     yield Page(number if number > 1 or saved else 0, "".join(parts).strip("\n"))
 
 
 def _elements(element: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    """All elements in order, without copies for older programs and without the tabs of a paragraph's style."""
+    """Yield all elements in order, without fallbacks for older programs and tabs of paragraph styles."""
     if element.tag in (_FALLBACK, f"{_WORD}pPr"):
         return
     yield element
@@ -202,23 +210,20 @@ def _elements(element: ElementTree.Element) -> Iterator[ElementTree.Element]:
         yield from _elements(child)
 
 
-# ---------------------------------------------------------------------------- HTML
-
-
 class _PageText(HTMLParser):
-    """Collects what a reader of a page sees."""
+    """Collects the visible text of a page."""
 
-    _UNSEEN = frozenset({"script", "style", "noscript", "template", "svg"})
+    _HIDDEN = frozenset({"script", "style", "noscript", "template", "svg"})
     _INLINE = frozenset(_INLINE_TAGS.split())
 
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []
-        self._unseen = 0
+        self._hidden = 0
         self._preformatted = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._unseen += tag in self._UNSEEN
+        self._hidden += tag in self._HIDDEN
         self._preformatted += tag == "pre"
         self._break(tag)
 
@@ -226,18 +231,18 @@ class _PageText(HTMLParser):
         self._break(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        self._unseen = max(0, self._unseen - (tag in self._UNSEEN))
+        self._hidden = max(0, self._hidden - (tag in self._HIDDEN))
         self._preformatted = max(0, self._preformatted - (tag == "pre"))
         self._break(tag)
 
     def _break(self, tag: str) -> None:
         if tag in ("td", "th"):
             self.parts.append("\t")
-        elif tag not in self._INLINE and not self._unseen:
+        elif tag not in self._INLINE and not self._hidden:
             self.parts.append("\n" if tag in ("br", "tr", "li", "pre") else "\n\n")
 
     def handle_data(self, data: str) -> None:
-        if not self._unseen:
+        if not self._hidden:
             self.parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
 
 

@@ -1,4 +1,4 @@
-"""Passages of documents: where they stand, and how they are cut."""
+"""Passages of documents, and the positions by which answers cite them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from localchat.documents.pages import DocumentText
 
 LENGTH: Final = 1200
-"""Most characters of a passage: some 300 tokens, a few paragraphs."""
+"""Maximum characters of a passage, about 300 tokens or a few paragraphs."""
 _CUTS: Final = ("\n\n", "\n", ". ", " ")
-"""Ends of passages, best first."""
+"""Preferred ends of passages, best first."""
 
 
 class Passage(NamedTuple):
@@ -18,58 +18,59 @@ class Passage(NamedTuple):
     file: str
     """Name of the file in its collection."""
     number: int
-    """Page, or line of a plain text; 0 where there is neither."""
+    """Page number, or line number in plain text. 0 if the document has neither."""
     text: str
 
     @property
     def mark(self) -> str:
-        """`[file:page]`, as it is cited."""
+        """Citation of the passage, `[file:page]`."""
         if self.number:
             return f"[{self.file}:{self.number}]"
         return f"[{self.file}]"
 
 
 def passages_of(file: str, document: "DocumentText") -> Iterator[Passage]:
-    """The passages of a document in order; each lies within one page."""
+    """Yield the passages of a document in order. A passage never spans two pages."""
     for page in document.pages:
-        line = at = 0
+        line = 0
+        offset = 0
         for text in _cut(page.text):
-            start = at + len(text) - len(text.lstrip())
-            line += page.text.count("\n", at, start)
+            start = offset + len(text) - len(text.lstrip())
+            line += page.text.count("\n", offset, start)
             if text.strip():
                 number = line + 1 if document.by_line else page.number
                 yield Passage(file, number, text.strip("\n"))
-            line += text.count("\n", start - at)
-            at += len(text)
+            line += text.count("\n", start - offset)
+            offset += len(text)
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Pieces of at most LENGTH that together are the text."""
-    at = 0
-    while len(text) - at > LENGTH:
-        end = at + LENGTH
+    """Split a text into pieces of at most LENGTH characters."""
+    start = 0
+    while len(text) - start > LENGTH:
+        end = start + LENGTH
         for cut in _CUTS:
-            found = text.rfind(cut, at + LENGTH // 2, end)
-            if found >= 0:
-                end = found + len(cut)
+            index = text.rfind(cut, start + LENGTH // 2, end)
+            if index >= 0:
+                end = index + len(cut)
                 break
-        yield text[at:end]
-        at = end
-    yield text[at:]
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def marked_text(passages: Iterable[Passage]) -> str:
-    """The passages in order, each place under its mark."""
+    """Return the passages in order, each below its mark."""
     parts: list[str] = []
-    before = ""
+    previous_mark = ""
     for passage in passages:
-        if passage.mark != before:
+        if passage.mark != previous_mark:
             parts.append(f"\n{passage.mark}\n")
-            before = passage.mark
+            previous_mark = passage.mark
         parts.append(f"{passage.text}\n")
     return "".join(parts).lstrip("\n")
 
 
 def places(passages: Sequence[Passage]) -> str:
-    """`a.pdf:3, a.pdf:7, b.md:12`."""
+    """Return the positions of the passages, such as `a.pdf:3, a.pdf:7, b.md:12`."""
     return ", ".join(dict.fromkeys(passage.mark.strip("[]") for passage in passages))

@@ -1,7 +1,7 @@
-"""Turns a question in natural words into an FTS5 query.
+"""Turns a question in natural language into an FTS5 query.
 
-Words that say nothing are left out; any of the others may occur, and BM25 ranks. The index folds case and
-accents and takes English endings off (`porter`); of long words the beginning counts too, for other languages.
+Stop words are left out. Any of the other words may occur, and BM25 ranks the passages. The index folds case
+and accents and removes English endings (`porter`). For other languages, the start of a long word counts too.
 """
 
 import re
@@ -25,20 +25,20 @@ waren warum was we weil welche welchem welchen welcher welches wenn wer werden w
 while who whom whose why wie wieviel will wir wird with wo worum would wurde y you your zu zum zur zwischen
 über
 """
-"""English, German, French and Spanish words that say nothing about a passage."""
+"""English, German, French and Spanish words without meaning for a passage."""
 _STOP_WORDS: Final = frozenset(_STOP_LIST.split())
 _STEM_FROM: Final = 8
-"""Letters from which on the beginning of a word counts."""
-_MOST_WORDS: Final = 48
+"""Letters from which on the start of a word is searched too."""
+_MAX_WORDS: Final = 48
 
 
 def match_query(question: str) -> str:
-    """An FTS5 expression for the words of a question; empty where it has none."""
+    """Return an FTS5 expression for the words of a question, or an empty string."""
     words = list(dict.fromkeys(re.findall(r"\w+", segmented(question).lower().replace("_", " "))))
-    told = [word for word in words if word not in _STOP_WORDS] or words
+    searched = [term for term in words if term not in _STOP_WORDS] or words
     terms = []
-    for word in told[:_MOST_WORDS]:
-        terms.append(f'"{word}"')
-        if len(word) >= _STEM_FROM and word.isalpha():
-            terms.append(f'"{word[:-2]}"*')
+    for term in searched[:_MAX_WORDS]:
+        terms.append(f'"{term}"')
+        if len(term) >= _STEM_FROM and term.isalpha():
+            terms.append(f'"{term[:-2]}"*')
     return " OR ".join(terms)

@@ -11,11 +11,11 @@ from localchat.http_transport import ProxyTransport
 from localchat.proxies import proxy_for
 
 _SILENCE_S: Final = 30.0
-_MOST_REDIRECTS: Final = 5
+_MAX_REDIRECTS: Final = 5
 
 
 def fetch(url: str) -> tuple[str, bytes]:
-    """Name and bytes of a document. Raises NetworkError, UsageError."""
+    """Download a document, and return its name and bytes. Raises NetworkError, UsageError."""
     data = bytearray()
     try:
         with (
@@ -24,16 +24,16 @@ def fetch(url: str) -> tuple[str, bytes]:
                 timeout=_SILENCE_S,
                 transport=ProxyTransport(),
                 follow_redirects=True,
-                max_redirects=_MOST_REDIRECTS,
+                max_redirects=_MAX_REDIRECTS,
             ) as client,
             client.stream("GET", url) as response,
         ):
             if response.status_code != 200:
-                raise NetworkError(f"{url} answers with status {response.status_code}")
+                raise NetworkError(f"{url} returned status {response.status_code}")
             for piece in response.iter_bytes():
                 data += piece
                 if len(data) > MAX_FILE_BYTES:
-                    raise UsageError(f"{url} holds more than {MAX_FILE_BYTES >> 20} MB")
+                    raise UsageError(f"{url} has more than {MAX_FILE_BYTES >> 20} MB")
             name = urlsplit(str(response.url)).path.rpartition("/")[2] or "index"
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     except (httpx2.InvalidURL, ValueError) as problem:

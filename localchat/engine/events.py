@@ -1,6 +1,6 @@
-"""Events of a request, in order: `Accepted` first, `Done` last; a failure is an exception of errors.py.
+"""Events of a request. `Accepted` is first and `Done` is last. A failure is an exception of errors.py.
 
-Consumers use `match`. Times are seconds of one monotonic clock, counted from the arrival of the request.
+Consumers use `match`. Times are in seconds since the arrival of the request, on one monotonic clock.
 """
 
 from typing import Literal, TypeAlias
@@ -11,7 +11,7 @@ from localchat.engine.repetition import Repetition
 
 FinishReason = Literal["stop", "length", "repetition", "tool_calls", "cancelled"]
 Limit = Literal["", "max_tokens", "default", "context"]
-"""What ended an answer: the request's own limit, the engine's default one, or a full context."""
+"""Limit that ended an answer: the request's own, the engine's default, or a full context."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,7 +21,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     text: bytes
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
-    """The likeliest alternatives."""
+    """Most probable alternatives."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
@@ -29,18 +29,18 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
 
     prompt_tokens: int
     max_tokens: int
-    """Most tokens that may be generated."""
+    """Maximum number of generated tokens."""
     seed: int
-    """Seed that the tokens are drawn with."""
+    """Seed of the sampling."""
     relaxed: tuple[str, ...] = ()
-    """Keywords of its JSON schemas that the grammar does not hold the answer to."""
+    """JSON schema keywords that the grammar cannot enforce."""
 
 
 class Queued(msgspec.Struct, frozen=True, tag="queued"):
     """The request waits."""
 
     ahead: int
-    """Requests before it."""
+    """Number of requests before it."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -54,26 +54,33 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
     """The prompt is being computed."""
 
     done: int
-    """Prompt tokens ready, cached ones included."""
+    """Computed prompt tokens, including cached ones."""
     cached: int
-    """Tokens that came from the prefix cache."""
+    """Tokens from the prefix cache."""
     total: int
     why_missed: str = ""
-    """One phrase, where the cache could have helped and did not."""
+    """Reason why the cache did not help, as a phrase."""
     read_back: int = 0
-    """Of the cached tokens those that were read from the disk."""
+    """Cached tokens that were loaded from disk."""
     read_s: float = 0.0
-    """Time that this took."""
+    """Time to load them."""
+
+
+class AnswerProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Progress of an answer that takes several requests, such as a vote."""
+
+    phrase: str
+    """Text of a progress line."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
-    """One entry for each prompt token after the first; sent once, before the first text."""
+    """Log probabilities of the prompt tokens after the first. Sent once, before any text."""
 
     tokens: tuple[TokenLogprob, ...]
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
-    """A piece of the answer: always whole code points."""
+    """A piece of the answer, which consists of complete code points."""
 
     choice: int
     text: str
@@ -96,11 +103,11 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True)
     name: str = ""
     """Set in the first piece."""
     arguments: str = ""
-    """JSON text in pieces."""
+    """Piece of the JSON text."""
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=True):
-    """The engine's metrics now; names, units and meaning stand in metrics.py."""
+    """Current metrics of the engine. metrics.py explains names, units and meaning."""
 
     phase: Literal["queued", "loading", "prefill", "decode"]
     ttft_s: float | None = None
@@ -119,33 +126,33 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", omit_defaults=True):
-    """One choice is complete."""
+    """A choice is complete."""
 
     choice: int
     reason: FinishReason
     stop: str = ""
-    """The stop string that ended it, where one did."""
+    """Stop string that ended it, if any."""
     limit: Limit = ""
-    """Which limit ended or shortened it, where the reason is `length`."""
+    """Limit that ended or shortened it, if the reason is `length`."""
     repetition: Repetition | None = None
-    """What it repeated, where the reason is `repetition`."""
+    """Repeated text, if the reason is `repetition`."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of the whole request, all choices together."""
+    """Token counts of the whole request, for all choices together."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Of the completion tokens those of reasoning, with the tag that ends it."""
+    """Completion tokens of reasoning, including the closing tag."""
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Times of a request, measured at the engine; None where there was nothing to measure."""
+    """Times of a request, measured at the engine. None if there was nothing to measure."""
 
     load_s: float
-    """Not part of TTFT."""
+    """Time to load the model, which is not part of TTFT."""
     queue_s: float
     ttft_s: float | None
     prefill_tokens_per_s: float | None
@@ -160,13 +167,13 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Results of speculative decoding."""
 
     drafted: int = 0
-    """Tokens drafted."""
+    """Draft tokens."""
     accepted: int = 0
-    """Drafted tokens that were accepted."""
+    """Accepted draft tokens."""
     speedup: float | None = None
-    """Net gain against measured plain steps."""
+    """Net gain over measured steps without drafts."""
     off: str = ""
-    """Why it is off."""
+    """Reason why it is off."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -178,36 +185,36 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     kv_total_tokens: int
     speculation: Speculation
     fingerprint: str
-    """Hash of model file, template, quantization, KV type and versions."""
+    """Hash of the model file, template, quantization, KV type and versions."""
     read_back_tokens: int = 0
-    """Of the cached tokens of the prompt those that were read from the disk."""
+    """Cached prompt tokens that were loaded from disk."""
     read_back_s: float = 0.0
-    """Time that this took."""
+    """Time to load them."""
     why_missed: str = ""
-    """Why the prefix cache helped less than it could have."""
+    """Reason why the prefix cache did not help more."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request that the engine holds now."""
+    """A request in the engine."""
 
     phase: Literal["queued", "prefill", "decode"]
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
     age_s: float = 0.0
-    """Time since it arrived."""
+    """Time since its arrival."""
     user: str = ""
-    """Who asks, as the front end names them."""
+    """Name of the client, from the front end."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The engine as a whole: metrics now, and counts since its load (metrics.py explains them)."""
+    """Current metrics of the engine, and counts since its load (metrics.py explains them)."""
 
     now: MetricsSnapshot
     finished: int = 0
     cancelled: int = 0
     failed: dict[str, int] = {}
-    """Requests that ended with an error, by its code."""
+    """Failed requests by error code."""
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -218,13 +225,13 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
     evictions: int = 0
     tpot_ms: tuple[float, ...] = ()
-    """Of the last tokens generated, oldest first, 512 at most."""
+    """Times of the last 512 tokens, oldest first."""
     requests: tuple[RunningRequest, ...] = ()
-    """Requests that it holds now."""
+    """Current requests."""
     process_bytes: int = 0
     """Resident memory of the engine process."""
     routed: dict[str, int] = {}
-    """Of a route: answers and tokens of the small and the large model (tries/route_figures.py)."""
+    """Answers and tokens of the small and the large model of a route (tries/route_engine.py)."""
 
 
 Event: TypeAlias = (
@@ -232,6 +239,7 @@ Event: TypeAlias = (
     | Queued
     | Loading
     | Prefill
+    | AnswerProgress
     | PromptLogprobs
     | Text
     | Reasoning

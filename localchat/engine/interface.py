@@ -1,5 +1,4 @@
-"""Engine: the interface that front ends hold. LocalEngine, RemoteEngine, AttachedEngine and
-ScriptedEngine have it."""
+"""Engine: the interface of LocalEngine, RemoteEngine, AttachedEngine and the tests' ScriptedEngine."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -12,7 +11,7 @@ from localchat.engine.stream import Stream
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
-    """Memory of a loaded model, in bytes; -1 where it cannot be known."""
+    """Memory of a loaded model in bytes, -1 if unknown."""
 
     weights_bytes: int
     kv_bytes: int
@@ -24,15 +23,15 @@ class TokenizerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Special tokens and chat template of a model."""
 
     bos_token: str = ""
-    """Text of the token that begins a text; empty if the model has none."""
+    """Text of the BOS token, empty if the model has none."""
     eos_token: str = ""
     adds_bos: bool = False
-    """A plain text begins with the BOS token."""
+    """Whether plain text starts with the BOS token."""
     chat_template: str = ""
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """The model that is loaded (or about to be), and how. Sizes in bytes and tokens."""
+    """The model that is or will be loaded, and its configuration. Sizes are in bytes and tokens."""
 
     model: str
     path: str
@@ -44,7 +43,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     context_train: int
     kv_type: str
     gpu_layers: int
-    """Of `layers`."""
+    """Number of `layers` on the GPU."""
     layers: int
     threads: int
     file_bytes: int
@@ -53,76 +52,74 @@ class EngineInfo(msgspec.Struct, frozen=True):
     loaded: bool
     safe_mode: bool
     why: str
-    """One sentence on the choice of backend and placement."""
+    """Reason for the choice of backend and placement, as a sentence."""
     fingerprint: str
     notes: tuple[str, ...] = ()
     """Decisions made for the user."""
     limits: tuple[str, ...] = ()
-    """What this model cannot do."""
+    """Limitations of this model."""
     warning: str = ""
-    """What may spoil answers, for instance a missing chat template."""
+    """Problem that affects all answers, such as a missing chat template."""
     predicted: MemoryParts | None = None
-    """Parts of `predicted_bytes`; None where they are not known."""
+    """Parts of `predicted_bytes`, None if unknown."""
     actual: MemoryParts | None = None
-    """Parts of `actual_bytes`; None where they are not known (yet)."""
+    """Parts of `actual_bytes`, None if unknown."""
     free_bytes: int = 0
-    """Memory that was free for the model before its load."""
+    """Free memory before the load."""
     kv_types: tuple[str, ...] = ()
-    """Types in which this model's KV cache can be stored, best first; empty where they are not known."""
+    """Supported types of the model's KV cache, best first. Empty if unknown."""
     kv_tokens: int = 0
-    """Room of the KV cache for all conversations together; 0: unknown."""
+    """Capacity of the KV cache in tokens, 0 if unknown."""
     experts_on_cpu: int = 0
-    """Layers whose experts are in RAM although the layer is on the GPU."""
+    """GPU layers whose experts are in RAM."""
     max_rows: int = 0
-    """Sequences that are computed at once, at most; 0: unknown."""
+    """Maximum number of sequences in a step, 0 if unknown."""
     sampling: dict[str, float] = {}
-    """Sampling where a request names none; what is off is missing. Empty where it is not known."""
+    """Default sampling without the fields that are off. Empty if unknown."""
     tokenizer: TokenizerInfo | None = None
-    """None where it is not known."""
+    """Tokenizer data, None if unknown."""
 
 
 class Vectors(list[list[float]]):
-    """One vector per text."""
+    """A vector for each text."""
 
     def __init__(self, vectors: Iterable[list[float]], tokens: Sequence[int]) -> None:
         super().__init__(vectors)
         self.tokens = tuple(tokens)
-        """Tokens of each text."""
+        """Number of tokens of each text."""
 
 
 class Engine(Protocol):
-    """A model that answers. Every method may raise a LocalchatError.
+    """A model that answers requests. Every method may raise a LocalchatError.
 
-    All methods are callable from any thread; only `generate`'s stream may be consumed from an event loop.
+    All methods are thread-safe. Only the stream of `generate` may be consumed from an event loop.
     """
 
     def generate(self, request: GenerateRequest) -> Stream:
-        """Begin to answer; returns at once. Errors are raised from the stream."""
+        """Start an answer and return immediately. Errors are raised from the stream."""
         ...
 
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
-        """A vector of length 1 (Euclidean) for each text, pooled as the model's file says.
+        """Return a unit vector for each text, pooled as the model's file specifies.
 
-        truncate: of a longer text, read as much from its beginning as the model reads at once. A remote
-        server refuses such a text all the same.
-
-        Raises ContextExceeded for a text that is longer than the model reads at once, UsageError where the
-        model gives no embeddings.
+        truncate: use the start of a text that is too long. Remote servers reject such a text anyway. Raises
+        ContextExceeded for a text that is too long for one pass, UsageError if the model cannot compute
+        embeddings.
         """
         ...
 
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        """One number for each text, which is higher the better it answers the query.
+        """Return a score for each text, higher if it answers the query better.
 
-        Raises ContextExceeded for a pair that is longer than the model reads at once, UsageError where the
-        model is no reranker.
+        Raises ContextExceeded for a pair that is too long for one pass, UsageError if the model is not a
+        reranker.
         """
         ...
 
     def prompt_tokens(self, messages: Messages) -> list[int]:
-        """Tokens that a request with these messages is answered from.
+        """Return the prompt tokens of a request with these messages.
 
-        They can differ from those of the rendered text: markup in a message stays text.
+        They can differ from the tokens of the rendered text, because markup in a message stays text.
         """
         ...
 
@@ -131,15 +128,15 @@ class Engine(Protocol):
     def detokenize(self, tokens: Sequence[int]) -> str: ...
 
     def render(self, messages: Messages) -> str:
-        """The prompt text that the chat template makes of these messages."""
+        """Return the prompt that the chat template renders."""
         ...
 
     def info(self) -> EngineInfo: ...
 
     def stats(self) -> EngineStats:
-        """The engine as a whole, all requests together."""
+        """Return the metrics of the engine for all requests together."""
         ...
 
     def close(self, deadline_s: float = 2.0) -> None:
-        """Unload the model; ends its process after the deadline. Idempotent."""
+        """Unload the model, and kill its process after the deadline. Idempotent."""
         ...

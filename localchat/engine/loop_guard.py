@@ -1,4 +1,4 @@
-"""Loop guard of an event stream, for engines that get their text from elsewhere."""
+"""Loop guard for the event streams of engines whose text comes from another server."""
 
 from localchat.engine.events import Event, Finished, Reasoning, Text, ToolCall
 from localchat.engine.repetition import detector_for
@@ -6,15 +6,15 @@ from localchat.engine.request import GenerateRequest
 
 
 class LoopGuard:
-    """Watches the events of a request, each choice by itself."""
+    """Looks for loops in the events of a request, separately for each choice."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._detectors = [detector_for(request) for _ in range(request.n)]
         self.ended: set[int] = set()
-        """Choices that looped. Later events of them are to be dropped."""
+        """Choices that looped. The caller drops their later events."""
 
     def end(self, event: Event) -> Finished | None:
-        """Take the next event. Returns the end of its choice, if the choice loops."""
+        """Check the next event, and return the end of its choice if the choice loops."""
         match event:
             case Text(choice=choice, text=text) | Reasoning(choice=choice, text=text):
                 detector = self._detectors[choice]

@@ -1,4 +1,4 @@
-"""Options of an engine of our own. Apart from the engine, so that reading settings imports none of it."""
+"""Options of our engines. This module is separate, so that reading settings does not import an engine."""
 
 from pathlib import Path
 
@@ -14,35 +14,35 @@ _NO_OPTIONS = LoadOptions()
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """A model, how it is loaded, and what only its engine needs to know."""
+    """A model, its load options, and other options of its engine."""
 
     model: Path
-    """A file or folder."""
+    """Path of a file or folder."""
     load: LoadOptions = _NO_OPTIONS
     name: str = ""
-    """What the user calls the model; empty: the stem of the file."""
+    """Name for users. Empty: the stem of the file name."""
     backend: str | None = None
-    """A backend's name, or `module:Class`; None: the best that can run here."""
+    """Name of a backend, or `module:Class`. None: the best backend that can run here."""
     speculation: bool = True
-    """Draft tokens from earlier text."""
+    """Whether to draft tokens from earlier text."""
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
-    """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
+    """Sampling defaults of the catalogue or the user by name. They override the model's own."""
     state_dir: Path | None = None
-    """Folder with the record of builds that crashed and the speeds of past runs."""
+    """Folder with the record of crashed builds and the speeds of past runs."""
     kv_folder: Path | None = None
-    """Folder where the KV of conversations is kept; None: nowhere."""
+    """Folder for the KV of conversations. None: nothing is stored."""
     kv_folder_bytes: int = 0
-    """Most bytes of it."""
+    """Maximum size of this folder."""
     remote: Remote | None = None
-    """A server that answers instead; then nothing is loaded here."""
+    """Server that answers instead, so that no model is loaded here."""
     route: "RouteOptions | None" = None
-    """Two models instead; then `model` is the small one."""
+    """Two models instead of one. `model` is the small one."""
     audit: bool = False
-    """Check the KV cache manager whenever idle (tests)."""
+    """Whether to check the KV cache manager whenever the engine is idle (for tests)."""
 
 
 class RouteOptions(msgspec.Struct, frozen=True):
-    """A small model, and a large one where it is needed."""
+    """A small model, and a large one for difficult questions."""
 
     route: Route
     small: EngineOptions
@@ -50,8 +50,8 @@ class RouteOptions(msgspec.Struct, frozen=True):
 
 
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:
-    """The load that these settings ask for. A setting that has the name of an option is taken as it is."""
-    # A draft model's name is looked up by who knows the models (models.resolve.planned_load).
+    """Return the load options of the settings. Settings with the name of an option are copied."""
+    # models.resolve.planned_load resolves the name of a draft model.
     fields = set(LoadOptions.__struct_fields__) & set(Settings.__struct_fields__) - {"draft"}
     cache_mib = settings.cache_ram_mib
     return LoadOptions(

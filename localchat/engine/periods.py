@@ -1,23 +1,25 @@
-"""Periods of a text's end: the lengths after which it repeats itself."""
+"""Periods of the end of a text: the lengths after which it repeats itself."""
 
 from collections.abc import Iterable
 from typing import Final
 
 _NEEDLES: Final = (128, 300, 1200, 3000)
-"""Lengths of the end whose previous occurrence gives the period. A needle of twice the period misses nothing,
-and a short one finds the beginning of a run early."""
+"""Lengths of suffixes to search for. The distance to the previous occurrence is the period.
+
+A suffix of twice the period finds every run. A shorter one finds a run sooner.
+"""
 
 
 def periods(text: str) -> Iterable[int]:
-    """Yield candidates of the period of the text's end, the shortest first."""
+    """Yield candidates for the period of the end of a text, shortest first."""
     previous = 0
     for length in _NEEDLES:
         if length >= len(text):
             return
         start = text.rfind(text[-length:], 0, len(text) - 1)
-        period = len(text) - length - start
         if start < 0:
             return
+        period = len(text) - length - start
         if period > previous:
             previous = period
             yield period

@@ -1,8 +1,8 @@
-"""Loop detector: notices an answer that repeats the same piece of text forever.
+"""Loop detector: finds answers that repeat the same piece of text forever.
 
-Small models fall into loops that only a limit would end, minutes later. A piece of prose counts as a loop
-after about eight repeats. Zeros, rules, table cells and markup need a much longer run, because people ask
-for them. A prompt that asks for N repeats gets them.
+Small models fall into loops that only a token limit would end, minutes later. A piece of prose counts as a
+loop after about eight repeats. Zeros, rulers, table cells and markup need a much longer run, because users
+ask for them. A prompt that asks for N repeats gets them.
 """
 
 import re
@@ -15,27 +15,30 @@ from localchat.engine.near_repetition import recount, stale_words
 from localchat.engine.periods import periods, run_length
 from localchat.engine.request import GenerateRequest, Infill, Messages, TextPrompt
 
-_LEAST_CHARS: Final = 600
+_MIN_PROSE_CHARS: Final = 600
 """Shortest run of repeated prose that counts as a loop."""
-_LEAST_REPEATS: Final = ((150, 8), (300, 6), (1500, 4))
-"""Repeats that a loop has at least, by the longest period in characters that they apply to."""
-_NUMBERED_REPEATS: Final = 10
-"""Repeats of a numbered line, which differ in the number."""
-_PLAIN_CHARS: Final = 2048
-"""Shortest run of digits, punctuation, markup or one letter that counts."""
-_EMOJI_CHARS: Final = 1024
-_BLANK_CHARS: Final = 400
+_MIN_REPEATS: Final = ((150, 8), (300, 6), (1500, 4))
+"""(longest piece in characters, repeats that make it a loop). Longer pieces never count."""
+_MIN_ANY_REPEATS: Final = min(repeats for _, repeats in _MIN_REPEATS)
+_MIN_PLAIN_CHARS: Final = 2048
+"""Shortest run of digits, punctuation, markup or a single letter that counts."""
+_MIN_EMOJI_CHARS: Final = 1024
+_MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
-_SILENT_TOKENS: Final = 256
-"""Tokens in a row that print nothing."""
-_CHECK_EVERY: Final = 64
+_MIN_NUMBERED_LINES: Final = 10
+"""Lines that differ only in their number and count as a loop."""
+_MIN_NUMBERED_CONTENT: Final = 20
+"""Characters of words in each of these lines."""
+_MAX_SILENT_TOKENS: Final = 256
+"""Consecutive tokens without any text that count as a loop."""
+_CHECK_INTERVAL_CHARS: Final = 64
 _TAIL_CHARS: Final = 6144
-_LONGEST_WANTED: Final = 10_000
-_NUMBERED_CONTENT: Final = 20
-"""Characters of words that such a line has at least."""
+_MAX_WANTED_REPEATS: Final = 10_000
+"""Larger numbers in a prompt are not numbers of repeats."""
 _BORDERS: Final = tuple(
     map(re.compile, (r"\n+", r"[.!?…](?=\s)\s|[。！？]", r",\s*(?=[{\[])", r"[,;]\s", r"\s"))
 )
+"""Ends of a line, a sentence, a JSON item, a clause and a word."""
 _LINE: Final = re.compile(r"[^\n]*\n")
 _NUMBER: Final = re.compile(r"(?m)^([^\w\n]*(?:[^\W\d]+ )?)\d+")
 _NO_CONTENT: Final = re.compile(
@@ -47,94 +50,128 @@ _EMOJI: Final = re.compile("[\U0001f000-\U0001ffff]")
 
 
 class Repetition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The end of a text that repeats one piece."""
+    """A loop at the end of a text."""
 
     piece: str
     times: int
     chars: int
-    """Characters of all the repeats, at the end of the text."""
+    """Characters of all repeats."""
     kept: int
-    """Characters of the first of them."""
+    """Characters of the first repeat."""
 
     @property
     def surplus(self) -> int:
-        """Characters at the end of the text that only repeat."""
+        """Characters of all repeats but the first."""
         return self.chars - self.kept
 
-    def name(self, most: int = 48) -> str:
-        """Return the piece on one line, shortened."""
+    def name(self, max_chars: int = 48) -> str:
+        """Return the piece on one line, shortened to `max_chars`."""
         text = " ".join(self.piece.split())
         if not text:
             return "empty lines" if "\n" in self.piece else "blanks"
-        if len(text) <= most:
+        if len(text) <= max_chars:
             return f'"{text}"'
-        return f'"{text[: most - 1].rstrip()}…"'
+        return f'"{text[: max_chars - 1].rstrip()}…"'
 
-    def sentence(self, what: str = "answer") -> str:
-        """Describe the loop. `what`: the noun for the text."""
-        return f"The {what} repeated {self.name()} {self.times} times"
+    def sentence(self, noun: str = "answer") -> str:
+        """Describe the loop of a text that `noun` names."""
+        return f"The {noun} repeated {self.name()} {self.times} times"
 
 
 def without_repeats(text: str, repetition: Repetition | None) -> str:
-    """Drop all but the first of the repeats that end a text."""
+    """Remove all repeats but the first from the end of a text."""
     if repetition is None or not 0 < repetition.surplus <= len(text):
         return text
-    start = text[max(0, len(text) - repetition.chars) :]
-    # The loop may be in another part of the answer, its reasoning for example.
-    if repetition.piece.strip() not in start:
+    # The loop may be in another part of the answer, such as its reasoning.
+    repeats = text[max(0, len(text) - repetition.chars) :]
+    if repetition.piece.strip() not in repeats:
         return text
     return text[: len(text) - repetition.surplus]
 
 
 class LoopDetector:
-    """Watches the text of one choice. A check runs every 64 characters and takes some string searches."""
+    """Checks the text of one choice every 64 characters. A check costs a few string searches."""
 
     def __init__(self, prompt: str = "") -> None:
-        """`prompt`: the last message, which may ask for repeats."""
-        self._prompt = _content(prompt)
+        """prompt: the last message, which may ask for repeats."""
+        self._prompt_words = set(_content(prompt).split())
         self._wanted = _wanted_repeats(prompt)
         self._tail = ""
-        self._new: list[str] = []
-        self._unchecked = 0
-        self._silent = 0
+        self._pending: list[str] = []
+        self._pending_chars = 0
+        self._silent_tokens = 0
 
     def push(self, text: str) -> Repetition | None:
-        """Add the text of the next token. Returns the loop that the text ends in, if it does."""
+        """Add the next token's text, and return the loop at the end, if any."""
         if not text:
-            self._silent += 1
-            if self._silent >= _SILENT_TOKENS:
-                return Repetition("", self._silent, 0, 0)
+            self._silent_tokens += 1
+            if self._silent_tokens >= _MAX_SILENT_TOKENS:
+                return Repetition("", self._silent_tokens, 0, 0)
             return None
-        self._silent = 0
-        self._new.append(text)
-        self._unchecked += len(text)
-        if self._unchecked < _CHECK_EVERY:
+        self._silent_tokens = 0
+        self._pending.append(text)
+        self._pending_chars += len(text)
+        if self._pending_chars < _CHECK_INTERVAL_CHARS:
             return None
-        self._unchecked = 0
-        self._tail = (self._tail + "".join(self._new))[-_TAIL_CHARS:]
-        self._new.clear()
+        self._tail = (self._tail + "".join(self._pending))[-_TAIL_CHARS:]
+        self._pending.clear()
+        self._pending_chars = 0
         return self.find(self._tail)
 
     def find(self, text: str) -> Repetition | None:
-        """Return the loop that a text ends in."""
-        if len(text) < _BLANK_CHARS:
+        """Return the loop at the end of a text, if any."""
+        if len(text) < _MIN_BLANK_CHARS:
             return None
+        return self._exact(text) or self._numbered(text) or self._near(text)
+
+    def _exact(self, text: str) -> Repetition | None:
+        """Find equal repeats of one piece."""
         for period in periods(text):
             run = run_length(text, period)
-            if run // period < _LEAST_REPEATS[-1][1]:
+            times = run // period
+            if times < _MIN_ANY_REPEATS:
                 continue
             first = text[len(text) - run : len(text) - run + period]
             start = _piece_start(first)
             piece = first[start:] + first[:start]
-            if self._is_loop(piece, run):
-                return Repetition(piece, run // period, run, start + period)
-        return self._numbered(text) or self._near(text)
+            if self._is_loop(piece, times, run):
+                return Repetition(piece, times, run, start + period)
+        return None
+
+    def _is_loop(self, piece: str, times: int, run: int) -> bool:
+        content = _content(piece)
+        if not content or len(set(piece)) == 1:
+            return run >= _min_plain_run(piece) and times > self._wanted
+        if self._was_requested(content, times):
+            return False
+        for max_length, repeats in _MIN_REPEATS:
+            if len(piece) <= max_length:
+                return times >= repeats and run >= _MIN_PROSE_CHARS
+        return False
+
+    def _numbered(self, text: str) -> Repetition | None:
+        """Find lines that differ only in their leading number."""
+        # The last line may be incomplete, and blank lines may separate the others.
+        complete = text[: text.rfind("\n") + 1]
+        lines = [match for match in _LINE.finditer(complete) if match[0].strip()]
+        if len(lines) < _MIN_NUMBERED_LINES:
+            return None
+        repeats = list(next(group for _, group in groupby(reversed(lines), _without_number)))
+        times = len(repeats)
+        first = repeats[-1]
+        content = _content(_without_number(first))
+        run = len(text) - first.start()
+        if times < _MIN_NUMBERED_LINES or run < _MIN_PROSE_CHARS:
+            return None
+        if len(content) < _MIN_NUMBERED_CONTENT or self._was_requested(content, times):
+            return None
+        return Repetition(first[0].strip(), times, run, len(first[0]))
 
     def _near(self, text: str) -> Repetition | None:
         """Find repeats that differ in a number or come in varying order."""
         loop = recount(text)
         if loop is not None and loop.times > self._wanted:
-            # Begin the piece at the beginning of a sentence.
+            # Start the piece at the start of a sentence.
             start = loop.start + _piece_start(loop.piece)
             end = start + loop.kept
             chars = len(text) - loop.start
@@ -144,44 +181,10 @@ class LoopDetector:
             return None
         return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
 
-    def _is_loop(self, piece: str, run: int) -> bool:
-        times = run // len(piece)
-        content = _content(piece)
-        if not content or len(set(piece)) == 1:
-            least = _PLAIN_CHARS
-            if not piece.strip(" \t\n\r\ufffd"):
-                least = _BLANK_CHARS
-            elif _EMOJI.search(piece):
-                least = _EMOJI_CHARS
-            return run >= least and times > self._wanted
-        if times <= self._wanted and self._is_wanted(content):
-            return False
-        repeats = next((count for longest, count in _LEAST_REPEATS if len(piece) <= longest), None)
-        return repeats is not None and times >= repeats and run >= _LEAST_CHARS
-
-    def _is_wanted(self, content: str) -> bool:
-        """Whether the prompt has the words of a piece."""
+    def _was_requested(self, content: str, times: int) -> bool:
+        """Whether the prompt asks for this many repeats of these words."""
         words = set(content.split())
-        return bool(words) and words <= set(self._prompt.split())
-
-    def _numbered(self, text: str) -> Repetition | None:
-        """Find equal lines that only their leading number tells apart."""
-        # The last line may be incomplete, and blank lines may separate the others.
-        whole = text[: text.rfind("\n") + 1]
-        lines = [match for match in _LINE.finditer(whole) if match[0].strip()]
-        if len(lines) < _NUMBERED_REPEATS:
-            return None
-        equal = next(group for _, group in groupby(reversed(lines), _without_number))
-        repeats = list(equal)
-        times = len(repeats)
-        first = repeats[-1]
-        content = _content(_without_number(first))
-        run = len(text) - first.start()
-        if times < _NUMBERED_REPEATS or run < _LEAST_CHARS or len(content) < _NUMBERED_CONTENT:
-            return None
-        if times <= self._wanted and self._is_wanted(content):
-            return None
-        return Repetition(first[0].strip(), times, run, len(first[0]))
+        return times <= self._wanted and bool(words) and words <= self._prompt_words
 
 
 def prompt_end(request: GenerateRequest) -> str:
@@ -198,18 +201,27 @@ def prompt_end(request: GenerateRequest) -> str:
 
 
 def detector_for(request: GenerateRequest) -> LoopDetector | None:
-    """Make the detector of a choice; None where the request wants none."""
+    """Return the detector for a choice, or None if the request turns loop detection off."""
     if not request.loop_guard or request.ignore_eos:
         return None
     return LoopDetector(prompt_end(request))
 
 
 def _piece_start(piece: str) -> int:
-    """Return where a line, sentence, item or word begins in a piece that may begin in the middle of one."""
+    """Return the index of the first complete line, sentence, item or word in a piece."""
     for pattern in _BORDERS:
         if match := pattern.search(piece):
             return match.end() % len(piece)
     return 0
+
+
+def _min_plain_run(piece: str) -> int:
+    """Return the shortest run that counts as a loop, for a piece without words."""
+    if not piece.strip(" \t\n\r\ufffd"):
+        return _MIN_BLANK_CHARS
+    if _EMOJI.search(piece):
+        return _MIN_EMOJI_CHARS
+    return _MIN_PLAIN_CHARS
 
 
 def _without_number(line: re.Match[str]) -> str:
@@ -222,7 +234,6 @@ def _content(text: str) -> str:
 
 
 def _wanted_repeats(prompt: str) -> int:
-    """Return the largest number in a prompt that may be a number of repeats."""
+    """Return the largest number of repeats that a prompt may ask for, plus one."""
     numbers = [int(digits) for digits in re.findall(r"(?<!\d)\d{1,5}(?!\d)", prompt)]
-    # One more, as a loop of a text that was asked for is no harm before that.
-    return max((number + 1 for number in numbers if number <= _LONGEST_WANTED), default=0)
+    return max((number + 1 for number in numbers if number <= _MAX_WANTED_REPEATS), default=0)

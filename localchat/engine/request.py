@@ -1,10 +1,9 @@
-"""Requests to an engine. Messages are sent whole and rendered where the model is.
+"""Requests to an engine.
 
-So an engine process and a remote server take the same request. Everything here crosses a pipe: msgspec
-structs, tagged where they are alternatives.
+Messages are rendered where the model is, so an engine process and a remote server receive the same request.
+All types here cross a pipe, so they are msgspec structs with tags for alternatives.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -22,7 +21,7 @@ class CalledTool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of a conversation, as chat templates expect it."""
+    """A message of a conversation, as chat templates expect it."""
 
     role: str
     content: str = ""
@@ -39,15 +38,17 @@ class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     tools: tuple[dict[str, Any], ...] = ()
     """JSON-schema function descriptions."""
     tool_choice: str = "auto"
-    """`auto`, `none`, `required` (the answer is calls alone), or the name of the tool to call."""
+    """`auto`, `none`, `required` (only calls), or the name of the tool to call."""
     parallel_tool_calls: bool = True
-    """The answer may hold several calls, where the model's format allows it."""
+    """Whether the answer may contain several calls, if the model's format allows it."""
     template_options: dict[str, Any] = {}
-    """Passed to the template (for instance `enable_thinking`)."""
+    """Options of the template, such as `enable_thinking`."""
     thinking: ReasoningChoice = "auto"
     think_budget: int | None = None
-    """Most tokens of reasoning, after which it is closed; None: no limit but that of an effort
-    (`reasoning_effort` among the template's options) of which the template knows nothing."""
+    """Maximum reasoning tokens before reasoning is closed.
+
+    None: no limit, except for the effort in `reasoning_effort` if the template does not read it.
+    """
     continue_last: bool = False
     """Continue the last assistant message."""
 
@@ -57,15 +58,15 @@ class TextPrompt(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
 
     text: str
     special: bool = False
-    """Markup such as `<|im_start|>` becomes control tokens."""
+    """Whether markup such as `<|im_start|>` becomes control tokens."""
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
-    """Token ids, taken as they are."""
+    """Token ids, used unchanged."""
 
     tokens: tuple[int, ...]
     first_bos: bool = False
-    """The first one becomes the BOS token, where texts of this model begin with one."""
+    """Whether the first token becomes the BOS token, if the model's texts start with one."""
 
 
 class Infill(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
@@ -74,20 +75,20 @@ class Infill(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
     prefix: str
     suffix: str
     extra: tuple[tuple[str, str], ...] = ()
-    """Context, as pairs of file name and text."""
+    """Context as pairs of file name and text."""
 
 
 _DEFAULT_TOKENS: Final = 8192
-_LEAST_DEFAULT_TOKENS: Final = 512
+_MIN_DEFAULT_TOKENS: Final = 512
 
 Prompt: TypeAlias = Messages | TextPrompt | TokenIds | Infill
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling of tokens. None: the default of the models.toml entry or the user, then the model's own.
+    """Sampling of tokens.
 
-    Without either the engine uses temperature 0.7, top-p 0.95 and min-p 0.05. `top_k` 0 and `typical_p`,
-    `top_p` 1 are off; temperature 0 is greedy.
+    None selects the default of models.toml or of the user, then the model's own, then temperature 0.7, top-p
+    0.95 and min-p 0.05. `top_k` 0 and `typical_p`, `top_p` 1 are off. Temperature 0 is greedy.
     """
 
     temperature: float | None = None
@@ -100,86 +101,75 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     presence_penalty: float | None = None
     logit_bias: dict[int, float] = {}
     text_bias: dict[str, float] = {}
-    """The same for all tokens of a text."""
+    """Bias of all tokens of a text."""
     seed: int | None = None
-    """64 bits; None draws one, and Accepted reports it."""
-
-
-SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 1 << 31),
-    "typical_p": (0.0, 1.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-    "presence_penalty": (-100.0, 100.0),
-}
-"""Lowest and highest value of each sampling field that an engine accepts. The server and the settings
-narrow some of them to what users mean."""
+    """64-bit seed. None draws one, which Accepted reports."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """A constraint on the answer, compiled by llguidance in the engine process."""
 
     kind: Literal["json_schema", "json_object", "lark", "regex"]
-    """`lark` takes GBNF too."""
+    """`lark` accepts GBNF too."""
     source: str = ""
     field: str = ""
-    """Where it stands in the client's request, for errors."""
+    """Field of the client's request, for errors."""
     strict: bool = False
-    """The request fails if the grammar cannot enforce a keyword of the schema."""
+    """Whether the request fails if the grammar cannot enforce a keyword of the schema."""
 
 
 def default_answer_tokens(context_tokens: int, *, reasons: bool = False) -> int:
-    """Return the longest answer where nobody named a length: a quarter of the context, at most 8,192 tokens.
+    """Return the maximum answer without a requested length: a quarter of the context, at most 8,192 tokens.
 
-    Reasoning counts as part of the answer, so a model that reasons may use half and four times as many.
+    Reasoning counts as part of the answer, so a reasoning model may use half of the context and four times as
+    many tokens.
     """
     if reasons:
-        return max(_LEAST_DEFAULT_TOKENS, min(context_tokens // 2, 4 * _DEFAULT_TOKENS))
-    return max(_LEAST_DEFAULT_TOKENS, min(context_tokens // 4, _DEFAULT_TOKENS))
+        return max(_MIN_DEFAULT_TOKENS, min(context_tokens // 2, 4 * _DEFAULT_TOKENS))
+    return max(_MIN_DEFAULT_TOKENS, min(context_tokens // 4, _DEFAULT_TOKENS))
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request."""
+    """A request."""
 
     prompt: Prompt
     sampling: Sampling = Sampling()
     n: int = 1
     max_tokens: int | None = None
-    """None: up to the end of the context."""
+    """Maximum tokens of an answer. None: up to the end of the context."""
     min_tokens: int = 0
-    """No end-of-generation token, stop token or stop string ends an answer before it has this many tokens."""
+    """Tokens before which no end-of-generation token, stop token or stop string ends an answer."""
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     """Token ids that end an answer, besides the model's own."""
     keep_stop: bool = False
-    """The answer includes the stop string or the text of the stop token."""
+    """Whether the answer includes the stop string or the text of the stop token."""
     bad_words: tuple[str, ...] = ()
-    """Words that are never generated. Each must be one token."""
+    """Words that are never generated. Each must be a single token."""
     grammar: Grammar | None = None
     logprobs: int | None = None
-    """Alternatives per generated token (0: only its own log probability)."""
+    """Alternatives per generated token, 0 for only its own log probability."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt."""
+    """Alternatives per prompt token."""
     prompt_logprobs_from: int = 0
-    """Prompt tokens before the first whose successor's log probability is wanted."""
+    """Number of prompt tokens before the first log probability."""
     prompt_logprobs_file: str = ""
-    """A file of this machine, to which the log probabilities of all tokens are appended for each of these
-    positions: V little-endian float16 a position. It stays empty where the backend cannot. Only for engines
-    of this user's own: no server takes it from a client."""
+    """Local file to which the log probabilities of all tokens are appended for each position.
+
+    Each position has V little-endian float16 numbers. The file stays empty if the backend does not support
+    it. Servers never accept this field from a client.
+    """
     salt: str = ""
-    """Separates prefix caches: equal text under another salt shares nothing."""
+    """Separates prefix caches: equal texts with different salts share nothing."""
     owner: str = ""
-    """Conversation for which this machine's disk keeps the KV; empty: nothing of it is kept there."""
+    """Conversation whose KV is stored on disk. Empty: nothing is stored."""
     priority: int = 0
-    """Higher goes first."""
+    """Priority of the request. Higher ones run first."""
     speculation: bool = True
     ignore_eos: bool = False
     loop_guard: bool = True
-    """End an answer that repeats itself. Never with `ignore_eos`, which asks for tokens of any kind."""
+    """Whether an answer that repeats itself is ended. Ignored with `ignore_eos`."""
     default_limit: bool = False
-    """End the answer at the engine's default length (`default_answer_tokens`) unless `max_tokens` is less."""
+    """Whether `default_answer_tokens` limits the answer in addition to `max_tokens`."""
     user: str = ""
-    """Who asks, for the engine's stats; it changes nothing."""
+    """Name of the client for statistics. It has no effect."""

@@ -1,4 +1,4 @@
-"""Stream of one request's events, for a thread or an event loop."""
+"""Stream of a request's events, for a thread or an event loop."""
 
 import threading
 from collections import deque
@@ -14,18 +14,20 @@ if TYPE_CHECKING:
     import asyncio
 
 SIGNAL_POLL_S = 0.1
-"""Seconds after which a waiting thread looks for signals. Python runs a handler between two instructions:
-one that arrives just before the wait begins would run when the wait ends, and a Ctrl+C would be lost so
-long."""
+"""Interval in seconds at which a waiting thread checks for signals.
+
+Python runs signal handlers between two instructions. A Ctrl+C that arrives just before a wait would otherwise
+be handled only after the wait.
+"""
 _FINAL = (LocalchatError, Done)
 
 
 class Stream:
-    """Events of one request: iterate it, in a thread or with `async for`, from one place.
+    """Events of one request. Iterate from one place, in a thread or with `async for`.
 
-    The stream ends after `Done`; a failure is raised from the iteration. `close()` cancels the request
-    (idempotent, from any thread); leaving the `with` block closes. Events that come after a close are
-    dropped.
+    The stream ends after `Done` or at `end()`. A failure is raised from the iteration. `close()` cancels the
+    request, is idempotent, and may be called from any thread. Leaving the `with` block closes the stream.
+    Events after a close are dropped.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
@@ -33,16 +35,16 @@ class Stream:
         self._items: deque[Event | LocalchatError] = deque()
         self._lock = threading.Condition()
         self._waiter: asyncio.Future[None] | None = None
-        """Of a consumer in an event loop that has read everything."""
+        """Future of a consumer in an event loop that has read all events."""
         self._ended = False
         self._closed = False
 
     def put(self, *items: Event | LocalchatError) -> None:
-        """Add events, or the failure that ends the stream. Called by the engine, from any thread."""
+        """Add events, or the failure that ends the stream. Thread-safe."""
         put_together([(self, items)])
 
     def _add(self, items: Sequence[Event | LocalchatError]) -> "asyncio.Future[None] | None":
-        """Add items. Returns the waiter to wake if the consumer is in an event loop and waits."""
+        """Add items. Return the future of a waiting consumer in an event loop."""
         with self._lock:
             if self._ended or self._closed:
                 return None
@@ -53,25 +55,34 @@ class Stream:
                     break
             return self._take_waiter()
 
+    def end(self) -> None:
+        """End the stream without `Done`, for a request that was cancelled on purpose."""
+        with self._lock:
+            self._ended = True
+            waiter = self._take_waiter()
+        _wake([waiter] if waiter is not None else [])
+
     def close(self) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            finished = self._ended
+            had_ended = self._ended
             waiter = self._take_waiter()
         _wake([waiter] if waiter is not None else [])
-        if not finished:
+        if not had_ended:
             self._cancel()
 
     @property
     def ended(self) -> bool:
-        """Whether everything has arrived (it may still wait to be consumed)."""
+        """Whether all events have arrived, even if some are unread."""
         return self._ended or self._closed
 
     def _take_waiter(self) -> "asyncio.Future[None] | None":
-        """Wake a consumer in a thread, or return the waiter of one in an event loop. Call with the lock
-        held."""
+        """Wake a consumer in a thread, or return the future of one in an event loop.
+
+        Call with the lock held.
+        """
         waiter = self._waiter
         self._waiter = None
         if waiter is None:
@@ -79,7 +90,7 @@ class Stream:
         return waiter
 
     def _next_event(self) -> Event | None:
-        """The next event, or None when there is none yet. Call with the lock held."""
+        """Return the next event, or None while the queue is empty. Call with the lock held."""
         if self._items:
             item = self._items.popleft()
             if isinstance(item, LocalchatError):
@@ -96,10 +107,13 @@ class Stream:
     def __iter__(self) -> Iterator[Event]:
         while True:
             with self._lock:
-                if self._drained:
-                    return
-                while (event := self._next_event()) is None:
-                    self._lock.wait(SIGNAL_POLL_S)
+                event = None
+                while event is None:
+                    if self._drained:
+                        return
+                    event = self._next_event()
+                    if event is None:
+                        self._lock.wait(SIGNAL_POLL_S)
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -108,35 +122,37 @@ class Stream:
                 yield event
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """All events so far, each time that the consumer asks for more.
+        """Yield all events so far, whenever the consumer asks for more.
 
-        A consumer that pauses between two batches is woken once for each of them, not once for every event.
+        A consumer that pauses between batches is woken once per batch, not once per event.
         """
         while batch := await self.batch():
             yield batch
 
     async def batch(self) -> list[Event]:
-        """All events so far, and at least one; none at the end of the stream."""
+        """Return all events so far, at least one. The list is empty at the end of the stream."""
         while True:
             with self._lock:
                 if self._drained:
                     return []
                 if batch := self._next_batch():
                     return batch
-                import asyncio  # 25 ms, which a one-shot that reads in a thread does not pay
+                # The import takes 25 ms, which one-shot commands avoid by reading in a thread.
+                import asyncio
 
                 waiter = self._waiter = asyncio.get_running_loop().create_future()
             await waiter
 
     def _next_batch(self) -> list[Event]:
-        """The events up to a failure, which is raised when nothing is before it. Call with the lock held."""
+        """Return the events before a failure, or raise a failure that is first. Call with the lock held."""
         batch: list[Event] = []
         while self._items and not (batch and isinstance(self._items[0], LocalchatError)):
             event = self._next_event()
             assert event is not None
             batch.append(event)
         if not batch:
-            self._next_event()  # closed: raises
+            # This raises if the stream is closed.
+            self._next_event()
         return batch
 
     def __enter__(self) -> "Stream":
@@ -152,9 +168,9 @@ class Stream:
 
 
 def put_together(batches: Iterable[tuple[Stream, Sequence[Event | LocalchatError]]]) -> None:
-    """Add items to several streams, and wake each event loop once for all of them.
+    """Add items to several streams, and wake each event loop once. Thread-safe.
 
-    A wake-up is a system call. Called by the engine, from any thread.
+    A wake-up is a system call.
     """
     waiters = [stream._add(items) for stream, items in batches]
     _wake([waiter for waiter in waiters if waiter is not None])
@@ -164,9 +180,10 @@ def _wake(waiters: "Sequence[asyncio.Future[None]]") -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
-    for loop, theirs in by_loop.items():
-        with suppress(RuntimeError):  # the consumer's event loop is closed
-            loop.call_soon_threadsafe(_resolve, theirs)
+    for loop, futures in by_loop.items():
+        # The consumer's event loop may be closed.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, futures)
 
 
 def _resolve(waiters: "Sequence[asyncio.Future[None]]") -> None:

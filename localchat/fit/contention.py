@@ -1,4 +1,4 @@
-"""Tells whether other programs were using the CPU during a run, so that its speed is not representative."""
+"""Detects other programs that used the CPU during a run, which distorts its speed."""
 
 import math
 import os
@@ -10,28 +10,28 @@ _PRESSURE_WINDOW_S: Final = 10.0
 _LOAD_WINDOW_S: Final = 60.0
 """Averaging window of the first load average."""
 _WAITING_SHARE: Final = 0.5
-"""Share of the time with a waiting thread from which a run counts as disturbed. A run alone stays below 0.2."""
+"""A run is disturbed if threads waited for this share of the time. A run alone stays below 0.2."""
 BUSY_SHARE: Final = 0.15
-"""Share of the CPU that other programs use, from which a benchmark counts as disturbed."""
+"""A benchmark is disturbed if other programs use this share of the CPU."""
 _TICKS_PER_S: Final = 100
-"""Of /proc/stat."""
+"""Unit of /proc/stat."""
 _OTHER_THREADS: Final = 0.5
-"""Runnable threads of other programs, beyond the idle cores, from which a run counts as disturbed."""
+"""A run is disturbed by more runnable threads than this beyond the idle cores."""
 
 
 def cpu_was_contended(elapsed_s: float, threads: int, cores: int, root: Path = Path("/")) -> bool:
-    """Return True if threads had to wait for a core during the run that just ended.
+    """Return True if threads waited for a core during the run that just ended.
 
-    elapsed_s: duration of the run. root: the folder with /proc (for tests). Where neither the kernel's
-    pressure nor a load average is available, the answer is False.
+    elapsed_s: duration of the run. root: the folder with /proc (for tests). False if the system reports
+    neither the kernel's pressure nor a load average.
     """
-    waiting = _waiting_share(root)
-    if waiting is not None:
-        return waiting >= _WAITING_SHARE * _seen(elapsed_s, _PRESSURE_WINDOW_S)
+    waiting_share = _waiting_share(root)
+    if waiting_share is not None:
+        return waiting_share >= _WAITING_SHARE * _weight_of(elapsed_s, _PRESSURE_WINDOW_S)
     load = _load_average()
     if load is None:
         return False
-    others = load - threads * _seen(elapsed_s, _LOAD_WINDOW_S)
+    others = load - threads * _weight_of(elapsed_s, _LOAD_WINDOW_S)
     return others > max(cores - threads, 0) + _OTHER_THREADS
 
 
@@ -47,7 +47,7 @@ class CpuWatch:
         self._own_start_s = _own_cpu_s()
 
     def others_share(self) -> float:
-        """Share of all cores that other programs used; 0 where the system does not tell."""
+        """Return the share of all cores that other programs used. 0 if the system does not report it."""
         end = _busy_and_total_ticks(self._root)
         if self._start is None or end is None or end[1] <= self._start[1]:
             return 0.0
@@ -62,7 +62,7 @@ def _own_cpu_s() -> float:
 
 
 def _busy_and_total_ticks(root: Path) -> tuple[int, int] | None:
-    """Ticks of all cores since boot; None without /proc/stat."""
+    """Return the busy and total ticks of all cores since boot. None without /proc/stat."""
     try:
         fields = (root / "proc/stat").read_text().partition("\n")[0].split()[1:9]
         ticks = [int(field) for field in fields]
@@ -70,17 +70,17 @@ def _busy_and_total_ticks(root: Path) -> tuple[int, int] | None:
         return None
     if len(ticks) < 5:
         return None
-    # The fourth and fifth are idle time and waiting for disks.
+    # The fourth and fifth field are idle time and waiting for disks.
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
-def _seen(elapsed_s: float, window_s: float) -> float:
-    """Share of an exponential average that the last `elapsed_s` seconds contribute."""
+def _weight_of(elapsed_s: float, window_s: float) -> float:
+    """Return the share of an exponential average that the last `elapsed_s` seconds contribute."""
     return 1 - math.exp(-max(elapsed_s, 1.0) / window_s)
 
 
 def _waiting_share(root: Path) -> float | None:
-    """Share of the last ten seconds in which a runnable thread waited; None where Linux does not report it."""
+    """Return the share of ten seconds in which a runnable thread waited. None without Linux pressure."""
     try:
         text = (root / "proc/pressure/cpu").read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""Cores, memory and GPUs of this machine now. Nothing is cached.
+"""Reads the cores, memory and GPUs of this machine. Nothing is cached.
 
-`read_machine` looks; a test or a what-if makes a `Machine` by hand. Nothing here imports torch or starts a
-GPU context: NVIDIA GPUs are read through nvidia-ml-py where it is installed.
+Tests and what-if plans create a `Machine` by hand. This module imports no torch and starts no GPU context:
+it reads NVIDIA GPUs through nvidia-ml-py, if that is installed.
 """
 
 import importlib
@@ -18,7 +18,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU."""
+    """A GPU and its free memory."""
 
     index: int
     name: str
@@ -28,34 +28,34 @@ class Gpu:
     """(9, 0) for Hopper."""
     driver: str = ""
     bytes_per_s: int = 0
-    """Peak read bandwidth of its memory; 0: unknown."""
+    """Peak read bandwidth of its memory. 0 if unknown."""
 
     @property
     def others_bytes(self) -> int:
-        """Memory held by other processes and the driver."""
+        """Memory that other processes and the driver use."""
         return self.total_bytes - self.free_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything about a machine that a plan needs."""
+    """Hardware properties that a plan needs."""
 
     cpu_name: str
     cpu_flags: frozenset[str]
     cores: int
-    """Physical cores that this process may use, without efficiency cores where they are known."""
+    """Physical cores that this process may use, without known efficiency cores."""
     ram_total_bytes: int
     ram_free_bytes: int
-    """RAM that can be taken without swapping, within the limits of a container."""
+    """RAM that is available without swapping, within the limits of a container."""
     unified_memory: bool = False
-    """The GPU takes its memory from the RAM (Apple)."""
+    """Whether the GPU uses the RAM (Apple)."""
     gpus: tuple[Gpu, ...] = ()
     gpu_note: str = ""
-    """Why no GPU was found, where that deserves a sentence."""
+    """Sentence on why no GPU was found, if the reason is unusual."""
 
     @property
     def gpu_free_bytes(self) -> int:
-        """Free graphics memory, all GPUs together."""
+        """Free graphics memory of all GPUs."""
         return sum(gpu.free_bytes for gpu in self.gpus)
 
 
@@ -72,7 +72,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         free = min(free, max(limits.memory_bytes - limits.memory_used_bytes, 0))
     return Machine(
         cpu_name=info.get("model name") or _mac("machdep.cpu.brand_string") or platform.processor(),
-        cpu_flags=frozenset((info.get("flags") or info.get("Features") or "").split()),
+        cpu_flags=read_cpu_flags(root),
         cores=read_cores(root),
         ram_total_bytes=total,
         ram_free_bytes=free,
@@ -82,8 +82,14 @@ def read_machine(root: Path = Path("/")) -> Machine:
     )
 
 
+def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return the CPU's features as Linux names them. Empty on other systems."""
+    info = _cpu_info(root)
+    return frozenset((info.get("flags") or info.get("Features") or "").split())
+
+
 def read_cores(root: Path = Path("/")) -> int:
-    """Physical cores that this process may use, at least 1: the default number of threads."""
+    """Return the physical cores that this process may use, at least 1: the default number of threads."""
     cores = _physical_cores(root, _allowed())
     limits = read_limits(root)
     if limits.cpus:
@@ -91,20 +97,17 @@ def read_cores(root: Path = Path("/")) -> int:
     return cores
 
 
-# ---------------------------------------------------------------------------- limits of a container
-
-
 class ContainerLimits(NamedTuple):
-    """Limits of control groups; 0: none."""
+    """Limits of control groups. 0: no limit."""
 
     memory_bytes: int = 0
     memory_used_bytes: int = 0
-    """Without reclaimable file pages."""
+    """Used memory without reclaimable file pages."""
     cpus: float = 0.0
 
 
 def read_limits(root: Path = Path("/")) -> ContainerLimits:
-    """The tightest limits of this process's control groups, version 1 or 2."""
+    """Return the tightest limits of this process's control groups, version 1 or 2."""
     memory = 0
     used = 0
     cpus = 0.0
@@ -121,21 +124,20 @@ def read_limits(root: Path = Path("/")) -> ContainerLimits:
 
 
 def _control_groups(root: Path) -> list[Path]:
-    """Folders of this process's groups and of all groups above them."""
+    """Return the folders of this process's groups and of all groups above them."""
     base = root / "sys/fs/cgroup"
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in _text(root / "proc/self/cgroup").splitlines() or ["0::/"]:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        tops = (
-            [base]
-            if not controllers
-            else [base / name for name in (controllers, *controllers.split(","))]
-        )
+        _, _, group = line.partition(":")
+        controllers, _, path = group.partition(":")
+        # Version 2 names no controllers: its groups lie directly under the base.
+        tops = [base]
+        if controllers:
+            tops = [base / name for name in (controllers, *controllers.split(","))]
         inner = Path(path.lstrip("/"))
         for top in tops:
-            found += [top / part for part in (inner, *inner.parents)]
-    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+            folders += [top / part for part in (inner, *inner.parents)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def _cpu_quota(folder: Path) -> float:
@@ -160,7 +162,9 @@ def _inactive_file(folder: Path) -> int:
 
 def _number(path: Path) -> int:
     text = _text(path)
-    return int(text) if text.isdigit() else 0
+    if text.isdigit():
+        return int(text)
+    return 0
 
 
 def _text(path: Path) -> str:
@@ -170,11 +174,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-# ---------------------------------------------------------------------------- cores
-
-
 def _allowed() -> frozenset[int]:
-    """Logical CPUs that this process may run on; empty: unknown."""
+    """Return the logical CPUs that this process may run on. Empty if unknown."""
     try:
         return frozenset(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -182,7 +183,7 @@ def _allowed() -> frozenset[int]:
 
 
 def _physical_cores(root: Path, allowed: frozenset[int]) -> int:
-    """Physical cores among `allowed`, fast ones only where cores differ. At least 1."""
+    """Count the physical cores among `allowed`, only the fast ones if they differ. At least 1."""
     if fast := _mac("hw.perflevel0.physicalcpu"):
         return max(int(fast), 1)
     performance = _cpu_list(_text(root / "sys/devices/cpu_core/cpus"))
@@ -197,25 +198,27 @@ def _physical_cores(root: Path, allowed: frozenset[int]) -> int:
 
 
 def _fastest(root: Path, allowed: frozenset[int]) -> frozenset[int]:
-    """CPUs of at least half the greatest capacity (ARM big.LITTLE states it in cpu_capacity)."""
+    """Return the CPUs with at least half the greatest capacity (ARM big.LITTLE reports cpu_capacity)."""
     folder = root / "sys/devices/system/cpu"
     capacity = {cpu: _number(folder / f"cpu{cpu}/cpu_capacity") for cpu in allowed}
-    most = max(capacity.values(), default=0)
-    return frozenset(cpu for cpu, value in capacity.items() if most and 2 * value >= most)
+    max_capacity = max(capacity.values(), default=0)
+    return frozenset(
+        cpu for cpu, value in capacity.items() if max_capacity and 2 * value >= max_capacity
+    )
 
 
 def _cpu_list(text: str) -> frozenset[int]:
-    """`0-3,8` as a set; empty for text that is not a list."""
-    found: set[int] = set()
+    """Parse `0-3,8` into a set. Empty for other text."""
+    cpus: set[int] = set()
     for piece in text.split(","):
         low, _, high = piece.partition("-")
         if low.isdigit() and (high or low).isdigit():
-            found.update(range(int(low), int(high or low) + 1))
-    return frozenset(found)
+            cpus.update(range(int(low), int(high or low) + 1))
+    return frozenset(cpus)
 
 
 def _cpu_info(root: Path) -> Mapping[str, str]:
-    """The first processor's entries of /proc/cpuinfo."""
+    """Return the first processor's entries of /proc/cpuinfo."""
     first = _text(root / "proc/cpuinfo").split("\n\n", 1)[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -233,33 +236,27 @@ def _mac(name: str) -> str:
     return answer.stdout.strip()
 
 
-# ---------------------------------------------------------------------------- NVIDIA GPUs
-
-
 def read_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and a sentence where they cannot be read."""
+    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and a sentence if they cannot be read."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        present = Path("/proc/driver/nvidia/version").exists()
-        return (
-            (),
-            "An NVIDIA driver is here; `nvidia-ml-py` is missing to read its memory."
-            if present
-            else "",
-        )
+        if not Path("/proc/driver/nvidia/version").exists():
+            return (), ""
+        return (), "An NVIDIA driver is here; `nvidia-ml-py` is missing to read its memory."
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as trouble:
-        driverless = isinstance(trouble, nvml.NVMLError_LibraryNotFound)
-        note = "" if driverless else f"The NVIDIA driver does not answer: {trouble}."
-        return (), note  # without a driver there is no GPU to report
+        # Without a driver there is no GPU to report.
+        if isinstance(trouble, nvml.NVMLError_LibraryNotFound):
+            return (), ""
+        return (), f"The NVIDIA driver does not answer: {trouble}."
     try:
         driver = _decoded(nvml.nvmlSystemGetDriverVersion())
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         return tuple(
             _gpu(nvml, handles[i], i, driver)
-            for i in visible([_uuid(nvml, one) for one in handles], os.environ)
+            for i in visible([_uuid(nvml, handle) for handle in handles], os.environ)
         ), ""
     except nvml.NVMLError as trouble:
         return (), f"The NVIDIA driver does not report its memory: {trouble}."
@@ -268,15 +265,15 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
 
 
 def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Indices of the GPUs that CUDA would show, of those with these names (`GPU-…`).
+    """Return the indices of the GPUs that CUDA would show, given their names (`GPU-…`).
 
-    CUDA's rule: numbers or beginnings of names, and the list ends at the first entry that matches none. Parts
-    of GPUs (`MIG-…`) are not followed: all GPUs are taken.
+    CUDA's rule: numbers or beginnings of names, and the list ends at the first entry without a match. Parts of
+    GPUs (`MIG-…`) are not supported: they select all GPUs.
     """
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None or "MIG-" in listed:
         return tuple(range(len(uuids)))
-    found: list[int] = []
+    indices: list[int] = []
     for name in map(str.strip, listed.split(",")):
         if name.isdigit():
             matching = [int(name)] if int(name) < len(uuids) else []
@@ -284,8 +281,8 @@ def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, 
             matching = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
         if len(matching) != 1:
             break
-        found += matching
-    return tuple(dict.fromkeys(found))
+        indices += matching
+    return tuple(dict.fromkeys(indices))
 
 
 def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN401  pynvml has no types
@@ -303,7 +300,7 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN40
 
 
 def _uuid(nvml: Any, handle: Any) -> str:  # noqa: ANN401
-    """Empty where the driver does not report it."""
+    """Return the name of a GPU. Empty if the driver does not report it."""
     try:
         return _decoded(nvml.nvmlDeviceGetUUID(handle))
     except nvml.NVMLError:
@@ -311,7 +308,7 @@ def _uuid(nvml: Any, handle: Any) -> str:  # noqa: ANN401
 
 
 def _bandwidth(nvml: Any, handle: Any) -> int:  # noqa: ANN401
-    """Two transfers a clock times the width of the bus; 0 where the driver does not report both."""
+    """Return two transfers per clock times the bus width. 0 if the driver does not report both."""
     try:
         clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)
         width_bits = nvml.nvmlDeviceGetMemoryBusWidth(handle)

@@ -1,7 +1,6 @@
-"""Formulas of a load's memory that both backends share, and the plan that results.
+"""Memory formulas that both backends share, and the plan of a load.
 
-Each backend's memory_plan.py adds its buffers. Sizes are bytes. A *cell* is the place of one token in a KV
-cache.
+Each backend's plan/memory_plan.py adds its buffers. Sizes are bytes. A *cell* of a KV cache stores one token.
 """
 
 from collections.abc import Callable
@@ -15,23 +14,26 @@ from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberForma
 from localchat.units import size, tokens
 
 ROUNDING_TOKENS = 256
-LEAST_CONTEXT_TOKENS = 512
+MIN_CONTEXT_TOKENS = 512
 """Shortest context that a planner chooses by itself (unless the model was trained for less)."""
 
 
 class GpuShare(NamedTuple):
-    """The part of a load that one of several GPUs takes."""
+    """Part of a load on one of several GPUs."""
 
     layers: int
     """The output layer counts as one."""
     size_bytes: int
     total_bytes: int
-    """Memory of the whole GPU, by which a backend finds it again."""
+    """Memory of the whole GPU, by which a backend recognizes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Verdict on a load before it starts. Sizes are in bytes of the memory that bounds it."""
+    """Verdict on a load before it starts. Sizes are in bytes of the memory that bounds it.
+
+    Size: `fit`, the loaders and the engine's statistics read every field.
+    """
 
     backend: str
     weights_bytes: int
@@ -43,58 +45,60 @@ class MemoryPlan:
     fits: bool
     context_tokens: int
     max_context_tokens: int
-    """Largest context that fits with this KV type."""
+    """Longest context that fits with this KV type."""
     kv_type: str
     flash_attention: bool
     gpu_layers: int
-    """Of `layers`, which counts the output layer too."""
+    """Layers on the GPU, out of `layers`, which counts the output layer too."""
     cache_ram_bytes: int
     """RAM for prefixes that are swapped to the host."""
     max_step_tokens: int
     advice: tuple[str, ...] = ()
-    """What would help, best first."""
+    """Sentences on what would help, best first."""
     notes: tuple[str, ...] = ()
-    """What was decided, in sentences for the user."""
+    """Sentences on what was decided."""
     layers: int = 0
     gpu_bytes: int = 0
     """Graphics memory within the total."""
     gpu_free_bytes: int = 0
     """Graphics memory within `free_bytes`."""
     window_only: bool = False
-    """Sliding-window layers keep only their window, so a prefix cannot be truncated anywhere."""
+    """Whether sliding-window layers store only their window, which limits where a prefix can be cut."""
     mapped_bytes: int = 0
-    """File pages of weights that were also copied in another order, or of which a token reads one row. The
-    system drops them where memory is short, so they count neither as needed nor as free."""
+    """Cached file pages of repacked weights and lookup tables.
+
+    The system drops them when memory is short, so they count neither as needed nor as free.
+    """
     missing: str = ""
-    """What the load lacks besides memory, a sentence; then it does not fit."""
+    """Sentence on what the load lacks besides memory. Not empty only if it does not fit."""
     kv_types: tuple[str, ...] = ()
-    """KV types that this model can have, best first; empty: unknown."""
+    """KV types that this model can have, best first. Empty if unknown."""
     reserve_bytes: int = 0
-    """Free memory that is kept for other programs; not within `free_bytes`."""
+    """Free memory that is kept for other programs, in addition to `free_bytes`."""
     unpacked_bytes: int = 0
-    """Within `weights_bytes`: a copy of packed weights for the gemms of prompts, where memory is plentiful."""
+    """Part of `weights_bytes`: an unpacked copy of packed weights, which speeds up prompts."""
     head_bounds: bool = False
-    """The weights count an int8 copy of the output head, which saves most reads of the head itself."""
+    """Whether the weights include an int8 copy of the output head."""
     draft_bytes: int = 0
-    """Within `compute_bytes`: a draft model, or the model's own prediction head, with its KV."""
+    """Part of `compute_bytes`: a draft model, or the model's own prediction head, with its KV."""
     prediction_head: bool = False
-    """The model's own prediction head is loaded, and drafts."""
+    """Whether the model's own prediction head is loaded to draft."""
     saved_states: int = 0
-    """States of recurrent layers that are kept on the GPU for prefixes; within `compute_bytes`."""
+    """States of recurrent layers saved on the GPU for prefixes. Part of `compute_bytes`."""
 
     kv_tokens: int = 0
-    """Room of the KV cache for all conversations together; 0: unknown."""
+    """Tokens that the KV cache stores in all. 0 if unknown."""
     window_pages: int = 0
-    """Pages that layers with a sliding window have apart from the others, within `kv_bytes`; 0: none."""
+    """Pages in the pool of sliding-window layers. Part of `kv_bytes`. 0: one pool for all layers."""
     slots: int = 0
-    """Sequences computed at once; 0: as many as were asked for."""
+    """Sequences computed at once. 0: the requested number."""
     experts_on_cpu: int = 0
-    """Layers, counted from the first, whose experts stay in RAM although the layer is on the GPU."""
+    """Layers on the GPU whose experts stay in RAM, from the first."""
     gpu_shares: tuple[GpuShare, ...] = ()
-    """Layers of each GPU, in order; empty with fewer than two GPUs."""
+    """Layers of each GPU, in order. Empty with fewer than two GPUs."""
 
     def conversations(self, length_tokens: int) -> int:
-        """The most conversations of this length that the KV cache holds at once; 0 if the load does not fit."""
+        """Return how many conversations of this length the KV cache stores. 0 if the load does not fit."""
         if self.fits:
             return self.kv_tokens // max(length_tokens, 1)
         return 0
@@ -106,7 +110,7 @@ class MemoryPlan:
 
 
 def machine_beside(machine: Machine, plan: MemoryPlan) -> Machine:
-    """The machine with this plan loaded. Several GPUs give in proportion to what they have free."""
+    """Return the machine with this plan loaded. Several GPUs share it in proportion to their free memory."""
     free = max(machine.gpu_free_bytes, 1)
     gpus = tuple(
         replace(gpu, free_bytes=max(gpu.free_bytes - plan.gpu_bytes * gpu.free_bytes // free, 0))
@@ -129,7 +133,7 @@ def check_context(name: str, requested: int | None, limit: int, *, anyway: bool)
 
 
 def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
-    """The plan itself if it fits. Raises DoesNotFit with both numbers and the advice. name: the model."""
+    """Return the plan if it fits. Raises DoesNotFit with both numbers and the advice. name: the model."""
     if plan.fits:
         return plan
     if plan.missing:
@@ -145,61 +149,57 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
     )
 
 
-# ---------------------------------------------------------------------------- memory that may be taken
-
-
 ANYWAY = "--anyway loads it regardless; the system may kill it when memory runs out."
 _RESERVE_BYTES = 500_000_000
 
 
 def all_advice(plan: MemoryPlan) -> tuple[str, ...]:
-    """Remedies for a load that does not fit, best first, and the way past the verdict."""
+    """Return the remedies for a load that does not fit, best first, and the overriding flag."""
+    # `--anyway` sets the reserve to zero.
     if plan.fits or plan.missing or not plan.reserve_bytes:
-        return plan.advice  # without a reserve, the user asked for it anyway
+        return plan.advice
     return (*plan.advice, ANYWAY)
 
 
 def kept_free(reserve_bytes: int) -> str:
-    """The part of a sentence that names the reserve; empty without one."""
+    """Return the part of a sentence that names the reserve. Empty without one."""
     if reserve_bytes:
         return f", besides {size(reserve_bytes)} kept for other programs"
     return ""
 
 
 def gpu_reserve_bytes(total_bytes: int) -> int:
-    """Graphics memory left free on a GPU: half a gigabyte, or a twentieth."""
+    """Return the graphics memory to leave free: half a gigabyte, or a twentieth."""
     return max(_RESERVE_BYTES, total_bytes // 20)
 
 
 def ram_reserve_bytes(machine: Machine) -> int:
-    """RAM left free: half a gigabyte, or a twentieth; a sixteenth of a small machine or container."""
+    """Return the RAM to leave free: half a gigabyte or a twentieth, but a sixteenth of a small machine."""
     total = machine.ram_total_bytes
     return max(min(_RESERVE_BYTES, total // 16), total // 20)
 
 
 def spendable_ram(machine: Machine, *, anyway: bool = False) -> int:
-    """RAM that a load may take now. anyway: without a reserve."""
+    """Return the RAM that a load may take now. anyway: without a reserve."""
     reserve = 0 if anyway else ram_reserve_bytes(machine)
     return max(machine.ram_free_bytes - reserve, 0)
 
 
-def spendable_gpu(machine: Machine, most_bytes: int | None = None, *, anyway: bool = False) -> int:
-    """Graphics memory that a load may take now, all GPUs together. most_bytes: a limit for each."""
-    return sum(spendable_gpus(machine, most_bytes, anyway=anyway))
+def spendable_gpu(machine: Machine, limit_bytes: int | None = None, *, anyway: bool = False) -> int:
+    """Return the graphics memory of all GPUs that a load may take now. limit_bytes: for each GPU."""
+    return sum(spendable_gpus(machine, limit_bytes, anyway=anyway))
 
 
 def spendable_gpus(
-    machine: Machine, most_bytes: int | None = None, *, anyway: bool = False
+    machine: Machine, limit_bytes: int | None = None, *, anyway: bool = False
 ) -> tuple[int, ...]:
-    """The same for each GPU."""
-    free = (
-        max(gpu.free_bytes - (0 if anyway else gpu_reserve_bytes(gpu.total_bytes)), 0)
-        for gpu in machine.gpus
-    )
-    return tuple(each if most_bytes is None else min(each, most_bytes) for each in free)
-
-
-# ---------------------------------------------------------------------------- weights
+    """Return the memory of each GPU that a load may take now."""
+    sizes = []
+    for gpu in machine.gpus:
+        reserve = 0 if anyway else gpu_reserve_bytes(gpu.total_bytes)
+        free_bytes = max(gpu.free_bytes - reserve, 0)
+        sizes.append(free_bytes if limit_bytes is None else min(free_bytes, limit_bytes))
+    return tuple(sizes)
 
 
 class Split(NamedTuple):
@@ -210,32 +210,28 @@ class Split(NamedTuple):
 
 
 def weights_split(shape: ModelShape, gpu_layers: int, experts_on_cpu: int = 0) -> Split:
-    """Weights in RAM and on the GPU when the last `gpu_layers` layers are offloaded.
+    """Divide the weights between RAM and GPU when the last `gpu_layers` layers are offloaded.
 
-    The output counts as the last layer. The input embedding stays in RAM; where it is the output matrix too,
-    the GPU gets a copy. Experts of the first `experts_on_cpu` layers stay in RAM.
+    The output counts as the last layer. The input embedding stays in RAM. If it is the output matrix too, the
+    GPU gets a copy. Experts of the first `experts_on_cpu` layers stay in RAM.
     """
-    first = max(shape.all_layers + 1 - gpu_layers, 0)
-    ram = gpu = 0
-    tied = shape.tied
+    first_on_gpu = max(shape.all_layers + 1 - gpu_layers, 0)
+    embedding_on_gpu = shape.tied and gpu_layers > 0
+    ram = 0
+    gpu = 0
     for weight in shape.weights:
-        if weight.part == "embedding":
+        if weight.part in ("embedding", "lookup"):
             ram += weight.size_bytes
-            gpu += weight.size_bytes if tied and gpu_layers > 0 else 0
-        elif weight.part == "lookup":
-            ram += weight.size_bytes
-        elif (
-            gpu_layers > 0
-            and (weight.layer if weight.part == "layer" else shape.all_layers) >= first
-            and not (weight.routed and weight.layer < experts_on_cpu)
-        ):
+            if weight.part == "embedding" and embedding_on_gpu:
+                gpu += weight.size_bytes
+            continue
+        layer = weight.layer if weight.part == "layer" else shape.all_layers
+        stays_in_ram = weight.routed and weight.layer < experts_on_cpu
+        if gpu_layers > 0 and layer >= first_on_gpu and not stays_in_ram:
             gpu += weight.size_bytes
         else:
             ram += weight.size_bytes
     return Split(ram, gpu)
-
-
-# ---------------------------------------------------------------------------- keys and values
 
 
 class CacheSpec(NamedTuple):
@@ -244,18 +240,20 @@ class CacheSpec(NamedTuple):
     cells: int
     """Tokens of all sequences."""
     window_cells: int
-    """Cells of layers with a sliding window; `cells` where they keep everything."""
+    """Cells of layers with a sliding window. `cells` if they store everything."""
     sequences: int
-    """States of recurrent layers."""
+    """Sequences with a state in recurrent layers."""
     kv_type: str = "f16"
     padded_values: bool = False
-    """All layers' values are as wide as the widest (llama.cpp without flash attention)."""
+    """Whether all layers' values are as wide as the widest (llama.cpp without flash attention)."""
 
 
 def kv_layer_bytes(shape: ModelShape, spec: CacheSpec) -> tuple[int, ...]:
-    """Bytes of keys, values and recurrent states, per layer."""
+    """Return the bytes of keys, values and recurrent states of each layer."""
     format_ = KV_FORMATS[spec.kv_type]
-    widest = max((layer.values for layer in shape.layers), default=0) if spec.padded_values else 0
+    widest = 0
+    if spec.padded_values:
+        widest = max((layer.values for layer in shape.layers), default=0)
     return tuple(_layer_bytes(layer, spec, format_, widest) for layer in shape.layers)
 
 
@@ -267,7 +265,7 @@ def _layer_bytes(layer: LayerShape, spec: CacheSpec, format_: NumberFormat, wide
 
 
 def kv_types(shape: ModelShape) -> tuple[str, ...]:
-    """KV types whose blocks divide this model's head width, best first."""
+    """Return the KV types whose blocks divide this model's head width, best first."""
     rows = {width for layer in shape.layers for width in (layer.keys, layer.values) if width}
     return tuple(
         name
@@ -276,30 +274,28 @@ def kv_types(shape: ModelShape) -> tuple[str, ...]:
     )
 
 
-# ---------------------------------------------------------------------------- the largest that fits
-
-
 def rounded(tokens: int) -> int:
-    """Tokens rounded up to the next multiple of 256."""
+    """Round tokens up to the next multiple of 256."""
     return -(-tokens // ROUNDING_TOKENS) * ROUNDING_TOKENS
 
 
-def largest(fits: Callable[[int], bool], most: int, step: int = ROUNDING_TOKENS) -> int:
-    """Largest multiple of `step` up to `most` (or `most` itself) for which `fits` is true; 0: none.
+def largest(fits: Callable[[int], bool], limit: int, step: int = ROUNDING_TOKENS) -> int:
+    """Return the largest multiple of `step` up to `limit`, or `limit` itself, that fits.
 
-    `fits` must be true below and false above one border.
+    `fits` must be true up to some number and false above it. 0 if it is false everywhere.
     """
-    if fits(most):
-        return most
+    if fits(limit):
+        return limit
     low = 0
-    high = -(-most // step)
+    high = -(-limit // step)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * step) else (low, middle)
+        if fits(middle * step):
+            low = middle
+        else:
+            high = middle
     return low * step
 
-
-# ---------------------------------------------------------------------------- another quantization
 
 _BITS_PER_WEIGHT = {
     "Q8_0": 8.5,
@@ -310,34 +306,35 @@ _BITS_PER_WEIGHT = {
     "Q2_K": 3.0,
     "IQ2_XXS": 2.2,
 }
-"""Of whole files: embeddings and outputs are stored finer than the name suggests."""
+"""Bits of whole files, whose embeddings and outputs are finer than the name suggests."""
 
 
 _ROUGH_BITS = 3.5
 
 
 def is_rough(quantization: str) -> bool:
-    """Whether a usual quantization has so few bits that a smaller model answers better."""
+    """Return True if a smaller model answers better than this usual quantization."""
     return _BITS_PER_WEIGHT[quantization] < _ROUGH_BITS
 
 
-def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
-    """The finest usual quantization of these weights within `most_bytes` and below the present size; empty:
-    none."""
-    now = shape.weights_bytes
+def smaller_quantization(shape: ModelShape, limit_bytes: int) -> str:
+    """Return the finest usual quantization within `limit_bytes` and below the present size, or ""."""
+    present_bytes = shape.weights_bytes
     for name, share in smaller_quantizations(shape).items():
-        if now * share <= most_bytes:
+        if present_bytes * share <= limit_bytes:
             return name
     return ""
 
 
 def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
-    """Usual quantizations below the present size, the finest first, with their share of it."""
-    now = shape.weights_bytes
+    """Return the usual quantizations below the present size, finest first, with their share of it."""
+    present_bytes = shape.weights_bytes
     names = list(_BITS_PER_WEIGHT)
-    finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
+    finer = 0
+    if shape.quantization in names:
+        finer = names.index(shape.quantization) + 1
     shares = {
-        name: shape.parameters * _BITS_PER_WEIGHT[name] / 8 / max(now, 1)
+        name: shape.parameters * _BITS_PER_WEIGHT[name] / 8 / max(present_bytes, 1)
         for name in names[finer:]
         if name in FILE_TYPES.values()
     }
@@ -345,5 +342,5 @@ def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
 
 
 def usual_bits(quantization: str) -> float | None:
-    """Bits a weight of a usual quantization; None for another name."""
+    """Return the bits per weight of a usual quantization. None for another name."""
     return {"F16": 16.0, "BF16": 16.0, **_BITS_PER_WEIGHT}.get(quantization)

@@ -1,6 +1,6 @@
-"""Writes a conversation to disk while it changes, on a thread of its own.
+"""Writes a changing conversation to disk on a thread of its own.
 
-Callers never wait for the disk. A killed process loses what came after the last write, a second at most.
+Callers never wait for the disk. A killed process loses at most the last second.
 """
 
 import threading
@@ -19,7 +19,7 @@ _FLUSH_TIMEOUT_S: Final = 10.0
 
 
 class Autosave:
-    """Keeps one conversation on disk. `changed`, `draft` and `problem` return at once, on any thread."""
+    """Saves one conversation. `changed`, `draft` and `problem` return immediately, on any thread."""
 
     def __init__(
         self, history: History, conversation: Conversation, *, cadence_s: float = CADENCE_S
@@ -31,8 +31,8 @@ class Autosave:
         self._row: ConversationRow | None = None
         self._nodes: dict[str, Node] = {}
         self._drafts: dict[str | None, str] = {}
-        self._nameless = not conversation.nodes
-        self._wanted = 0
+        self._is_new = not conversation.nodes
+        self._changes = 0
         self._written = 0
         self._urgent = False
         self._closing = False
@@ -41,9 +41,9 @@ class Autosave:
         self._thread.start()
 
     def changed(self, node: Node | None = None) -> None:
-        """Note that a message came or grew, or (None) that title, model, policy or head changed.
+        """Record a new or longer message, or (None) a change of title, model, policy or head.
 
-        A user's message is written at once: it could not be generated again.
+        A user's message is written immediately, because it could not be generated again.
         """
         title = title_for(self._conversation)
         row = conversation_row(self._conversation, title) if self._conversation.nodes else None
@@ -52,37 +52,37 @@ class Autosave:
             if node is not None:
                 self._nodes[node.id] = node
                 self._urgent = self._urgent or node.message.role == "user"
-            self._want()
+            self._count_change()
 
     def draft(self, text: str) -> None:
-        """Keep the input that is not sent yet; empty when it was sent.
+        """Store unsent input. Empty text removes it after sending.
 
-        Before the first message it belongs to no conversation; with the first one it moves there.
+        It belongs to no conversation before the first message, and moves to the conversation with it.
         """
         key = self._conversation.id if self._conversation.nodes else None
         with self._lock:
-            if key is not None and self._nameless:
+            if key is not None and self._is_new:
                 self._drafts[None] = ""
-                self._nameless = False
+                self._is_new = False
             self._drafts[key] = text
-            self._want()
+            self._count_change()
 
     @property
     def behind(self) -> bool:
-        """Whether a change is not on the disk yet."""
+        """Whether some change is not on disk yet."""
         with self._lock:
-            return self._written < self._wanted
+            return self._written < self._changes
 
     @property
     def problem(self) -> HistoryUnusable | None:
-        """Why the last write failed, or None. The next write tries again."""
+        """Error of the last write, or None. The next write tries again."""
         with self._lock:
             return self._problem
 
     def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
-        """Wait until everything is on the disk. Raises HistoryUnusable where it cannot be."""
+        """Wait until everything is on disk. Raises HistoryUnusable if a write fails."""
         with self._lock:
-            target = self._wanted
+            target = self._changes
             self._problem = None
             self._urgent = True
             self._lock.notify_all()
@@ -95,7 +95,7 @@ class Autosave:
                 raise HistoryUnusable(f"the history was not written within {timeout_s:g} s")
 
     def close(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
-        """Write what is left and stop the thread. Raises HistoryUnusable. Idempotent."""
+        """Write the remaining changes and stop the thread. Raises HistoryUnusable. Idempotent."""
         with self._lock:
             closed = self._closing
             self._closing = True
@@ -119,17 +119,17 @@ class Autosave:
     ) -> None:
         self.close()
 
-    def _want(self) -> None:
-        self._wanted += 1
+    def _count_change(self) -> None:
+        self._changes += 1
         self._lock.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._wanted > self._written or self._closing)
-                if self._wanted == self._written:
+                self._lock.wait_for(lambda: self._changes > self._written or self._closing)
+                if self._changes == self._written:
                     return
-                target = self._wanted
+                target = self._changes
                 self._urgent = False
                 row = self._row
                 self._row = None
@@ -137,21 +137,22 @@ class Autosave:
                 self._nodes = {}
                 drafts = self._drafts
                 self._drafts = {}
-            begun = time.monotonic()
+            started_s = time.monotonic()
             problem = self._write(row, nodes, drafts)
             with self._lock:
                 self._problem = problem
                 if problem is None:
                     self._written = target
-                else:  # keep it for the next try; what came meanwhile is newer
+                else:
+                    # Keep the changes for the next try. Changes since then are newer.
                     self._row = self._row or row
                     self._nodes = nodes | self._nodes
                     self._drafts = drafts | self._drafts
                 self._lock.notify_all()
                 if problem is not None and self._closing:
                     return
-                rest = self._cadence_s - (time.monotonic() - begun)
-                self._lock.wait_for(lambda: self._urgent or self._closing, max(rest, 0.0))
+                pause_s = self._cadence_s - (time.monotonic() - started_s)
+                self._lock.wait_for(lambda: self._urgent or self._closing, max(pause_s, 0.0))
 
     def _write(
         self, row: ConversationRow | None, nodes: dict[str, Node], drafts: dict[str | None, str]

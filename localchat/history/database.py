@@ -1,7 +1,7 @@
 """Opens the SQLite file of the history safely, and runs transactions on it.
 
-Write-ahead log: one writes while others read, and a writer waits up to five seconds for another. What a
-killed process had committed stays. Only the owner may read the file.
+The write-ahead log lets one connection write while others read. A writer waits up to five seconds for another
+one. Committed data survives a killed process. Only the file's owner may read it.
 """
 
 import os
@@ -20,21 +20,21 @@ _BUSY_TIMEOUT_S: Final = 5.0
 _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _INCREMENTAL: Final = 2
 """Value of `PRAGMA auto_vacuum`."""
-_LEAST_FREE_PAGES: Final = 256
+_MIN_FREE_PAGES: Final = 256
 _FREE_SHARE: Final = 0.25
 _COMPANIONS: Final = ("-wal", "-shm")
 
 
 class Database:
-    """One file, or memory where `path` is None. Raises HistoryUnusable.
+    """A database file, or a database in memory if `path` is None. Raises HistoryUnusable.
 
-    Callable from any thread: one connection reads, another writes, each for one thread at a time.
+    Thread-safe: one connection reads and another writes, each for one thread at a time.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.notice = ""
-        """A sentence for the user about the opening, or empty."""
+        """Sentence for the user about a problem while opening, or an empty string."""
         if path is not None:
             self.notice = _prepared(path)
         with _sqlite_errors(path):
@@ -55,7 +55,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction; inside another one it is a part of that."""
+        """Run a transaction. A nested transaction is part of the outer one."""
         with self._writing, _sqlite_errors(self.path):
             if self._depth:
                 yield self._writer
@@ -78,27 +78,29 @@ class Database:
             yield self._reader
 
     def release(self) -> None:
-        """Give back the space of deleted content to the file system, if it is a large part of the file."""
+        """Return the space of deleted content to the file system, if it is large."""
         with self._writing, _sqlite_errors(self.path):
             pages, free = (
                 self._writer.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("page_count", "freelist_count")
             )
-            if self._depth or free < _LEAST_FREE_PAGES or free < pages * _FREE_SHARE:
+            if self._depth or free < _MIN_FREE_PAGES or free < pages * _FREE_SHARE:
                 return
             (mode,) = self._writer.execute("PRAGMA auto_vacuum").fetchone()
             try:
-                if mode != _INCREMENTAL:  # a file of an older version
+                if mode != _INCREMENTAL:
+                    # An older version created the file.
                     self._writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
                     self._writer.execute("VACUUM")
-                # `execute` would free one page: it stops after the first step of a statement without rows.
+                # `execute` stops after the first step of a statement without rows, and would free one page.
                 self._writer.executescript("PRAGMA incremental_vacuum")
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.OperationalError:
-                return  # another program is using the file, or the disk is full; the next time may do
+                # Another program uses the file, or the disk is full. The next release tries again.
+                return
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close both connections. Idempotent."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()
@@ -121,7 +123,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Two that open a new file at once both change its mode; SQLite refuses one of them without waiting."""
+    # If two programs open a new file at once, SQLite rejects one of them without waiting.
     end = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
@@ -134,7 +136,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _prepared(path: Path) -> str:
-    """Make a new file, refuse a newer version untouched, set aside a damaged one; return the notice."""
+    """Create a missing file, reject a newer version, and set aside a damaged file. Return a notice."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -152,7 +154,7 @@ def _prepared(path: Path) -> str:
 
 
 def _readable(path: Path) -> bool:
-    """Whether this is a database. Raises HistoryUnusable for a newer version and for other errors."""
+    """Return whether the file is a database. Raises HistoryUnusable for newer versions and other errors."""
     try:
         address = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, timeout=_BUSY_TIMEOUT_S, uri=True)) as connection:
@@ -174,19 +176,19 @@ def _readable(path: Path) -> bool:
 
 
 def _set_aside(path: Path) -> str:
-    """Rename a broken file and its companions; nothing is deleted."""
+    """Rename a damaged file and its companions, and return a notice."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    kept = path.with_name(f"{path.name}.broken-{stamp}")
+    target = path.with_name(f"{path.name}.broken-{stamp}")
     number = 1
-    while kept.exists():
+    while target.exists():
         number += 1
-        kept = path.with_name(f"{path.name}.broken-{stamp}-{number}")
+        target = path.with_name(f"{path.name}.broken-{stamp}-{number}")
     try:
         for suffix in _COMPANIONS:
             companion = path.with_name(path.name + suffix)
             if companion.exists():
-                companion.rename(kept.with_name(kept.name + suffix))
-        path.rename(kept)
+                companion.rename(target.with_name(target.name + suffix))
+        path.rename(target)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as problem:
         raise HistoryUnusable(
@@ -194,14 +196,14 @@ def _set_aside(path: Path) -> str:
             hint="move it away by hand, or use --no-history",
         ) from problem
     return (
-        f"the history {path} is damaged: it was set aside as {kept.name}, and a new one begins; "
+        f"the history {path} is damaged: it was set aside as {target.name}, and a new one begins; "
         "what is readable in it can be rescued with sqlite3's .recover"
     )
 
 
 @contextmanager
 def _sqlite_errors(path: Path | None) -> Iterator[None]:
-    """Translate SQLite's errors: the one place where that happens."""
+    """Translate SQLite's errors into HistoryUnusable."""
     try:
         yield
     except (sqlite3.Error, UnicodeError) as problem:
@@ -223,5 +225,5 @@ def _translated(problem: Exception, path: Path | None) -> HistoryUnusable:
 
 
 def _primary(problem: Exception) -> int:
-    """SQLite's code without its extension; 0 where Python found the fault."""
+    """Return SQLite's primary error code, 0 if Python detected the error."""
     return getattr(problem, "sqlite_errorcode", 0) & 0xFF

@@ -1,7 +1,7 @@
-"""Schema of the history file, as numbered migrations; `PRAGMA user_version` counts those applied.
+"""Schema of the history file as numbered migrations. `PRAGMA user_version` counts the applied ones.
 
-A published migration is never edited: what comes later is a new one. A file with a higher number was written
-by a newer localchat and is left alone.
+Never edit a published migration. Add a new one. A file with a higher version was written by a newer localchat
+and is not changed.
 """
 
 import sqlite3
@@ -68,7 +68,7 @@ def _tables(connection: sqlite3.Connection) -> None:
 
 
 def _search(connection: sqlite3.Connection) -> None:
-    """The index is contentless, because it holds other words than the text (search_query.py)."""
+    # The index is contentless, because its words differ from the text (search_query.py).
     _script(connection, _SEARCH)
     messages = connection.execute("SELECT number, content FROM nodes WHERE state != 'open'")
     connection.executemany(
@@ -92,21 +92,22 @@ VERSION: Final = len(STEPS)
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Apply the migrations that this file lacks, all or none. Call inside a write transaction."""
-    for number, step in enumerate(STEPS[version_of(connection) :], start=version_of(connection)):
+    """Apply the missing migrations. Call inside a write transaction."""
+    version = version_of(connection)
+    for number, step in enumerate(STEPS[version:], start=version + 1):
         step(connection)
-        connection.execute(f"PRAGMA user_version = {number + 1}")
+        connection.execute(f"PRAGMA user_version = {number}")
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Number of migrations applied; 0 for a new file."""
+    """Return the number of applied migrations, 0 for a new file."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     assert isinstance(version, int)
     return version
 
 
 def _script(connection: sqlite3.Connection, text: str) -> None:
-    """Run statements one by one: `executescript` would commit the surrounding transaction."""
+    # `executescript` would commit the surrounding transaction.
     statement = ""
     for line in text.splitlines(keepends=True):
         statement += line

@@ -11,7 +11,7 @@ _SUMMARY: Final = (
     "SELECT c.id, c.title, c.updated_s, c.model, "
     "(SELECT count(*) FROM nodes n WHERE n.conversation = c.id), c.created_s FROM conversations c "
 )
-_HOLDS_SOMETHING: Final = "EXISTS (SELECT 1 FROM nodes n WHERE n.conversation = c.id)"
+_HAS_MESSAGES: Final = "EXISTS (SELECT 1 FROM nodes n WHERE n.conversation = c.id)"
 _NOT_DELETED: Final = "c.deleted_s IS NULL"
 _NODES: Final = (
     "SELECT n.conversation, n.id, n.content FROM nodes n "
@@ -34,21 +34,21 @@ class ConversationSummary(NamedTuple):
     title: str
     updated_s: float
     model: str
-    """The word that named it."""
+    """Name by which the user chose the model."""
     messages: int
-    """Of all branches."""
+    """Number of messages in all branches."""
     created_s: float
 
 
 class SearchHit(NamedTuple):
-    """A conversation that a search found."""
+    """A conversation that matches a search."""
 
     summary: ConversationSummary
     snippet: str
     node_id: str | None
-    """The message; None where only the title matched."""
+    """The matching message. None if only the title matches."""
     marks: tuple[tuple[int, int], ...]
-    """(start, end) characters of the snippet that match."""
+    """(start, end) of each match in the snippet, in characters."""
 
 
 class _Match(NamedTuple):
@@ -60,8 +60,8 @@ class _Match(NamedTuple):
 def list_summaries(
     connection: sqlite3.Connection, limit: int, before: ConversationSummary | None
 ) -> list[ConversationSummary]:
-    """One page of conversations, newest first."""
-    where = f"WHERE {_NOT_DELETED} AND {_HOLDS_SOMETHING} "
+    """Return one page of conversations, newest first."""
+    where = f"WHERE {_NOT_DELETED} AND {_HAS_MESSAGES} "
     values = []
     if before is not None:
         where += "AND (c.updated_s, c.id) < (?, ?) "
@@ -85,17 +85,17 @@ def _summary(row: Sequence[object]) -> ConversationSummary:
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> list[SearchHit]:
-    """Up to `limit` conversations, newest first, each with its newest message that matches."""
+    """Return up to `limit` conversations, newest first, each with its newest matching message."""
     query = parse(searchable(text))
     if not query.parts:
         return []
     best: dict[str, _Match] = {}
     for source in (_unfinished, _indexed, _by_title):
-        taken: set[str] = set()
+        conversations: set[str] = set()
         for match in source(connection, query):
             best.setdefault(match.conversation, match)
-            taken.add(match.conversation)
-            if len(taken) >= limit:
+            conversations.add(match.conversation)
+            if len(conversations) >= limit:
                 break
     hits = [_hit(connection, match, query) for match in best.values()]
     hits.sort(key=lambda hit: (hit.summary.updated_s, hit.summary.id), reverse=True)
@@ -110,7 +110,7 @@ def _hit(connection: sqlite3.Connection, match: _Match, query: Query) -> SearchH
 
 
 def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
-    """Messages by the index, newest first; by scanning where no part of the query is a word."""
+    """Yield indexed messages, newest first. If the query has no words, scan their text."""
     if not query.match:
         yield from _scanned(connection, "n.indexed = 1", query.plain)
         return
@@ -122,7 +122,7 @@ def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
 
 
 def _unfinished(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
-    """Messages that are being written, or were when their program died: not in the index."""
+    """Yield messages that are not indexed, because they are incomplete or their program was killed."""
     yield from _scanned(connection, "n.indexed = 0", query.plain)
 
 
@@ -135,10 +135,14 @@ def _scanned(
 
 
 def _by_title(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
-    source, values = (_INDEXED_TITLES, [query.match]) if query.match else (_TITLES, [])
-    match = "f.title_index MATCH ? AND " if query.match else ""
-    where = f"WHERE {match}{_NOT_DELETED} AND {_HOLDS_SOMETHING} {_likes('c.title', query.like)}"
-    rows = connection.execute(source + where + "ORDER BY c.updated_s DESC", (*values, *query.like))
+    where = f"{_NOT_DELETED} AND {_HAS_MESSAGES} {_likes('c.title', query.like)}"
+    values = list(query.like)
+    if query.match:
+        statement = f"{_INDEXED_TITLES}WHERE f.title_index MATCH ? AND {where}"
+        values.insert(0, query.match)
+    else:
+        statement = f"{_TITLES}WHERE {where}"
+    rows = connection.execute(statement + "ORDER BY c.updated_s DESC", values)
     yield from (_Match(id_, None, title) for id_, title in rows)
 
 

@@ -1,10 +1,11 @@
 """Parses search queries, segments text for the index, and cuts snippets.
 
-The index splits text at whatever is not a letter or digit. Scripts without spaces between words (Chinese,
+The index splits text at everything except letters and digits. Scripts without spaces between words (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) would become one long word, so each of their characters is a word, in the
-index and in a query, where neighbours must stay neighbours. A query is words that must all occur, each as the
-beginning of a word; text in double quotes must occur as it is (as a beginning while the second quote is
-missing). Any text is a valid query.
+index and in queries, where adjacent characters must stay adjacent.
+
+All words of a query must occur, each as a word or the start of one. Text in double quotes must occur exactly,
+or as the start of a word if the closing quote is missing. Any text is a valid query.
 """
 
 import re
@@ -18,66 +19,68 @@ _UNSPACED: Final = (
 )
 _PART: Final = re.compile(r'"([^"]*)("?)|([^\s"]+)')
 _FOLDED_CHARACTERS: Final = 200_000
-"""Searched letter by letter in a text where only accents hide a match."""
-_BEFORE = 40
-_AFTER = 120
+"""Characters of a text that are searched without accents if nothing else matches."""
+_CHARACTERS_BEFORE = 40
+_CHARACTERS_AFTER = 120
 
 
 class Query(NamedTuple):
-    """A parsed query. LIKE patterns escape with a backslash."""
+    """A parsed query. LIKE patterns use a backslash as the escape character."""
 
     match: str
-    """An FTS5 expression; empty where no part holds a letter or digit."""
+    """FTS5 expression, empty if no part has a letter or digit."""
     like: tuple[str, ...]
-    """Patterns that the text must match as well."""
+    """Patterns that the text must match too."""
     plain: tuple[str, ...]
-    """Patterns that stand for the whole query where text is not in the index."""
+    """Patterns equivalent to the query, for text outside the index."""
     parts: tuple[str, ...]
-    """The words and phrases, to mark them in results."""
+    """Words and phrases to mark in results."""
 
 
 class Snippet(NamedTuple):
-    """One line of text around a match."""
+    """A line of text around a match."""
 
     text: str
     marks: tuple[tuple[int, int], ...]
-    """(start, end) characters of the text that match."""
+    """(start, end) of each match, in characters."""
 
 
 def segmented(text: str) -> str:
     """Separate the characters of scripts without spaces, for the index.
 
-    A change here needs a migration that rebuilds the index: a contentless index deletes a text only when given
-    the same words again.
+    A change here requires a migration that rebuilds the index, because a contentless index needs the inserted
+    words to delete a text.
     """
     return _unspaced().sub(r" \g<0> ", text)
 
 
 @cache
 def _unspaced() -> re.Pattern[str]:
-    # Compiled when a text is indexed: it takes 3 ms, which opening the history need not wait for.
+    # Compile it at the first use. It takes 3 ms, which would delay opening the history.
     return re.compile(_UNSPACED)
 
 
 def parse(text: str) -> Query:
-    """Parse a query; one without a searchable sign has no `parts`."""
+    """Parse a query. A blank query has no `parts`."""
     match = []
     like = []
     plain = []
     parts = []
-    found = _PART.findall(text) if text.strip(' "') else [("", "", text)]
-    for quoted, closed, bare in found:
-        part = " ".join((quoted or bare).split())
+    # Search for quotes themselves if there is no other text.
+    groups = _PART.findall(text) if text.strip(' "') else [("", "", text)]
+    for quoted, closing_quote, unquoted in groups:
+        part = " ".join((quoted or unquoted).split())
         if not part:
             continue
         parts.append(part)
         pattern = f"%{_escaped(part)}%"
         plain.append(pattern)
-        wordy = any(letter.isalnum() for letter in part)
-        if wordy:
-            beginning = "*" if part[-1].isalnum() and not closed else ""
-            match.append(f'"{segmented(part)}"{beginning}')  # no part with letters holds a quote
-        if not wordy or (bare and part.isascii() and not part.isalnum()):
+        has_words = any(letter.isalnum() for letter in part)
+        if has_words:
+            # A part with letters contains no quotes.
+            prefix_mark = "*" if part[-1].isalnum() and not closing_quote else ""
+            match.append(f'"{segmented(part)}"{prefix_mark}')
+        if not has_words or (unquoted and part.isascii() and not part.isalnum()):
             like.append(pattern)
     return Query(" ".join(match), tuple(like), tuple(plain), tuple(parts))
 
@@ -87,24 +90,34 @@ def _escaped(part: str) -> str:
 
 
 def snippet(text: str, parts: tuple[str, ...]) -> Snippet:
-    """The text around the first match, on one line; the beginning of the text where nothing matches."""
-    found = [place for part in parts if (place := _find(text, part)) is not None]
-    at = min(found)[0] if found else 0
-    start = max(0, at - _BEFORE)
-    end = min(len(text), at + _AFTER)
+    """Return the text around the first match on one line.
+
+    Without a match, return the start of the text.
+    """
+    position = min((start for start, _ in _spans(text, parts)), default=0)
+    start = max(0, position - _CHARACTERS_BEFORE)
+    end = min(len(text), position + _CHARACTERS_AFTER)
     line = " ".join(text[start:end].split())
-    line = f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"
-    marks = {place for part in parts if (place := _find(line, part)) is not None}
-    return Snippet(line, tuple(sorted(marks)))
+    if start:
+        line = f"…{line}"
+    if end < len(text):
+        line = f"{line}…"
+    return Snippet(line, tuple(sorted(_spans(line, parts))))
+
+
+def _spans(text: str, parts: tuple[str, ...]) -> set[tuple[int, int]]:
+    """Return (start, end) of the first match of each part."""
+    spans = (_find(text, part) for part in parts)
+    return {span for span in spans if span is not None}
 
 
 def _find(text: str, part: str) -> tuple[int, int] | None:
-    if found := re.search(re.escape(part).replace(r"\ ", r"\s+"), text, re.IGNORECASE):
-        return found.span()
-    at = _folded(text[:_FOLDED_CHARACTERS]).find(_folded(part))
-    return (at, at + len(part)) if at >= 0 else None
+    if match := re.search(re.escape(part).replace(r"\ ", r"\s+"), text, re.IGNORECASE):
+        return match.span()
+    start = _folded(text[:_FOLDED_CHARACTERS]).find(_folded(part))
+    return (start, start + len(part)) if start >= 0 else None
 
 
 def _folded(text: str) -> str:
-    """Without accents and case, character for character."""
-    return "".join(unicodedata.normalize("NFD", sign)[0].lower()[0] for sign in text)
+    """Remove accents and case without changing the number of characters."""
+    return "".join(unicodedata.normalize("NFD", letter)[0].lower()[0] for letter in text)

@@ -1,8 +1,8 @@
-"""Rows of conversations and nodes: conversion without loss, and writes that keep the search index in step.
+"""Rows of conversations and nodes: lossless conversion, and writes that update the search index.
 
-SQLite's text cannot hold lone surrogates, and its functions stop at NUL. So the searched text has both
-replaced; where it differs from the original, another column holds the original as bytes. Functions that take
-a connection are called inside a write transaction.
+SQLite's text cannot store lone surrogates, and its functions stop at NUL. Both are replaced in the searchable
+text. If that changes a text, another column stores the original as bytes. Call functions that take a connection
+inside a write transaction.
 """
 
 import json
@@ -21,7 +21,7 @@ _UNREADABLE: Final = (ValueError, RecursionError, msgspec.ValidationError)
 
 
 class ConversationRow(NamedTuple):
-    """A conversation without its messages, at one moment; the table's columns in order."""
+    """A snapshot of a conversation without its messages, in the order of the table's columns."""
 
     id: str
     title: str
@@ -34,7 +34,7 @@ class ConversationRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """A message; the table's columns in order."""
+    """A message, in the order of the table's columns."""
 
     id: str
     conversation: str
@@ -48,12 +48,12 @@ class NodeRow(NamedTuple):
 
 
 def searchable(text: str) -> str:
-    """`text` as SQLite can hold and search it."""
+    """Replace the characters that SQLite cannot store or search."""
     return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def packed(text: str) -> bytes:
-    """Any string as bytes, lone surrogates included."""
+    """Encode any string, including lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -62,7 +62,7 @@ def unpacked(data: bytes) -> str:
 
 
 def conversation_row(conversation: Conversation, title: str) -> ConversationRow:
-    """The row of a conversation. `title`: for one without a title of its own."""
+    """Return the row of a conversation. title: used if the conversation has none."""
     return ConversationRow(
         conversation.id,
         searchable(conversation.title or title),
@@ -76,7 +76,7 @@ def conversation_row(conversation: Conversation, title: str) -> ConversationRow:
 
 
 def conversation_from_row(row: ConversationRow) -> Conversation:
-    """The conversation of a row, without messages."""
+    """Return the conversation of a row, without messages."""
     return Conversation(
         id=row.id,
         title=row.title,
@@ -91,12 +91,9 @@ def conversation_from_row(row: ConversationRow) -> Conversation:
 
 def node_row(conversation: str, node: Node) -> NodeRow:
     content = searchable(node.message.content)
-    changed = content != node.message.content
-    rest = msgspec.structs.replace(
-        node,
-        parent=None,
-        message=msgspec.structs.replace(node.message, content=""),
-    )
+    is_changed = content != node.message.content
+    message = msgspec.structs.replace(node.message, content="")
+    other_fields = msgspec.structs.replace(node, parent=None, message=message)
     return NodeRow(
         node.id,
         conversation,
@@ -105,13 +102,13 @@ def node_row(conversation: str, node: Node) -> NodeRow:
         node.state,
         node.created_s,
         content,
-        packed(node.message.content) if changed else None,
-        _json(rest),
+        packed(node.message.content) if is_changed else None,
+        _json(other_fields),
     )
 
 
 def node_from_row(row: NodeRow) -> Node:
-    """The node of a row; where its JSON cannot be read it keeps the text and has an error."""
+    """Return the node of a row. If its JSON is unreadable, the node has the text and an error."""
     try:
         node = msgspec.convert(_parsed(row.rest), Node)
     except _UNREADABLE:
@@ -132,7 +129,7 @@ def node_from_row(row: NodeRow) -> Node:
 
 
 def _policy(data: bytes) -> Policy:
-    """The stored policy; where it cannot be read the user is asked again."""
+    """Return the stored policy. If it is unreadable, the default makes the program ask again."""
     try:
         return msgspec.convert(_parsed(data), Policy)
     except _UNREADABLE:
@@ -140,7 +137,7 @@ def _policy(data: bytes) -> Policy:
 
 
 def _json(value: object) -> bytes:
-    """Python's writer, because msgspec's refuses lone surrogates."""
+    # msgspec's encoder rejects lone surrogates.
     return packed(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
@@ -150,11 +147,11 @@ def _parsed(data: bytes) -> Any:  # noqa: ANN401 - JSON has no type
 
 _CONVERSATION: Final = ", ".join(ConversationRow._fields)
 _NODE: Final = ", ".join(NodeRow._fields)
-_MARKS: Final = ", ".join("?" for _ in ConversationRow._fields)
-_NODE_MARKS: Final = ", ".join("?" for _ in (*NodeRow._fields, "indexed"))
+_PLACEHOLDERS: Final = ", ".join("?" for _ in ConversationRow._fields)
+_NODE_PLACEHOLDERS: Final = ", ".join("?" for _ in (*NodeRow._fields, "indexed"))
 _READ_CONVERSATION: Final = f"SELECT {_CONVERSATION} FROM conversations WHERE id = ?"  # noqa: S608
-_NEW_CONVERSATION: Final = f"INSERT INTO conversations ({_CONVERSATION}) VALUES ({_MARKS})"  # noqa: S608
-_NEW_NODE: Final = f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({_NODE_MARKS})"  # noqa: S608
+_NEW_CONVERSATION: Final = f"INSERT INTO conversations ({_CONVERSATION}) VALUES ({_PLACEHOLDERS})"  # noqa: S608
+_NEW_NODE: Final = f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({_NODE_PLACEHOLDERS})"  # noqa: S608
 _NEW_STATE: Final = (
     "UPDATE nodes SET parent = ?, role = ?, state = ?, created_s = ?, content = ?, exact = ?, "
     "rest = ?, indexed = ? WHERE number = ?"
@@ -164,24 +161,27 @@ _NEW_STATE: Final = (
 def write_conversation(
     connection: sqlite3.Connection, row: ConversationRow, before: ConversationRow | None
 ) -> None:
-    """Insert a conversation, or update what differs from `before`, its state when the writer last read it."""
+    """Insert a conversation, or update the fields that differ from `before`.
+
+    before: the row as the caller last read it.
+    """
     stored = connection.execute(_READ_CONVERSATION, (row.id,)).fetchone()
     if stored is None:
         connection.execute(_NEW_CONVERSATION, row)
         _index_title(connection, row.id, None, row.title)
         return
-    there = ConversationRow(*stored)
+    current = ConversationRow(*stored)
     changes = {
         name: value
         for name, value in row._asdict().items()
         if before is None or value != getattr(before, name)
     }
-    changes["updated_s"] = max(row.updated_s, there.updated_s)
-    if before is None and there.title:
-        # It came from another History, so the stored title may be newer than this one.
+    changes["updated_s"] = max(row.updated_s, current.updated_s)
+    if before is None and current.title:
+        # Another History loaded it, so the stored title may be newer.
         changes.pop("title")
     if "title" in changes:
-        _index_title(connection, row.id, there.title, row.title)
+        _index_title(connection, row.id, current.title, row.title)
     assigned = ", ".join(f"{name} = ?" for name in changes)
     connection.execute(
         f"UPDATE conversations SET {assigned} WHERE id = ?",  # noqa: S608
@@ -190,7 +190,7 @@ def write_conversation(
 
 
 def write_title(connection: sqlite3.Connection, id_: str, title: str) -> None:
-    """Rename a conversation that exists."""
+    """Rename an existing conversation."""
     (before,) = connection.execute(
         "SELECT title FROM conversations WHERE id = ?", (id_,)
     ).fetchone()
@@ -216,7 +216,7 @@ def _index_title(
 
 
 def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
-    """Insert or update a message. One that is still open is not indexed; searches scan its text."""
+    """Insert or update a message. An open message is not indexed, because searches scan its text."""
     indexed = row.state != "open"
     stored = connection.execute(
         "SELECT number, content, indexed FROM nodes WHERE id = ?", (row.id,)
@@ -241,20 +241,20 @@ def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
 
 
 def undelete(connection: sqlite3.Connection, id_: str) -> None:
-    """Undo a deletion: somebody continues the conversation."""
+    """Undo a deletion, because a program continues the conversation."""
     connection.execute(
         "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL", (id_,)
     )
 
 
 def deleted_before(connection: sqlite3.Connection, moment_s: float) -> list[str]:
-    """Ids of conversations deleted before a moment."""
+    """Return the ids of conversations that were deleted before a time in seconds since 1970."""
     rows = connection.execute("SELECT id FROM conversations WHERE deleted_s < ?", (moment_s,))
     return [str(id_) for (id_,) in rows]
 
 
 def erase(connection: sqlite3.Connection, id_: str) -> None:
-    """Remove a conversation for good, with its messages, index entries and draft."""
+    """Delete a conversation permanently, with its messages, index entries and draft."""
     (title,) = connection.execute("SELECT title FROM conversations WHERE id = ?", (id_,)).fetchone()
     _index_title(connection, id_, title, None)
     nodes = connection.execute(
@@ -270,7 +270,7 @@ def erase(connection: sqlite3.Connection, id_: str) -> None:
 def remove_message(
     connection: sqlite3.Connection, conversation: str, id_: str, parent: str | None
 ) -> int:
-    """Remove a message and show the path up to `parent`. Returns how many messages are left."""
+    """Remove a message and select the path up to `parent`. Return the number of remaining messages."""
     stored = connection.execute(
         "SELECT number, content, indexed FROM nodes WHERE id = ?", (id_,)
     ).fetchone()
@@ -283,14 +283,14 @@ def remove_message(
             "UPDATE conversations SET head = ? WHERE id = ? AND head = ?",
             (parent, conversation, id_),
         )
-    (left,) = connection.execute(
+    (remaining,) = connection.execute(
         "SELECT count(*) FROM nodes WHERE conversation = ?", (conversation,)
     ).fetchone()
-    return int(left)
+    return int(remaining)
 
 
 def _forget_words(connection: sqlite3.Connection, number: int | None, content: str) -> None:
-    """Delete a text from the contentless index, which needs the words that were inserted."""
+    """Delete a text from the contentless index, which requires the inserted words."""
     connection.execute(
         "INSERT INTO message_index (message_index, rowid, words) VALUES ('delete', ?, ?)",
         (number, segmented(content)),

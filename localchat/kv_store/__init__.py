@@ -1,1 +1,1 @@
-"""KV of earlier texts on the disk: what was computed once is read back after a restart."""
+"""KV of earlier texts on disk. After a restart it is loaded instead of computed again."""

@@ -1,10 +1,10 @@
-"""Sums of a payload: what the checksum of its file is a hash of.
+"""Sums of a payload. The checksum of an entry's file is a hash of them.
 
-They are against damage, not against an enemy, and must not cost more than reading: memory is passed over once,
-and few calls take back Python's lock, for which other readers wait. Words of 64 bits are added eight by eight,
-4 KB apart; of this grid, an eighth in size, the sums of all rows and all columns are kept. A row has an odd
-number of words, so no two of the eight lie alike in a line of 64 bytes, and lines that changed places show. A
-backend whose blocks lie where its device reads them adds there.
+They detect damage, not manipulation, and must not take longer than reading. Memory is read once, in few
+calls, because other readers wait for Python's lock. Eight 64-bit words that lie 4 KB apart are added, which
+gives a grid of an eighth of the size. The sums of its rows and columns are the result. A row has an odd
+number of words, so the eight words have different positions in their cache lines, and swapped lines are
+detected. A backend whose device can read the blocks computes the sums there.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import numpy as np
 
 GROUP = (8, 509)
-"""Words whose columns are added: rows and columns."""
+"""Rows and columns of the words that are added."""
 GROUP_BYTES = 8 * 8 * 509
 CHUNK_BYTES = 256 * GROUP_BYTES
-"""8 MB, summed by one call: it is in the L3 cache where it was just read."""
+"""Bytes that one call sums, which fit into the L3 cache after reading."""
 
 
 def payload_sums(payload: memoryview) -> bytes:
-    """The sums of all chunks, columns in front of rows, then what is left behind whole groups."""
+    """Return the sums of all chunks, columns before rows, followed by the incomplete last group."""
     sums: list[memoryview] = []
     for start, end in chunks(len(payload)):
         words = np.frombuffer(payload[start:end], np.uint64)
@@ -29,11 +29,12 @@ def payload_sums(payload: memoryview) -> bytes:
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """First bytes and ends of the chunks of a payload, in whole groups."""
-    whole = size // GROUP_BYTES * GROUP_BYTES
-    return ((at, min(at + CHUNK_BYTES, whole)) for at in range(0, whole, CHUNK_BYTES))
+    """Yield (start, end) of the chunks of a payload, which consist of complete groups."""
+    total = size // GROUP_BYTES * GROUP_BYTES
+    for start in range(0, total, CHUNK_BYTES):
+        yield start, min(start + CHUNK_BYTES, total)
 
 
 def payload_rest(payload: memoryview) -> memoryview:
-    """What is behind the last whole group, which is hashed as it is."""
+    """Return the incomplete last group, which is hashed without summing."""
     return payload[len(payload) // GROUP_BYTES * GROUP_BYTES :]

@@ -1,13 +1,12 @@
-"""File format of one entry: the KV of a stretch of tokens, named by what it holds.
+"""File format of an entry: the KV of a run of tokens.
 
-An entry continues another one, its parent, or begins a text. Its key is a hash of the parent's key and its own
-token ids, and the first parent is a hash of the model, the build and the salt; so a key says all that decides
-the KV, equal beginnings have one file, and a text under another salt has no key in common. A file never
-changes: it is written beside its place, then renamed. It is not flushed to the disk, because a torn file
-fails its checksum and is a miss.
+An entry continues its parent, or starts a text. Its key is a hash of the parent's key and its own token ids.
+The first parent is a hash of the model, the build and the salt. So the key covers everything that determines
+the KV, equal prefixes share a file, and texts with different salts share nothing.
 
-Nothing is compressed: of KV in f16 zlib at its fastest wins 7 %, at 24 MB/s. The checksum is a hash of the
-payload's sums (checksum.py), which may be added where the payload goes.
+A file never changes. It is written under a temporary name and renamed. It is not flushed to disk, because an
+incomplete file fails its checksum and counts as a miss. Nothing is compressed: zlib at its fastest saves 7 % of
+KV in f16, at 24 MB/s. The checksum is a hash of the payload's sums (checksum.py), which a device may compute.
 """
 
 import hashlib
@@ -36,11 +35,11 @@ _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES + _FIXED.size
 
 
 class EntryInvalid(Exception):
-    """A file that is no whole entry of its name: torn, damaged, foreign or of another version."""
+    """Raised for a file that is incomplete, damaged, misnamed or of another version."""
 
 
 class Entry(NamedTuple):
-    """One stretch of tokens."""
+    """KV of a run of tokens."""
 
     parent: bytes
     key: bytes
@@ -48,7 +47,7 @@ class Entry(NamedTuple):
     """Position of its first token."""
     ids: TokenIds32
     earliest: int
-    """Lowest position that the payload holds (above `start` where a sliding window moved on)."""
+    """Lowest position in the payload, above `start` if a sliding window has moved on."""
     payload_bytes: int
 
     @property
@@ -68,7 +67,10 @@ class Entry(NamedTuple):
 
 
 def root_key(namespace: str, salt: str) -> bytes:
-    """The parent of entries that begin a text. `namespace`: all that decides KV besides the tokens."""
+    """Return the parent of entries that start a text.
+
+    namespace: everything that determines the KV besides the tokens.
+    """
     text = f"{len(namespace)}\0{namespace}\0{salt}"
     return _hash(b"root", text.encode("utf-8", "surrogatepass"))
 
@@ -76,13 +78,13 @@ def root_key(namespace: str, salt: str) -> bytes:
 def make_entry(
     parent: bytes, start: int, ids: TokenIds32, payload_bytes: int, earliest: int = 0
 ) -> Entry:
-    """An entry with the key that belongs to its content."""
+    """Return an entry with the key of its content."""
     key = entry_key(parent, start, ids.astype("<i4").tobytes())
     return Entry(parent, key, start, ids, earliest, payload_bytes)
 
 
 def entry_key(parent: bytes, start: int, ids: bytes) -> bytes:
-    """The name of the tokens from `start` on behind what `parent` names. `ids`: 4 bytes each."""
+    """Return the key of tokens that continue `parent` from `start` on. ids: 4 bytes each."""
     return _hash(b"entry", parent + start.to_bytes(8, "little") + ids)
 
 
@@ -91,7 +93,7 @@ def _hash(purpose: bytes, content: bytes) -> bytes:
 
 
 def keys_of(name: str) -> tuple[bytes, bytes] | None:
-    """Parent and key of a file by its name; None: no entry's name."""
+    """Return the parent and the key in a file name. None if it is not the name of an entry."""
     stem, _, suffix = name.partition(".")
     parent, _, key = stem.partition("-")
     if f".{suffix}" != SUFFIX or len(parent) != 2 * KEY_BYTES or len(key) != 2 * KEY_BYTES:
@@ -103,9 +105,9 @@ def keys_of(name: str) -> tuple[bytes, bytes] | None:
 
 
 def write_entry(folder: Path, entry: Entry, payload: Sequence[memoryview]) -> None:
-    """Write an entry for its owner alone, at once as a whole. Raises OSError.
+    """Write an entry atomically, readable for the user only. Raises OSError.
 
-    `payload`: pieces that follow each other.
+    payload: consecutive pieces.
     """
     sums = payload_sums(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)))
     temporary = folder / f".{secrets.token_hex(8)}{PART_SUFFIX}"
@@ -122,7 +124,7 @@ def write_entry(folder: Path, entry: Entry, payload: Sequence[memoryview]) -> No
 
 
 def read_head(path: Path) -> Entry:
-    """Position and tokens of an entry, without its payload. Raises EntryInvalid, OSError."""
+    """Return an entry without reading its payload. Raises EntryInvalid, OSError."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
         count = _fixed(head)[3]
@@ -131,63 +133,66 @@ def read_head(path: Path) -> Entry:
         return _entry(path.name, head, file.read(4 * count))
 
 
-def read_payload(path: Path, wanted: Entry) -> memoryview:
-    """The payload of an entry, after all checks. Raises EntryInvalid, OSError, MemoryError."""
-    if wanted.payload_bytes > path.stat().st_size:
+def read_payload(path: Path, entry: Entry) -> memoryview:
+    """Return the verified payload of an entry. Raises EntryInvalid, OSError, MemoryError."""
+    if entry.payload_bytes > path.stat().st_size:
         raise EntryInvalid(path)
-    payload = memoryview(bytearray(wanted.payload_bytes))
-    if read_unchecked(path, wanted, payload) != checksum(wanted, payload_sums(payload)):
+    payload = memoryview(bytearray(entry.payload_bytes))
+    if read_unchecked(path, entry, payload) != checksum(entry, payload_sums(payload)):
         raise EntryInvalid(path)
     return payload
 
 
-def read_unchecked(path: Path, wanted: Entry, out: memoryview) -> bytes:
-    """Read the payload of an entry into `out`, of its length; after an error that holds anything.
+def read_unchecked(path: Path, entry: Entry, out: memoryview) -> bytes:
+    """Read the payload of an entry into `out`, and return its expected checksum.
 
-    Returns the checksum that the payload must have. Raises EntryInvalid, OSError.
+    After an error, the content of `out` is undefined. Raises EntryInvalid, OSError.
     """
-    described = _described(wanted)
-    begin = bytearray(len(_MAGIC) + _DIGEST_BYTES + len(described))
-    if _read(path, begin, out) != len(begin) + len(out):
+    description = _described(entry)
+    head = bytearray(len(_MAGIC) + _DIGEST_BYTES + len(description))
+    if _read(path, head, out) != len(head) + len(out):
         raise EntryInvalid(path)
-    if not begin.startswith(_MAGIC) or not begin.endswith(described):
+    if not head.startswith(_MAGIC) or not head.endswith(description):
         raise EntryInvalid(path)
-    return bytes(begin[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES])
+    return bytes(head[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES])
 
 
-def _read(path: Path, begin: bytearray, out: memoryview) -> int:
-    """Fill both from a file, by one call where the system has it: each reader waits for Python's lock after
-    every call. Returns the bytes read, one more than asked for where the file is longer."""
-    more = bytearray(1)
+def _read(path: Path, head: bytearray, out: memoryview) -> int:
+    """Fill both buffers from a file, and return the number of bytes read.
+
+    It is one more if the file is longer. Uses a single call if possible, because each call waits for Python's
+    lock again.
+    """
+    surplus = bytearray(1)
     if sys.platform == "win32":
         with path.open("rb", buffering=0) as file:
-            done = file.readinto(begin)
-            while 0 <= (at := done - len(begin)) <= len(out) and (
-                got := file.readinto(out[at:] or more)
+            done = file.readinto(head)
+            while 0 <= (offset := done - len(head)) <= len(out) and (
+                count := file.readinto(out[offset:] or surplus)
             ):
-                done += got
+                done += count
             return done
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        done = os.preadv(descriptor, (begin, out, more), 0)
-        # One call reads 2 GB at most.
-        while len(begin) <= done < len(begin) + len(out):
-            got = os.preadv(descriptor, (out[done - len(begin) :], more), done)
-            if not got:
+        done = os.preadv(descriptor, (head, out, surplus), 0)
+        # One call reads at most 2 GB.
+        while len(head) <= done < len(head) + len(out):
+            count = os.preadv(descriptor, (out[done - len(head) :], surplus), done)
+            if not count:
                 break
-            done += got
+            done += count
         return done
     finally:
         os.close(descriptor)
 
 
 def checksum(entry: Entry, sums: bytes) -> bytes:
-    """What the file of an entry says against damage. `sums`: those of its payload."""
+    """Return the checksum that detects a damaged entry file. sums: the sums of its payload."""
     return hashlib.sha256(_described(entry) + sums).digest()[:_DIGEST_BYTES]
 
 
 def _described(entry: Entry) -> bytes:
-    """What a file says of its entry in front of the payload."""
+    """Return the description of an entry that precedes the payload in its file."""
     fixed = _FIXED.pack(
         entry.parent, entry.key, entry.start, len(entry.ids), entry.earliest, entry.payload_bytes
     )

@@ -1,6 +1,7 @@
-"""Eviction: which files go first. Least seconds of prefill saved per byte, and less the longer unused.
+"""Eviction: chooses the files to delete.
 
-An entry is of no use without its parent, so the ends of texts go before their beginnings.
+Files that save the least prefill time per byte go first, and files lose value while they are unused. An entry
+is useless without its parent, so the end of a text goes before its start.
 """
 
 import heapq
@@ -10,54 +11,53 @@ from pathlib import Path
 from typing import NamedTuple
 
 HALF_LIFE_S = 7 * 24 * 3600.0
-"""An entry that was not used for so long is worth half."""
-MOST_FILES = 50_000
-"""Entries of very small models: a folder of more files is slow to list."""
+"""Time after which an unused entry has half its value."""
+MAX_FILES = 50_000
+"""Very small models reach this number of entries. Listing more files is slow."""
 
 
 class StoredFile(NamedTuple):
-    """A file as the eviction sees it."""
+    """Properties of a file that decide its eviction."""
 
     path: Path
     parent: bytes
     key: bytes
     size_bytes: int
     used_s: float
-    """When it was last used, in seconds of the clock of files."""
+    """Time of the last use, in seconds since 1970."""
     seconds_per_byte: float
-    """Time that computing it again takes."""
+    """Time to compute it again, per byte."""
 
 
 def worth(file: StoredFile, now_s: float) -> float:
-    """What keeping a file is worth, per byte."""
+    """Return the value of a file: expected seconds of prefill saved per byte."""
     age_s = max(0.0, now_s - file.used_s)
     return float(file.seconds_per_byte * 0.5 ** (age_s / HALF_LIFE_S))
 
 
 def victims(
-    files: Iterable[StoredFile], allowed_bytes: int, now_s: float, most_files: int = MOST_FILES
+    files: Iterable[StoredFile], allowed_bytes: int, now_s: float, max_files: int = MAX_FILES
 ) -> list[StoredFile]:
-    """Files to delete, in order, until the rest takes no more than `allowed_bytes`."""
+    """Return the files to delete, in order, so that the others take at most `allowed_bytes`."""
     by_key = {(file.path.parent, file.key): file for file in files}
     children = Counter((file.path.parent, file.parent) for file in by_key.values())
     excess = sum(file.size_bytes for file in by_key.values()) - allowed_bytes
-    left = len(by_key)
+    remaining = len(by_key)
+    # The index breaks ties, so that the order does not depend on the keys.
+    indexes = {key: index for index, key in enumerate(by_key)}
+    ordered = list(by_key.values())
     leaves = [
-        (worth(file, now_s), place)
-        for place, (key, file) in enumerate(by_key.items())
-        if not children[key]
+        (worth(file, now_s), indexes[key]) for key, file in by_key.items() if not children[key]
     ]
     heapq.heapify(leaves)
-    ordered = list(by_key.values())
-    places = {key: place for place, key in enumerate(by_key)}
-    found: list[StoredFile] = []
-    while leaves and (excess > 0 or left > most_files):
+    result: list[StoredFile] = []
+    while leaves and (excess > 0 or remaining > max_files):
         file = ordered[heapq.heappop(leaves)[1]]
-        found.append(file)
+        result.append(file)
         excess -= file.size_bytes
-        left -= 1
-        above = (file.path.parent, file.parent)
-        children[above] -= 1
-        if not children[above] and above in by_key:
-            heapq.heappush(leaves, (worth(by_key[above], now_s), places[above]))
-    return found
+        remaining -= 1
+        parent = (file.path.parent, file.parent)
+        children[parent] -= 1
+        if not children[parent] and parent in by_key:
+            heapq.heappush(leaves, (worth(by_key[parent], now_s), indexes[parent]))
+    return result

@@ -1,6 +1,6 @@
-"""KVStore: entries of all models in one folder, bounded in bytes. Nothing in it is needed: all may be lost.
+"""KVStore: entries of all models in one folder of limited size. It is a cache, so losing it is harmless.
 
-A full or read-only disk ends the writing with one notice. What cannot be read is a miss.
+A full or read-only disk stops the writing with one notice. An unreadable entry is a miss.
 """
 
 import hashlib
@@ -29,50 +29,53 @@ from localchat.kv_store.entry import (
     root_key,
     write_entry,
 )
-from localchat.kv_store.eviction import MOST_FILES, StoredFile, victims
+from localchat.kv_store.eviction import MAX_FILES, StoredFile, victims
 from localchat.kv_store.owners import Owners, with_ancestors
 from localchat.kv_store.tree import EntryTree, Match, Usable
 from localchat.kv_store.writer import Writer
 
 ABOUT_NAME = "about.json"
 FREE_SHARE = 0.25
-"""Most of the disk that entries take: this share of what would be free without them."""
+"""Maximum share of the disk space that is free without the entries."""
 _PART_AGE_S = 60.0
-"""A part that nobody wrote to for so long was left by a program that was killed."""
+"""Age after which an unfinished file was left by a killed program."""
 _BATCH_BYTES = 64_000_000
 _SHARE = 8
-"""Part of the bound that is made free at once: listing thousands of files takes 30 ms of Python's lock."""
-_MOST_UNCHECKED_BYTES = 2_000_000_000
-"""Written between two looks at the bound, and at what else fills the disk."""
+"""Part of the limit (1/8) to free at once.
+
+Listing thousands of files takes Python's lock for 30 ms.
+"""
+_MAX_UNCHECKED_BYTES = 2_000_000_000
+"""Bytes to write before checking the limit and the free disk space again."""
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a namespace's folder says of itself, for listings and evictions."""
+    """Description of a namespace in its folder, for listings and evictions."""
 
     model: str
     seconds_per_byte: float = 1e-7
 
 
 class NamespaceSummary(NamedTuple):
-    """One model's part of the store."""
+    """Entries of one model."""
 
     folder: str
     model: str
     entries: int
     size_bytes: int
     used_s: float
-    """When one of its entries was last used; seconds since 1970."""
+    """Time of the last use of an entry, in seconds since 1970."""
 
 
 class ReadBack(NamedTuple):
-    """Entries that were read, and their payloads."""
+    """Entries and their payloads."""
 
     entries: tuple[Entry, ...]
     payloads: tuple[memoryview, ...]
 
 
 class KVStore:
-    """The folder as a whole. Callable from any thread."""
+    """The folder with all namespaces. Thread-safe."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class KVStore:
         self._lock = threading.Lock()
         self._writable = True
         self._unchecked_bytes = 0
-        """Bytes that may be written before the next look at the bound."""
+        """Bytes that may be written before the limit is checked again."""
         self.owners = Owners(folder)
         self.writer = Writer()
         self.written_bytes = 0
@@ -97,17 +100,15 @@ class KVStore:
 
     @property
     def writable(self) -> bool:
-        """Whether new entries are still taken."""
+        """Whether new entries are accepted."""
         return self._writable and self._limit_bytes > 0
 
     def namespace(self, description: str, model: str) -> "Namespace":
-        """The entries of one model, build and KV type, which `description` names in full."""
+        """Return the entries of one model, build and KV type, which `description` fully identifies."""
         return Namespace(self, description, model)
 
-    # ------------------------------------------------------------------------ writing
-
     def write(self, namespace: "Namespace", entry: Entry, payload: list[memoryview]) -> bool:
-        """Write an entry now. False: there is no room for it, or the disk cannot be written."""
+        """Write an entry now. Return False without room for it, or if the disk is not writable."""
         if not self.writable:
             return False
         size = entry.file_bytes
@@ -127,13 +128,13 @@ class KVStore:
         return True
 
     def stop_writing(self, error: OSError) -> None:
-        """Write nothing more, and say so once."""
+        """Stop writing, and notify the user once."""
         with self._lock:
-            first = self._writable
+            was_writable = self._writable
             self._writable = False
-        if first:
-            why = error.strerror or type(error).__name__
-            self._notify(f"Conversations are not kept ready on the disk: {why} ({self.folder}).")
+        if was_writable:
+            cause = error.strerror or type(error).__name__
+            self._notify(f"Conversations are not kept ready on the disk: {cause} ({self.folder}).")
 
     def _make_folder(self, namespace: "Namespace") -> None:
         if namespace.about_written:
@@ -146,61 +147,62 @@ class KVStore:
             file.write(about)
         namespace.about_written = True
 
-    def allowed_bytes(self, held_bytes: int) -> int:
-        """Most bytes that entries may take now, of which they hold `held_bytes`."""
+    def allowed_bytes(self, used_bytes: int) -> int:
+        """Return the maximum size of all entries now, of which they use `used_bytes`."""
         free = self._free_bytes(self.folder)
-        return min(self._limit_bytes, int((free + held_bytes) * FREE_SHARE))
+        return min(self._limit_bytes, int((free + used_bytes) * FREE_SHARE))
 
-    def make_room(self, wanted_bytes: int) -> int:
-        """Bytes that may be written before the next call, after deleting what is least useful where they are
-        few; 0 where `wanted_bytes` do not fit. Raises OSError.
+    def make_room(self, size_bytes: int) -> int:
+        """Evict entries if necessary, and return the bytes that may be written now.
 
-        Another program may write as many: half of what is free.
+        Returns 0 if `size_bytes` do not fit. Raises OSError.
         """
         files = list(self.files())
-        held = sum(file.size_bytes for file in files)
-        allowed = self.allowed_bytes(held)
-        least = 2 * wanted_bytes + min(_BATCH_BYTES, self._limit_bytes // (2 * _SHARE))
-        if allowed < least:
+        used = sum(file.size_bytes for file in files)
+        allowed = self.allowed_bytes(used)
+        required = 2 * size_bytes + min(_BATCH_BYTES, self._limit_bytes // (2 * _SHARE))
+        if allowed < required:
             return 0
-        if held > allowed - least or len(files) > MOST_FILES:
-            kept = max(0, allowed - max(least, self._limit_bytes // _SHARE))
-            for file in victims(files, kept, time.time()):
+        if used > allowed - required or len(files) > MAX_FILES:
+            target = max(0, allowed - max(required, self._limit_bytes // _SHARE))
+            for file in victims(files, target, time.time()):
                 file.path.unlink(missing_ok=True)
                 self.evictions += 1
-                held -= file.size_bytes
-        return min((allowed - held) // 2, _MOST_UNCHECKED_BYTES)
-
-    # ------------------------------------------------------------------------ the whole
+                used -= file.size_bytes
+        # Another program may write as much at the same time.
+        return min((allowed - used) // 2, _MAX_UNCHECKED_BYTES)
 
     def files(self) -> Iterator[StoredFile]:
-        """All entries, by their names and dates. Parts that a killed program left are deleted."""
+        """Yield all entries, and delete unfinished files of killed programs."""
         for folder in self._folders():
-            rate = _about(folder).seconds_per_byte
-            with suppress(OSError), os.scandir(folder) as found:
-                for one in found:
-                    keys = keys_of(one.name)
+            seconds_per_byte = _about(folder).seconds_per_byte
+            with suppress(OSError), os.scandir(folder) as items:
+                for item in items:
+                    keys = keys_of(item.name)
                     try:
-                        state = one.stat()
+                        status = item.stat()
                     except OSError:
-                        continue  # another program deleted it
+                        # Another program deleted it.
+                        continue
+                    path = Path(item.path)
                     if keys is not None:
-                        path = Path(one.path)
-                        yield StoredFile(path, *keys, state.st_size, state.st_mtime, rate)
-                    elif one.name.endswith(PART_SUFFIX) and _is_left(state.st_mtime):
-                        Path(one.path).unlink(missing_ok=True)
+                        yield StoredFile(
+                            path, *keys, status.st_size, status.st_mtime, seconds_per_byte
+                        )
+                    elif item.name.endswith(PART_SUFFIX) and _is_abandoned(status.st_mtime):
+                        path.unlink(missing_ok=True)
 
     def _folders(self) -> list[Path]:
         try:
-            return sorted(one for one in self.folder.iterdir() if (one / ABOUT_NAME).is_file())
+            return sorted(path for path in self.folder.iterdir() if (path / ABOUT_NAME).is_file())
         except OSError:
             return []
 
     def summaries(self) -> list[NamespaceSummary]:
-        """What is kept of each model, the last used first."""
-        found: dict[Path, list[StoredFile]] = {}
+        """Return a summary per model, the last used first."""
+        by_folder: dict[Path, list[StoredFile]] = {}
         for file in self.files():
-            found.setdefault(file.path.parent, []).append(file)
+            by_folder.setdefault(file.path.parent, []).append(file)
         lines = [
             NamespaceSummary(
                 folder.name,
@@ -209,15 +211,16 @@ class KVStore:
                 sum(file.size_bytes for file in files),
                 max(file.used_s for file in files),
             )
-            for folder, files in found.items()
+            for folder, files in by_folder.items()
         ]
         return sorted(lines, key=lambda line: -line.used_s)
 
     def clear(self, model: str = "") -> int:
-        """Delete everything, or what is kept of one model. Returns the bytes; raises OSError."""
+        """Delete everything, or the entries of one model. Return the freed bytes. Raises OSError."""
         freed = 0
         for line in self.summaries():
-            freed += line.size_bytes if not model or line.model == model else 0
+            if not model or line.model == model:
+                freed += line.size_bytes
         for folder in self._folders():
             if not model or _about(folder).model == model:
                 shutil.rmtree(folder)
@@ -226,25 +229,25 @@ class KVStore:
         return freed
 
     def forget(self, owner: str) -> int:
-        """Delete what only this conversation had. Returns the bytes; raises OSError."""
-        mine = self.owners.take(owner)
+        """Delete the entries that only this conversation uses. Return the freed bytes. Raises OSError."""
+        own_keys = self.owners.take(owner)
         freed = 0
-        others = self.owners.of_all()
-        for namespace, keys in mine.items():
+        other_keys = self.owners.of_all()
+        for namespace, keys in own_keys.items():
             folder = self.folder / namespace
             files = [file for file in self.files() if file.path.parent == folder]
             parents = {file.key: file.parent for file in files}
-            kept = with_ancestors(others.get(namespace, set()), parents)
-            gone = with_ancestors(keys, parents) - kept
+            shared = with_ancestors(other_keys.get(namespace, set()), parents)
+            unused = with_ancestors(keys, parents) - shared
             for file in files:
-                if file.key in gone:
+                if file.key in unused:
                     file.path.unlink(missing_ok=True)
                     freed += file.size_bytes
         return freed
 
 
 class Namespace:
-    """Entries of one model, build and KV type. Callable from any thread."""
+    """Entries of one model, build and KV type. Thread-safe."""
 
     def __init__(self, store: KVStore, description: str, model: str) -> None:
         self._store = store
@@ -257,25 +260,25 @@ class Namespace:
         self._tree = EntryTree(self.folder)
 
     def find(self, salt: str, ids: TokenIds32, usable: Usable | None = None) -> Match:
-        """What is kept of a text's beginning. usable: for entries that are whole states."""
+        """Return the entries with the longest prefix of a text. usable: filters entries that are states."""
         return self._tree.longest(root_key(self._description, salt), ids, usable)
 
     def covered(self, salt: str, ids: TokenIds32) -> tuple[int, bytes]:
-        """Tokens of a text that need not be written, and the key of the entry that its rest continues."""
+        """Return the length of a text's stored prefix, and the key of its last entry."""
         root = root_key(self._description, salt)
         match = self._tree.covering(root, ids)
         return match.tokens, match.entries[-1].key if match.entries else root
 
     def root(self, salt: str) -> bytes:
-        """The parent of entries that begin a text."""
+        """Return the parent of entries that start a text."""
         return root_key(self._description, salt)
 
     def whole_prefixes(self, salt: str, ids: TokenIds32) -> tuple[Entry, ...]:
-        """Whole states of a text's beginnings."""
+        """Return the states of prefixes of a text."""
         return self._tree.covering(self.root(salt), ids).entries
 
     def read(self, match: Match) -> ReadBack:
-        """Read what `find` found, up to the first entry that is gone or damaged, which no longer counts."""
+        """Read the entries that `find` returned. Stop at a missing or damaged one, and discard it."""
         payloads: list[memoryview] = []
         now_s = time.time()
         for entry in match.entries:
@@ -289,22 +292,20 @@ class Namespace:
                 os.utime(path, (now_s, now_s))
         return ReadBack(match.entries[: len(payloads)], tuple(payloads))
 
-    # ------------------------------------------------------------------------ entries of one length
-
     def has(self, parent: bytes, key: bytes) -> bool:
-        """Whether an entry is kept or is being written."""
+        """Return whether an entry is stored or being written."""
         return self._tree.has(parent, key)
 
     def chain(
         self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
     ) -> list[Entry]:
-        """Entries of `size` tokens each that hold a text from `start` on, where `parent` ends."""
+        """Return the entries of `size` tokens that continue `parent` like a text from `start` on."""
         return self._tree.chain(parent, start, ids, size, payload_bytes)
 
     def read_into(self, entry: Entry, out: memoryview) -> bytes | None:
-        """Read one entry whose payload is checked by the caller: it must have the checksum that is returned.
+        """Read an entry, and return the checksum that the caller must verify.
 
-        None: it is gone or damaged, and no longer counts.
+        Returns None for a missing or damaged entry, which is discarded.
         """
         try:
             return read_unchecked(self.folder / entry.name, entry, out)
@@ -313,21 +314,19 @@ class Namespace:
             return None
 
     def discard(self, entry: Entry) -> None:
-        """Delete an entry that is damaged."""
+        """Delete a damaged entry."""
         self._tree.remove(entry)
         self._unlink(entry)
 
     def touch(self, entries: Sequence[Entry]) -> None:
-        """Note behind the answers that entries were used now."""
+        """Record in the background that entries were used now."""
 
-        def note() -> None:
+        def update() -> None:
             for entry in entries:
                 with suppress(OSError):
                     os.utime(self.folder / entry.name)
 
-        self._store.writer.put(note, 0)
-
-    # ------------------------------------------------------------------------ writing
+        self._store.writer.put(update, 0)
 
     def put(
         self,
@@ -340,7 +339,7 @@ class Namespace:
         earliest: int = 0,
         then: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Write an entry behind the answers, and call `then` when that has ended. Returns its key."""
+        """Write an entry in the background, call `then` afterwards, and return the entry's key."""
         size = sum(len(piece) for piece in payload)
         entry = make_entry(parent, start, ids.copy(), size, earliest)
         self._tree.add(entry)
@@ -359,7 +358,7 @@ class Namespace:
         return entry.key
 
     def own(self, owner: str, key: bytes) -> None:
-        """Note behind the answers that a conversation has what another one wrote."""
+        """Record in the background that a conversation uses an entry of another one."""
         self._store.writer.put(lambda: self._own(owner, key), 0)
 
     def _own(self, owner: str, key: bytes) -> None:
@@ -369,7 +368,7 @@ class Namespace:
             self._store.stop_writing(error)
 
     def supersede(self, entries: Iterable[Entry]) -> None:
-        """Delete entries behind the answers."""
+        """Delete entries in the background."""
         for entry in entries:
             self._tree.remove(entry)
             self._store.writer.put(partial(self._unlink, entry), 0)
@@ -380,13 +379,15 @@ class Namespace:
 
 
 def _is_reachable(folder: Path, entry: Entry) -> bool:
-    """Whether an entry begins a text, or what it continues is there: in a store smaller than a text, a text's
-    beginning goes for its end."""
+    """Return whether an entry starts a text or its parent exists.
+
+    If the store is smaller than a text, writing its end may evict its start.
+    """
     return not entry.start or any(folder.glob(f"*-{entry.parent.hex()}{SUFFIX}"))
 
 
-def _is_left(changed_s: float) -> bool:
-    """Whether the program that wrote a part to this moment is gone."""
+def _is_abandoned(changed_s: float) -> bool:
+    """Return whether the program that wrote an unfinished file was killed."""
     return time.time() - changed_s > _PART_AGE_S
 
 

@@ -1,7 +1,7 @@
-"""Tree of the entries in one folder, by the names of their files: which entry continues which.
+"""Tree of the entries in one folder, built from the names of their files.
 
-Only names are listed; the tokens of an entry are read when a text reaches its parent. Another program may add
-and delete files at any time: a folder that changed is listed again, and a file that is gone is no longer there.
+Listing the folder reads names only. The tokens of an entry are read when a search reaches its parent. Other
+programs may add and delete files at any time, so a changed folder is listed again.
 """
 
 import os
@@ -21,22 +21,25 @@ from localchat.kv_store.entry import (
 )
 
 Usable: TypeAlias = Callable[[int, int, int], bool]
-"""(length, earliest, tokens): whether a state of `length` tokens can be truncated to `tokens`."""
+"""Called with (length, earliest, tokens): whether a state of `length` tokens can be truncated to `tokens`."""
 
 _LIST_INTERVAL_S = 1.0
-"""A folder of blocks has thousands of files: listing them takes 10 ms of the engine core's thread."""
+"""A folder of blocks has thousands of files.
+
+Listing them takes 10 ms of the engine core's thread.
+"""
 
 
 class Match(NamedTuple):
-    """Entries that hold a text's beginning, in order."""
+    """Entries with the prefix of a text, in order."""
 
     entries: tuple[Entry, ...] = ()
     tokens: int = 0
-    """Tokens of the text that they hold; the last entry may go on differently."""
+    """Length of the prefix. The last entry may continue differently from the text."""
 
 
 class EntryTree:
-    """Entries of a folder, callable from any thread."""
+    """Entries of a folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,7 +47,7 @@ class EntryTree:
         self._children: dict[bytes, set[bytes]] = {}
         self._heads: dict[bytes, Entry] = {}
         self._pending: set[bytes] = set()
-        """Keys that are being written: they count as there."""
+        """Keys of entries that are being written, which count as present."""
         self._listed_ns = -1
         self._listed_s = float("-inf")
 
@@ -56,8 +59,11 @@ class EntryTree:
             self._pending.add(entry.key)
 
     def written(self, entry: Entry, *, ok: bool, alone_since_ns: int = -1) -> None:
-        """Note the end of a write. `alone_since_ns`: the folder's date before it, if nothing else of this
-        program changed the folder since; then it need not be listed again for this write."""
+        """Record the end of a write.
+
+        alone_since_ns: modification time of the folder before the write, if this program made no other changes
+        since then. The folder need not be listed again in that case.
+        """
         with self._lock:
             self._pending.discard(entry.key)
             if alone_since_ns == self._listed_ns:
@@ -66,21 +72,23 @@ class EntryTree:
             self.remove(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry that is not there or not whole."""
+        """Remove an entry that is missing or damaged."""
         with self._lock:
             self._heads.pop(entry.key, None)
             self._children.get(entry.parent, set()).discard(entry.key)
 
     def longest(self, root: bytes, ids: TokenIds32, usable: Usable | None = None) -> Match:
-        """The entries that hold most of a text. usable: for entries that are whole states."""
-        return self._search(root, ids, usable, whole=False)
+        """Return the entries with the longest prefix of a text. usable: filters entries that are states."""
+        return self._search(root, ids, usable, complete_only=False)
 
     def covering(self, root: bytes, ids: TokenIds32) -> Match:
-        """The entries that hold most of a text, and no other tokens."""
-        return self._search(root, ids, None, whole=True)
+        """Return the entries with the longest prefix of a text that contain no other tokens."""
+        return self._search(root, ids, None, complete_only=True)
 
-    def _search(self, root: bytes, ids: TokenIds32, usable: Usable | None, *, whole: bool) -> Match:
-        self._list_again()
+    def _search(
+        self, root: bytes, ids: TokenIds32, usable: Usable | None, *, complete_only: bool
+    ) -> Match:
+        self._refresh()
         best = Match()
         paths: list[Match] = [Match()]
         parents = [root]
@@ -88,12 +96,12 @@ class EntryTree:
             path = paths.pop()
             parent = parents.pop()
             for entry in self._entries(parent, path.tokens):
-                shared = _common(entry.ids, ids[path.tokens :])
+                shared = _common_prefix(entry.ids, ids[path.tokens :])
                 reached = Match((*path.entries, entry), path.tokens + shared)
                 complete = shared == len(entry.ids)
                 if usable is not None and not usable(entry.end, entry.earliest, reached.tokens):
                     continue
-                if reached.tokens > best.tokens and (complete or not whole):
+                if reached.tokens > best.tokens and (complete or not complete_only):
                     best = reached
                 if complete:
                     paths.append(reached)
@@ -121,34 +129,34 @@ class EntryTree:
         return entry
 
     def has(self, parent: bytes, key: bytes) -> bool:
-        """Whether an entry is there or is being written, by the latest list."""
+        """Return whether an entry was present or being written when the folder was last listed."""
         with self._lock:
             return key in self._children.get(parent, ())
 
     def chain(
         self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
     ) -> list[Entry]:
-        """The entries of `size` tokens each that go on from `parent` and `start` as a text does."""
-        self._list_again(_LIST_INTERVAL_S)
-        found: list[Entry] = []
+        """Return the entries of `size` tokens that continue `parent` like a text from `start` on."""
+        self._refresh(_LIST_INTERVAL_S)
+        entries: list[Entry] = []
         while start + size <= len(ids):
             entry = make_entry(parent, start, ids[start : start + size], payload_bytes)
             if not self.has(parent, entry.key):
                 break
-            found.append(entry)
+            entries.append(entry)
             parent = entry.key
             start = entry.end
-        return found
+        return entries
 
     def changed_ns(self) -> int:
-        """The folder's date."""
+        """Return the modification time of the folder, -1 if it is missing."""
         try:
             return self._folder.stat().st_mtime_ns
         except OSError:
             return -1
 
-    def _list_again(self, interval_s: float = 0.0) -> None:
-        """List the folder, if it changed, and the last list is older than `interval_s`."""
+    def _refresh(self, interval_s: float = 0.0) -> None:
+        """List the folder if it changed and the last list is older than `interval_s`."""
         now_s = time.monotonic()
         if now_s - self._listed_s < interval_s:
             return
@@ -164,21 +172,20 @@ class EntryTree:
                 self._children.setdefault(parent, set()).add(key)
             for entry in pending:
                 self._children.setdefault(entry.parent, set()).add(entry.key)
-            there = {key for keys in self._children.values() for key in keys}
-            self._heads = {key: head for key, head in self._heads.items() if key in there}
+            present = {key for keys in self._children.values() for key in keys}
+            self._heads = {key: head for key, head in self._heads.items() if key in present}
 
 
 def _names(folder: Path) -> Iterator[tuple[bytes, bytes]]:
     try:
-        with os.scandir(folder) as found:
-            yield from filter(None, (keys_of(one.name) for one in found))
+        with os.scandir(folder) as files:
+            yield from filter(None, (keys_of(file.name) for file in files))
     except OSError:
         return
 
 
-def _common(one: TokenIds32, other: TokenIds32) -> int:
-    """Length of the common beginning."""
-    shared = min(len(one), len(other))
-    differs = one[:shared] != other[:shared]
-    at = int(differs.argmax()) if shared else 0
-    return at if shared and differs[at] else shared
+def _common_prefix(a: TokenIds32, b: TokenIds32) -> int:
+    """Return the length of the common prefix."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length

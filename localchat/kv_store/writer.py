@@ -1,4 +1,4 @@
-"""Writer: runs what it is given in one thread of the lowest priority, in order."""
+"""Runs tasks in order, in one thread of the lowest priority."""
 
 import os
 import queue
@@ -11,7 +11,7 @@ _NICE = 19
 
 
 class Writer:
-    """Tasks behind the answers. Callable from any thread."""
+    """Runs background tasks. Thread-safe."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
@@ -26,7 +26,7 @@ class Writer:
         return self._pending_bytes
 
     def put(self, task: Callable[[], None], size_bytes: int) -> None:
-        """Run a task later. It must not raise."""
+        """Queue a task, which must not raise."""
         with self._state:
             self._waiting += 1
             self._pending_bytes += size_bytes
@@ -36,12 +36,13 @@ class Writer:
         self._tasks.put((task, size_bytes))
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until all tasks ran; False: some are left."""
+        """Wait until all tasks ran. Return False if some remain after the timeout."""
         with self._state:
             return self._state.wait_for(lambda: not self._waiting, timeout_s)
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # elsewhere the priority is the whole process's
+        # On other systems, the priority would apply to the whole process.
+        if sys.platform == "linux":
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:

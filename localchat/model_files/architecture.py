@@ -1,8 +1,8 @@
-"""Shape of a GGUF model: everything that costs memory while it runs, layer by layer.
+"""Shape of a GGUF model: everything that determines its memory, per layer.
 
-The rules follow llama.cpp (src/llama-hparams.cpp and src/models/): which layers keep keys and values, which
-see a sliding window only, which carry a recurrent state. An architecture that is not listed counts as plain
-attention in every layer, which is never too little.
+The rules follow llama.cpp (src/llama-hparams.cpp and src/models/): which layers have keys and values, which
+see only a sliding window, and which have a recurrent state. An architecture that is not listed counts as
+plain attention in every layer, which never underestimates.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from localchat.model_files.gguf import Array, GgufTensor, Header, Value
 class Window(NamedTuple):
     """Sliding windows of an architecture.
 
-    Every `period`-th layer sees everything (the first of them, or the last), the others `window` tokens.
+    The first or last of every `period` layers sees all tokens, and the others see `window` tokens.
     """
 
     window: int
-    """0: the header must state it."""
+    """Window in tokens. 0 if the header must state it."""
     period: int
     dense_first: bool = False
 
@@ -50,8 +50,11 @@ _WINDOWS: dict[str, Window] = {
     "spark2_5": Window(0, 0),
     "step35": Window(0, 0),
 }
-"""Architectures whose windows llama.cpp honours. Others may name a window in the header (Mistral, Qwen2,
-Phi-3): llama.cpp keeps everything there. Period 0: the header's pattern alone decides."""
+"""Architectures whose windows llama.cpp applies.
+
+Others may name a window in the header (Mistral, Qwen2, Phi-3), but llama.cpp stores all tokens. Period 0:
+only the header's pattern counts.
+"""
 
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _HYBRID_BY_HEADS = frozenset(
@@ -60,9 +63,12 @@ _HYBRID_BY_HEADS = frozenset(
         *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
     }
 )
-"""A layer without key-value heads is recurrent."""
+"""Architectures whose layers without key-value heads are recurrent."""
 _HYBRID_BY_INTERVAL = frozenset({"minimax-01", "qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
-"""Every fourth layer (or as the header states) attends, the others are recurrent."""
+"""Architectures with attention in every fourth layer, or as the header states.
+
+The layers between are recurrent.
+"""
 
 
 _IMAGE_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
@@ -76,42 +82,45 @@ class LayerShape(NamedTuple):
     values: int
     """Numbers per token."""
     sliding: bool = False
-    """Only a window of them is needed."""
+    """Whether only a window of tokens is needed."""
     state: int = 0
-    """Numbers per sequence, whatever its length."""
+    """Numbers per sequence, independent of its length."""
 
 
 class Weight(NamedTuple):
-    """One tensor of weights, as far as memory and speed depend on it."""
+    """A weight tensor, as far as memory and speed depend on it."""
 
     part: Literal["embedding", "output", "layer", "lookup", "other"]
-    """`lookup`: a table beside the embedding, in RAM, of which a token reads one row."""
+    """Use of the tensor. `lookup` is a table in RAM beside the embedding, of which a token reads one row."""
     format: NumberFormat
     shape: tuple[int, ...]
-    """Fastest dimension first, as ggml counts."""
+    """Fastest dimension first, as in ggml."""
     size_bytes: int
     layer: int = -1
-    """Of the part `layer`: its number."""
+    """Layer number, for the part `layer`."""
     routed: bool = False
-    """One slice an expert: a token reads those of the experts in use."""
+    """Whether it has a slice per expert. A token reads only the slices of its experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Everything that planning a load of a GGUF model needs. Of a file, or of a catalogue's table."""
+    """Data for planning the load of a GGUF model.
+
+    It comes from a file or from a catalogue's table.
+    """
 
     name: str
-    """For messages."""
+    """Name for messages."""
     architecture: str
     layers: tuple[LayerShape, ...]
-    """The trunk."""
+    """Layers without the prediction layers."""
     all_layers: int
-    """As the file counts, with the prediction layers after the trunk."""
+    """Number of layers in the file, including the prediction layers."""
     embedding: int
     heads: int
     head_width: int
     feed_forward: int
-    """Of the widest layer, per token (experts in use counted)."""
+    """Width of the widest feed-forward layer per token. Only the experts in use count."""
     vocab_size: int
     context_train: int
     weights: tuple[Weight, ...]
@@ -119,37 +128,37 @@ class ModelShape:
     """Name of the mix, such as Q4_K_M."""
     file_bytes: int
     window: int = 0
-    """Tokens that sliding layers need; 0: there are none."""
+    """Window of the sliding layers in tokens, 0 without any."""
     experts: int = 0
     experts_used: int = 0
-    """Per token."""
+    """Experts per token."""
     inner: int = 0
-    """Width of a recurrent layer's inside."""
+    """Inner width of recurrent layers."""
     positions: int = 0
-    """Learned positions, which bound the context; 0: there are none."""
+    """Number of learned positions, which limits the context. 0 without any."""
     pooling: str = ""
-    """See pooling_of."""
+    """Pooling (see pooling_of)."""
     vocabulary: bool = True
-    """False for a part of a model, such as an adapter."""
+    """Whether the file has a vocabulary. Parts of models, such as adapters, have none."""
     images: bool = False
-    """True if an image encoder is in the same file."""
+    """Whether the file contains an image encoder."""
     context_scaled: int = 0
-    """Longest context of the rope scaling that the file declares; 0: it declares none."""
+    """Longest context with the rope scaling of the file, 0 without scaling."""
     long_rope: bool = False
-    """The size of the cache selects one of two sets of rope factors."""
+    """Whether the size of the cache selects one of two sets of rope factors."""
     key_biases: bool = False
-    """Keys have biases, and with them outliers that four bits cannot store."""
+    """Whether keys have biases, and therefore outliers that four bits cannot store."""
     header: Header | None = field(default=None, compare=False, repr=False)
-    """Of the file; None for a shape of a catalogue's table."""
+    """Header of the file, None for a shape from a catalogue's table."""
 
     @property
     def recurrent(self) -> bool:
-        """True if some layer carries a state that cannot be cut back."""
+        """Whether some layer has a state that cannot be truncated."""
         return any(layer.state for layer in self.layers)
 
     @property
     def tied(self) -> bool:
-        """True if the input embedding is the output matrix too."""
+        """Whether the input embedding is also the output matrix."""
         return not any(weight.part == "output" for weight in self.weights)
 
     @property
@@ -158,21 +167,23 @@ class ModelShape:
         return sum(weight.size_bytes for weight in self.weights)
 
     def read_weights(self) -> Iterator[tuple[Weight, int]]:
-        """Matrices that one token reads, with the bytes that it reads of them.
+        """Yield the matrices that a token reads, with the bytes that it reads.
 
-        Of experts those in use, and of an input embedding nothing unless it is the output too."""
+        Only the experts in use count. An input embedding counts only if it is also the output.
+        """
         tied = self.tied
         for weight in self.weights:
             looked_up = weight.part == "lookup" or (weight.part == "embedding" and not tied)
             if len(weight.shape) < 2 or looked_up:
                 continue
-            shared = not (weight.routed and self.experts)
             size = weight.size_bytes
-            yield weight, size if shared else size * self.experts_used // self.experts
+            if weight.routed and self.experts:
+                size = size * self.experts_used // self.experts
+            yield weight, size
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of weights that one token reads."""
+        """Bytes of weights that a token reads."""
         return sum(read for _, read in self.read_weights())
 
     @property
@@ -182,11 +193,12 @@ class ModelShape:
 
 
 def model_shape(header: Header) -> ModelShape:
-    """The shape of the model with this checked header (open_gguf.check_model)."""
+    """Return the shape of a model with a checked header (open_gguf.check_model)."""
     all_layers = header.number("block_count")
     count = all_layers - header.number("nextn_predict_layers")
-    # A file of prediction layers alone keeps them all.
-    count = count if count > 0 else all_layers
+    # A file may consist of prediction layers only.
+    if count <= 0:
+        count = all_layers
     heads = header.numbers("attention.head_count", all_layers)
     sliding, window = _sliding(header, count)
     return ModelShape(
@@ -219,7 +231,7 @@ def model_shape(header: Header) -> ModelShape:
 
 
 def _scaled_context(header: Header) -> int:
-    """Context that the declared rope scaling reaches; 0 without one."""
+    """Return the context that the rope scaling reaches, 0 without scaling."""
     values = header.metadata
     factor = values.get(f"{header.architecture}.rope.scaling.factor")
     kind = values.get(f"{header.architecture}.rope.scaling.type")
@@ -232,10 +244,10 @@ def _scaled_context(header: Header) -> int:
 
 def _weight(tensor: GgufTensor) -> Weight:
     layer = _layer_number(tensor.name)
-    part: Literal["embedding", "output", "layer", "lookup", "other"] = (
-        "other" if layer is None else "layer"
-    )
-    if tensor.name == "per_layer_token_embd.weight":
+    part: Literal["embedding", "output", "layer", "lookup", "other"] = "other"
+    if layer >= 0:
+        part = "layer"
+    elif tensor.name == "per_layer_token_embd.weight":
         part = "lookup"
     elif tensor.name == "token_embd.weight":
         part = "embedding"
@@ -246,22 +258,24 @@ def _weight(tensor: GgufTensor) -> Weight:
         tensor.format,
         tensor.shape,
         tensor.size_bytes,
-        layer=-1 if layer is None else layer,
+        layer=layer,
         routed="_exps." in tensor.name,
     )
 
 
-def _layer_number(name: str) -> int | None:
-    """The layer that a tensor of this name belongs to; None: to no layer."""
-    if not name.startswith("blk."):
-        return None
-    number = name[4:].partition(".")[0]
-    return int(number) if number.isdigit() else None
+def _layer_number(name: str) -> int:
+    """Return the layer number in a tensor name, -1 for other tensors."""
+    number = name.removeprefix("blk.").partition(".")[0]
+    if not name.startswith("blk.") or not number.isdigit():
+        return -1
+    return int(number)
 
 
 def _positions(header: Header) -> int:
-    found = (tensor for tensor in header.tensors if tensor.name == "position_embd.weight")
-    return next((tensor.shape[1] for tensor in found if len(tensor.shape) > 1), 0)
+    for tensor in header.tensors:
+        if tensor.name == "position_embd.weight" and len(tensor.shape) > 1:
+            return tensor.shape[1]
+    return 0
 
 
 def _head_width(header: Header, heads: int) -> int:
@@ -287,7 +301,7 @@ def _feed_forward(header: Header, layers: int) -> int:
 
 
 def _sliding(header: Header, count: int) -> tuple[tuple[bool, ...], int]:
-    """Per layer, whether it sees a window only; and the window in tokens."""
+    """Return whether each layer sees only a window, and the window in tokens."""
     pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
     stated = header.number("attention.sliding_window", -1)
     return sliding_layers(header.architecture, count, None if stated < 0 else stated, pattern)
@@ -296,20 +310,26 @@ def _sliding(header: Header, count: int) -> tuple[tuple[bool, ...], int]:
 def sliding_layers(
     architecture: str, count: int, stated: int | None = None, pattern: Value | None = None
 ) -> tuple[tuple[bool, ...], int]:
-    """Per layer, whether it sees a window only; and the window in tokens.
+    """Return whether each layer sees only a window, and the window in tokens.
 
-    `stated`, `pattern`: window and pattern of the model itself, over those of its architecture.
+    stated, pattern: window and pattern of the model, which override those of its architecture.
     """
     rule = _WINDOWS.get(architecture)
     if rule is None or (architecture == "exaone4" and count != 64):
         return (False,) * count, 0
-    window = rule.window if stated is None or (architecture == "llama4" and stated) else stated
+    window = rule.window
+    # llama.cpp ignores a window in the header of Llama 4 unless it is 0.
+    if stated is not None and not (architecture == "llama4" and stated):
+        window = stated
     if not window:
         return (False,) * count, 0
     if isinstance(pattern, Array):
         values = pattern.values or ()
-        return tuple(bool(values[i]) if i < len(values) else False for i in range(count)), window
-    period = pattern if isinstance(pattern, int) and pattern else rule.period
+        flags = [bool(value) for value in values[:count]]
+        return tuple(flags + [False] * (count - len(flags))), window
+    period = rule.period
+    if isinstance(pattern, int) and pattern:
+        period = pattern
     if period == 0:
         return (False,) * count, 0
     dense = 0 if rule.dense_first else period - 1
@@ -320,37 +340,43 @@ def _layers(
     header: Header, count: int, heads: tuple[int, ...], sliding: tuple[bool, ...]
 ) -> tuple[LayerShape, ...]:
     kv_key = f"{header.architecture}.attention.head_count_kv"
-    kv_heads = (
-        header.numbers("attention.head_count_kv", count) if kv_key in header.metadata else heads
-    )
+    kv_heads = heads
+    if kv_key in header.metadata:
+        kv_heads = header.numbers("attention.head_count_kv", count)
     keys = _head_width(header, heads[0])
     default = header.number("embedding_length") // heads[0] if heads[0] else 0
     values = header.number("attention.value_length", default)
-    # Multi-head latent attention caches one compressed row per token, in the keys.
+    # Multi-head latent attention caches a compressed row per token, in the keys.
     latent = bool(
         header.number("attention.key_length_mla") and header.number("attention.value_length_mla")
     )
     attends, carries = _kinds(header, count, kv_heads)
-    kept = _layers_with_kv(header, count)
+    layers_with_kv = _layers_with_kv(header, count)
     state = _state_numbers(header, heads[0])
-    found = []
+    layers = []
     for i in range(count):
-        width_keys = header.number("attention.key_length_swa", keys) if sliding[i] else keys
-        width_values = header.number("attention.value_length_swa", values) if sliding[i] else values
-        has_kv = attends[i] and i < kept
-        found.append(
+        key_width = keys
+        value_width = values
+        if sliding[i]:
+            key_width = header.number("attention.key_length_swa", keys)
+            value_width = header.number("attention.value_length_swa", values)
+        has_kv = attends[i] and i < layers_with_kv
+        layers.append(
             LayerShape(
-                keys=width_keys * kv_heads[i] if has_kv else 0,
-                values=width_values * kv_heads[i] if has_kv and not latent else 0,
+                keys=key_width * kv_heads[i] if has_kv else 0,
+                values=value_width * kv_heads[i] if has_kv and not latent else 0,
                 sliding=sliding[i],
                 state=state if carries[i] else 0,
             )
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def _layers_with_kv(header: Header, count: int) -> int:
-    """Leading layers with keys and values of their own; later ones reuse them (Gemma 3n, 4)."""
+    """Return the number of leading layers with their own KV.
+
+    Later layers of Gemma 3n and 4 reuse it.
+    """
     if header.architecture == "gemma3n":
         return 20
     if header.architecture == "gemma4":
@@ -361,19 +387,18 @@ def _layers_with_kv(header: Header, count: int) -> int:
 def _kinds(
     header: Header, count: int, kv_heads: tuple[int, ...]
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Per layer: does it keep keys and values, does it carry a state."""
+    """Return whether each layer has keys and values, and whether it has a recurrent state."""
     name = header.architecture
     if name in _RECURRENT:
         return (False,) * count, (True,) * count
     if name == "falcon-h1":
         return (True,) * count, (True,) * count
     if name in _HYBRID_BY_HEADS:
-        feed_forward = (
-            header.numbers("feed_forward_length", count)
-            if name.startswith("nemotron")
-            else (0,) * count
-        )
-        mixes = tuple(width == 0 for width in feed_forward)
+        # Nemotron has separate layers for feed-forward and for attention or recurrence.
+        mixes = (True,) * count
+        if name.startswith("nemotron"):
+            widths = header.numbers("feed_forward_length", count)
+            mixes = tuple(width == 0 for width in widths)
         return (
             tuple(bool(kv_heads[i]) and mixes[i] for i in range(count)),
             tuple(not kv_heads[i] and mixes[i] for i in range(count)),
@@ -391,7 +416,7 @@ def _kinds(
 
 
 def _state_numbers(header: Header, heads: int) -> int:
-    """Numbers (f32) of one recurrent layer's state: convolution tail and state proper."""
+    """Return the f32 numbers of a recurrent layer's state, including the convolution tail."""
     embedding = header.number("embedding_length")
     if head := header.number("wkv.head_size"):
         return embedding * (header.number("token_shift_count", 2) + head)
@@ -408,28 +433,25 @@ def _state_numbers(header: Header, heads: int) -> int:
     return tail + states * inner
 
 
-# ---------------------------------------------------------------------------- embedding models
-
 ENCODERS: Final = frozenset(
     {
         *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
         *("jina-bert-v3", "eurobert", "gemma-embedding"),
     }
 )
-"""Architectures without a KV cache: every token sees the whole text."""
+"""Architectures without a KV cache, because every token sees the whole text."""
 DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-"""Architectures whose tokens see the whole text too, and that write it in many passes."""
+"""Architectures that generate text in many passes. Their tokens see the whole text too."""
 POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
-"""llama.cpp's numbers. A file that names none is pooled by the mean, as its users do."""
+"""llama.cpp's numbers. A file without a number is pooled by the mean."""
 _NAMES: Final = {number: name for name, number in POOLING_NUMBERS.items()}
 
 
 def pooling_of(header: Header) -> str:
-    """Pooling of an embedding model: `mean`, `cls` or `last`; `rank` for a reranker; empty for a model that
-    writes text.
+    """Return `mean`, `cls` or `last` for embedding models, `rank` for rerankers, otherwise an empty string.
 
-    0 stands for no pooling: llama.cpp's own tools write it into every model that they save, so it does not
-    turn a model that writes into an embedding model.
+    The number 0 means no pooling. llama.cpp's tools write it into every model that they save, so it does not
+    identify an embedding model.
     """
     name = header.architecture
     sees_all = header.metadata.get(f"{name}.attention.causal") is False and name not in DIFFUSION

@@ -1,11 +1,11 @@
-"""Random access to the bytes of a header: a local file, or anything that answers range requests."""
+"""Random access to the bytes of a local file, or over range requests."""
 
 import os
 import struct
 from typing import Protocol
 
 _FIRST_BYTES = 256 << 10
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 _LENGTH = struct.Struct("<Q")
 
 
@@ -13,22 +13,22 @@ class ByteSource(Protocol):
     """Random access to bytes."""
 
     name: str
-    """For messages."""
+    """Name for messages."""
     size: int
-    """Bytes in all."""
+    """Size in bytes."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """At most `count` bytes from `offset`; fewer only at the end."""
+        """Return `count` bytes from `offset`, fewer only at the end."""
         ...
 
 
 class FileSource:
-    """A file on disk, read by position. Close it, or use it in a `with`."""
+    """A file on disk, read by position. Close it, or use it as a context manager."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises OSError."""
         self.name = os.fspath(path)
-        self._file = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115  unbuffered, closed by `close`
+        self._file = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115 - unbuffered, closed by `close`
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, count: int) -> bytes:
@@ -41,7 +41,7 @@ class FileSource:
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def __enter__(self) -> "FileSource":
@@ -52,106 +52,110 @@ class FileSource:
 
 
 class Truncated(Exception):
-    """The bytes ended inside a value."""
+    """Raised if the bytes end inside a value."""
 
 
 class Cursor:
-    """Reads little-endian values one after another through a window that forgets what was read.
+    """Reads consecutive little-endian values through a window.
 
-    The window grows from 256 KiB to 8 MiB a read, so that a small header takes one request of a remote source
-    and a vocabulary of millions of bytes takes few. Every method raises Truncated at the end.
+    Reads grow from 256 KiB to 8 MiB, so that a small header takes one request to a remote source and a
+    vocabulary of many megabytes takes few. Every method raises Truncated at the end.
     """
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._window = b""
         self._start = 0
-        self._at = 0
+        self._offset = 0
         self._step = _FIRST_BYTES
 
     @property
     def position(self) -> int:
-        """Bytes from the beginning of the source."""
-        return self._start + self._at
+        """Offset from the start of the source."""
+        return self._start + self._offset
 
     @property
     def remaining(self) -> int:
-        """Bytes to the end of the source."""
+        """Bytes up to the end of the source."""
         return self._source.size - self.position
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         self._need(count)
-        at = self._at
-        self._at = self._at + count
-        return self._window[at : self._at]
+        start = self._offset
+        self._offset += count
+        return self._window[start : self._offset]
 
     def value(self, format_: struct.Struct) -> int | float | bool:
-        """The next value of a one-field struct."""
+        """Return the next value of a struct with one field."""
         self._need(format_.size)
-        found: int | float | bool = format_.unpack_from(self._window, self._at)[0]
-        self._at += format_.size
-        return found
+        value: int | float | bool = format_.unpack_from(self._window, self._offset)[0]
+        self._offset += format_.size
+        return value
 
     def skip(self, count: int) -> None:
         """Skip bytes without reading them."""
         if count > self.remaining:
             raise Truncated
-        self._at += count
+        self._offset += count
 
     def skip_strings(self, count: int) -> None:
-        """Skip strings (an 8-byte length, then the bytes): 80 ns each, no objects."""
+        """Skip strings, which are an 8-byte length and the bytes. Takes 80 ns per string."""
         unpack = _LENGTH.unpack_from
         while True:
             window = self._window
-            at = self._at
+            offset = self._offset
             done = 0
             try:
-                for done in range(count):  # noqa: B007  read after the loop
-                    at += 8 + unpack(window, at)[0]
+                for done in range(count):  # noqa: B007 - read after the loop
+                    offset += 8 + unpack(window, offset)[0]
                 done = count
             except (struct.error, OverflowError):
-                pass  # the window ends before this length: `done` strings are done
-            if self._start + at > self._source.size:
+                # The window ends before this length, after `done` complete strings.
+                pass
+            if self._start + offset > self._source.size:
                 raise Truncated
-            self._at = at
-            count = count - done
+            self._offset = offset
+            count -= done
             if not count:
                 return
             self._need(8)
 
-    def strings(self, most: int, longest: int) -> list[bytes]:
-        """The next strings that are in the window as a whole, at most `most` of them, none longer than
-        `longest`: often none."""
+    def strings(self, limit: int, max_length: int) -> list[bytes]:
+        """Return the next strings that lie completely in the window, which may be none.
+
+        Stops after `limit` strings, and before a string longer than `max_length`.
+        """
         unpack = _LENGTH.unpack_from
         window = self._window
-        at = self._at
-        found: list[bytes] = []
+        offset = self._offset
+        result: list[bytes] = []
         try:
-            while len(found) < most:
-                length = unpack(window, at)[0]
-                end = at + 8 + length
-                if length > longest or end > len(window):
+            while len(result) < limit:
+                length = unpack(window, offset)[0]
+                end = offset + 8 + length
+                if length > max_length or end > len(window):
                     break
-                found.append(window[at + 8 : end])
-                at = end
+                result.append(window[offset + 8 : end])
+                offset = end
         except struct.error:
-            pass  # the window ends inside a length
-        self._at = at
-        return found
+            # The window ends inside a length.
+            pass
+        self._offset = offset
+        return result
 
     def _need(self, count: int) -> None:
-        if len(self._window) - self._at >= count:
+        if len(self._window) - self._offset >= count:
             return
         if count > self.remaining:
             raise Truncated
-        rest = self._window[self._at :]
+        unread = self._window[self._offset :]
         position = self.position
-        missing = max(count - len(rest), min(self._step, self._source.size - position - len(rest)))
-        read = self._source.read(position + len(rest), missing)
-        self._window = rest + read
+        end = position + len(unread)
+        missing = max(count - len(unread), min(self._step, self._source.size - end))
+        self._window = unread + self._source.read(end, missing)
         self._start = position
-        self._at = 0
-        self._step = min(2 * self._step, _MOST_BYTES)
+        self._offset = 0
+        self._step = min(2 * self._step, _MAX_BYTES)
         if len(self._window) < count:
             raise Truncated

@@ -1,6 +1,6 @@
-"""Safetensors checkpoints before they are loaded: config.json and the headers of the weights.
+"""Safetensors checkpoints before loading: config.json and the headers of the weights.
 
-Read from a folder, or from anything else that answers range requests.
+They are read from a folder, or from any source that answers range requests.
 """
 
 import json
@@ -16,28 +16,30 @@ from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors_source
 
 CONFIG: Final = "config.json"
-_LONGEST_CONFIG: Final = 4 << 20
+_MAX_CONFIG_BYTES: Final = 4 << 20
 SIDECARS: Final = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-"""Files whose quantization config.json does not repeat (early quantized checkpoints, ModelOpt's), and their
-methods."""
-_EARLY_WORDS: Final = {"w_bit": "bits", "q_group_size": "group_size"}
-_MOST_FILES: Final = 1024
+"""Files with a quantization that config.json lacks, and their methods.
+
+Early quantized checkpoints and ModelOpt's have them.
+"""
+_OLD_NAMES: Final = {"w_bit": "bits", "q_group_size": "group_size"}
+_MAX_FILES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model as its config.json and the headers of its weights describe it."""
+    """A model, described by its config.json and the headers of its weights."""
 
     name: str
-    """For messages."""
+    """Name for messages."""
     config: Mapping[str, Any]
-    """config.json as it is."""
+    """Content of config.json."""
     headers: tuple[SafetensorsHeader, ...] = ()
-    """Of every file of weights; none where only the config is known."""
+    """Headers of all weight files, empty if only the config is known."""
 
     @property
     def weights_bytes(self) -> int:
@@ -46,16 +48,16 @@ class Checkpoint:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all files of weights."""
+        """Size of all weight files."""
         return sum(header.file_bytes for header in self.headers)
 
     @property
     def quantization(self) -> str:
-        """AWQ, GPTQ, FP8, … as config.json states it; else the type of most bytes."""
-        found = self.config.get("quantization_config")
-        method = found.get("quant_method") if isinstance(found, Mapping) else None
-        if isinstance(found, Mapping) and method == "compressed-tensors":
-            return _compressed(found)
+        """Quantization method in config.json (AWQ, GPTQ, FP8, …), otherwise the type with the most bytes."""
+        quantization = self.config.get("quantization_config")
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        if isinstance(quantization, Mapping) and method == "compressed-tensors":
+            return _compressed(quantization)
         if isinstance(method, str) and method:
             return method.upper()
         sizes: dict[str, int] = {}
@@ -66,31 +68,34 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """First class that config.json names; empty: none."""
-        named = self.config.get("architectures")
-        if isinstance(named, list) and named:
-            return str(named[0])
+        """First class that config.json lists, or an empty string."""
+        classes = self.config.get("architectures")
+        if isinstance(classes, list) and classes:
+            return str(classes[0])
         return ""
 
     @property
     def context_train(self) -> int:
-        """Tokens; 0: not stated."""
+        """Trained context in tokens, 0 if unknown."""
         return self.number("max_position_embeddings")
 
     def number(self, field: str) -> int:
-        """A whole number of the text part; 0: not stated."""
+        """Return an integer of the text part, 0 if it is missing."""
         text = self.config.get("text_config")
-        held = {**self.config, **text} if isinstance(text, Mapping) else self.config
-        found = held.get(field)
-        if isinstance(found, int) and found > 0 and found is not True:
-            return found
+        value = self.config.get(field)
+        if isinstance(text, Mapping):
+            value = text.get(field, value)
+        if isinstance(value, int) and value > 0 and value is not True:
+            return value
         return 0
 
 
-def _compressed(found: Mapping[str, Any]) -> str:
-    """INT4 or FP8, from the first group of compressed layers."""
-    groups = found.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
+def _compressed(quantization: Mapping[str, Any]) -> str:
+    """Return the type of the first group of compressed layers, such as INT4 or FP8."""
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, Mapping):
+        groups = {}
+    for group in groups.values():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if isinstance(weights, Mapping):
             kind = "FP" if weights.get("type") == "float" else "INT"
@@ -99,7 +104,7 @@ def _compressed(found: Mapping[str, Any]) -> str:
 
 
 def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json with the quantization of a sidecar file, if it states none itself. Raises ModelInvalid."""
+    """Add the quantization of a sidecar file to a config that has none. Raises ModelInvalid."""
     path = next((folder / name for name in SIDECARS if (folder / name).is_file()), None)
     if path is None or config.get("quantization_config"):
         return config
@@ -111,36 +116,38 @@ def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_sidecar(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
-    """The config with the quantization of the sidecar file of this name. Raises ModelInvalid."""
-    stated = {_EARLY_WORDS.get(key, key): value for key, value in _object(source).items()}
+    """Add the quantization of a sidecar file. Raises ModelInvalid."""
+    stated = {_OLD_NAMES.get(key, key): value for key, value in _object(source).items()}
     return {**config, "quantization_config": {"quant_method": SIDECARS[name], **stated}}
 
 
 def _object(source: ByteSource) -> dict[str, Any]:
-    """The settings in a JSON file. Raises ModelInvalid."""
-    if source.size > _LONGEST_CONFIG:
+    """Return the JSON object in a file. Raises ModelInvalid."""
+    if source.size > _MAX_CONFIG_BYTES:
         raise ModelInvalid(
             f"{source.name} has {source.size:,} bytes; settings are never that long.",
             path=source.name,
         )
     try:
-        found = json.loads(source.read(0, source.size))
+        value = json.loads(source.read(0, source.size))
     except (ValueError, RecursionError) as problem:
         raise ModelInvalid(
             f"{source.name} is not valid JSON: {problem}.", path=source.name
         ) from problem
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelInvalid(f"{source.name} is not a JSON object.", path=source.name)
-    return found
+    return value
 
 
 ModelSummary: TypeAlias = ModelShape | Checkpoint
-"""A model that is not loaded, as far as planning a load needs: of a GGUF its shape, else the checkpoint."""
+"""Data for planning a load: the shape of a GGUF file, or a checkpoint."""
 
 
 def read_summary(path: Path, *, dummy_weights: bool = False) -> ModelSummary:
-    """The shape of a GGUF, or the checkpoint in a folder. dummy_weights: of a folder nothing is read but its
-    config. Raises ModelMissing, ModelInvalid."""
+    """Return the shape of a GGUF file, or the checkpoint in a folder.
+
+    dummy_weights: read only the config of a folder. Raises ModelMissing, ModelInvalid.
+    """
     if dummy_weights and path.is_dir():
         return read_config(path)
     if is_checkpoint(path):
@@ -149,12 +156,12 @@ def read_summary(path: Path, *, dummy_weights: bool = False) -> ModelSummary:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """True if this is the folder of a Hugging Face checkpoint."""
+    """Return whether a path is the folder of a Hugging Face checkpoint."""
     return path.is_dir() and (path / CONFIG).is_file() and any(path.glob("*.safetensors"))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, no weights read. Raises ModelMissing, ModelInvalid."""
+    """Return the checkpoint in a folder without reading weights. Raises ModelMissing, ModelInvalid."""
     config = folder / CONFIG
     weights = [path.name for path in weight_paths(folder)]
     if not config.is_file() or not weights:
@@ -169,19 +176,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except OSError as problem:
         raise ModelInvalid(f"{folder} cannot be read: {problem}.", path=str(folder)) from problem
     try:
-        found = read_checkpoint_sources(str(folder), sources[0], sources[1:])
-        return replace(found, config=whole_config(folder, found.config))
+        checkpoint = read_checkpoint_sources(str(folder), sources[0], sources[1:])
+        return replace(checkpoint, config=whole_config(folder, checkpoint.config))
     finally:
         for source in sources:
             source.close()
 
 
 def read_config(folder: Path) -> Checkpoint:
-    """The checkpoint by its config.json alone, for dummy weights. Raises ModelMissing, ModelInvalid."""
+    """Return a checkpoint with only the config, for dummy weights. Raises ModelMissing, ModelInvalid."""
     try:
         with FileSource(folder / CONFIG) as config:
-            found = read_checkpoint_sources(str(folder), config, ())
-        return replace(found, config=whole_config(folder, found.config))
+            checkpoint = read_checkpoint_sources(str(folder), config, ())
+        return replace(checkpoint, config=whole_config(folder, checkpoint.config))
     except OSError as problem:
         raise ModelMissing(
             f"{folder / CONFIG} cannot be read: {problem}.",
@@ -191,13 +198,16 @@ def read_config(folder: Path) -> Checkpoint:
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """Files of the model's weights in a folder, by name."""
+    """Return the paths of the model's weight files in a folder, sorted by name."""
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     return [folder / name for name in weight_files(names)]
 
 
 def weight_files(names: Sequence[str]) -> tuple[str, ...]:
-    """The files of the model among safetensors files: the usual ones where weights exist in two forms."""
+    """Return the model's files among safetensors files.
+
+    If the weights exist in two forms, the files with the usual names count.
+    """
     usual = tuple(name for name in names if name.startswith("model"))
     return usual or tuple(names)
 
@@ -208,16 +218,18 @@ def read_checkpoint_sources(
     weights: Sequence[ByteSource],
     sidecars: Mapping[str, ByteSource] | None = None,
 ) -> Checkpoint:
-    """The checkpoint in sources of bytes. sidecars: those of SIDECARS that exist, by name.
+    """Return the checkpoint in byte sources. Raises ModelInvalid.
 
-    Raises ModelInvalid.
+    sidecars: existing files of SIDECARS by name.
     """
-    if len(weights) > _MOST_FILES:
+    if len(weights) > _MAX_FILES:
         raise ModelInvalid(
-            f"{name}: its weights have {len(weights):,} files; at most {_MOST_FILES:,} are accepted."
+            f"{name}: its weights have {len(weights):,} files; at most {_MAX_FILES:,} are accepted."
         )
-    found: Mapping[str, Any] = _object(config)
-    early = next((file for file in SIDECARS if file in (sidecars or {})), None)
-    if early is not None and sidecars is not None and not found.get("quantization_config"):
-        found = _with_sidecar(found, early, sidecars[early])
-    return Checkpoint(name, found, tuple(read_safetensors_source(source) for source in weights))
+    fields: Mapping[str, Any] = _object(config)
+    if sidecars and not fields.get("quantization_config"):
+        for sidecar in SIDECARS:
+            if sidecar in sidecars:
+                fields = _with_sidecar(fields, sidecar, sidecars[sidecar])
+                break
+    return Checkpoint(name, fields, tuple(read_safetensors_source(source) for source in weights))

@@ -1,6 +1,6 @@
-"""ggml's number formats, as a table.
+"""Table of ggml's number formats.
 
-So no header needs the `gguf` package; a test compares the two.
+Readers of headers do not need the `gguf` package. A test compares the two.
 """
 
 from typing import NamedTuple
@@ -50,14 +50,16 @@ NUMBER_FORMATS: dict[int, NumberFormat] = {
     41: NumberFormat("Q1_0", 128, 18),
     42: NumberFormat("Q2_0", 64, 18),
 }
-"""By ggml's type number. A number missing here was removed from ggml, stands in no file (Q8_1 is for
-products alone), or is newer than this table."""
+"""Formats by ggml's type number.
+
+Missing numbers were removed from ggml, occur in no file (Q8_1 is for products only), or are newer than this
+table.
+"""
 
 KV_FORMATS: dict[str, NumberFormat] = {
-    format_.name.lower(): format_
-    for format_ in (NUMBER_FORMATS[code] for code in (0, 1, 30, 8, 7, 6, 3, 2))
+    NUMBER_FORMATS[code].name.lower(): NUMBER_FORMATS[code] for code in (0, 1, 30, 8, 7, 6, 3, 2)
 }
-"""Formats of a KV cache by the names of `--kv-type`, best first."""
+"""KV cache formats by the names of `--kv-type`, best first."""
 
 FILE_TYPES: dict[int, str] = {
     0: "F32",
@@ -96,9 +98,9 @@ FILE_TYPES: dict[int, str] = {
     39: "NVFP4",
     40: "Q1_0",
 }
-"""`general.file_type`: the mix of formats that a file is named after."""
+"""Values of `general.file_type`, which name the mix of formats in a file."""
 
 
 def stored_bytes(format_: NumberFormat, elements: int) -> int:
-    """Bytes that `elements` numbers take, in whole blocks."""
+    """Return the size of `elements` numbers in complete blocks."""
     return -(-elements // format_.block) * format_.block_bytes

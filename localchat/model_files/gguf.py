@@ -1,13 +1,14 @@
-"""GGUF headers, read with bounds on everything before native code sees the file.
+"""Reader of GGUF headers, with limits on everything before native code reads the file.
 
-The format is described in ggml's docs/gguf.md; the reader follows what llama.cpp accepts (versions 2 and 3,
-little endian, tensors one after another without holes) and adds what llama.cpp takes on trust and dies of. A
-vocabulary of 152,000 tokens and as many merges is skipped in about 30 ms.
+The format is described in ggml's docs/gguf.md. The reader accepts what llama.cpp accepts (versions 2 and 3,
+little endian, tensors in order without holes) and checks what llama.cpp trusts and crashes on. It skips a
+vocabulary of 152,000 tokens and as many merges in about 30 ms.
 """
 
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -15,15 +16,15 @@ from localchat.errors import ModelInvalid
 from localchat.model_files.byte_source import ByteSource, Cursor, Truncated
 from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
 
-MOST_KEYS = 1 << 16
-MOST_TENSORS = 1 << 17
-MOST_STRINGS = 1 << 23
-"""Array elements that are strings, in the whole header: the largest vocabularies hold under a million."""
-LONGEST_KEY = 1 << 16
-LONGEST_STRING = 64 << 20
-LONGEST_TENSOR_NAME = 63
-KEPT_ELEMENTS = 4096
-"""Numeric arrays up to this length keep their values (per-layer settings); longer ones only their length."""
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_STRINGS = 1 << 23
+"""Total number of strings in arrays. The largest vocabularies have less than a million."""
+MAX_KEY_BYTES = 1 << 16
+MAX_STRING_BYTES = 64 << 20
+MAX_TENSOR_NAME_BYTES = 63
+MAX_STORED_ELEMENTS = 4096
+"""Numeric arrays up to this length, such as settings per layer, store their values."""
 
 _SCALARS: dict[int, struct.Struct] = {
     0: struct.Struct("<B"),
@@ -50,32 +51,29 @@ class Array(NamedTuple):
 
     length: int
     values: tuple[int | float | str, ...] | None = None
-    """None where they were skipped (strings not asked for, long numeric arrays)."""
+    """Values, or None for skipped long numeric arrays and strings that were not requested."""
 
 
 Value: TypeAlias = int | float | bool | str | Array
 
 
 class GgufTensor(NamedTuple):
-    """One tensor of a GGUF file."""
+    """A tensor of a GGUF file."""
 
     name: str
     shape: tuple[int, ...]
-    """Fastest dimension first, as ggml counts."""
+    """*Fastest dimension first, as in ggml."""
     format: NumberFormat
     offset: int
-    """From the beginning of the file."""
+    """Offset from the start of the file."""
     size_bytes: int
     part: int = 0
-    """Which file of a split model."""
+    """Index of the file in a split model."""
 
     @property
     def elements(self) -> int:
         """Numbers in the tensor."""
-        count = 1
-        for side in self.shape:
-            count *= side
-        return count
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +86,32 @@ class Header:
     tensors: tuple[GgufTensor, ...]
     data_offset: int
     file_bytes: int
-    """All parts."""
+    """Size of all parts."""
     parts: tuple[Path, ...] = ()
-    """Paths in order; empty for a source that is not a file."""
+    """Paths of the parts in order, empty for a source that is not a file."""
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`; empty: missing."""
-        found = self.metadata.get("general.architecture", "")
-        return found if isinstance(found, str) else ""
+        """Value of `general.architecture`, or an empty string."""
+        value = self.metadata.get("general.architecture", "")
+        return value if isinstance(value, str) else ""
 
     def number(self, key: str, default: int = 0) -> int:
-        """A whole number of the architecture: `number("block_count")` reads `llama.block_count`."""
-        found = self.metadata.get(f"{self.architecture}.{key}")
-        return int(found) if isinstance(found, int) else default
+        """Return an integer of the architecture. `number("block_count")` reads `llama.block_count`."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        return int(value) if isinstance(value, int) else default
 
     def numbers(self, key: str, count: int, default: int = 0) -> tuple[int, ...]:
-        """A number per layer: an array, or one number for all. Missing layers get `default`."""
-        found = self.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(found, Array) and found.values is not None:
-            values = [int(value) for value in found.values[:count] if not isinstance(value, str)]
+        """Return an integer per layer, from an array or a single number. Missing layers get `default`."""
+        stored = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(stored, Array) and stored.values is not None:
+            values = [int(value) for value in stored.values[:count] if not isinstance(value, str)]
             return tuple(values + [default] * (count - len(values)))
-        return (int(found) if isinstance(found, int) else default,) * count
+        return (self.number(key, default),) * count
 
     @property
     def vocab_size(self) -> int:
-        """Tokens; 0: no vocabulary."""
+        """Number of tokens, 0 without a vocabulary."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, Array):
             return tokens.length
@@ -131,7 +129,10 @@ class Header:
 
     @property
     def quantization(self) -> str:
-        """Name of the mix, such as Q4_K_M: as the file states it, else the format of most bytes."""
+        """Name of the mix, such as Q4_K_M.
+
+        If the file does not state it, this is the format with the most bytes.
+        """
         code = self.metadata.get("general.file_type")
         if isinstance(code, int) and code in FILE_TYPES:
             return FILE_TYPES[code]
@@ -142,10 +143,9 @@ class Header:
 
 
 def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
-    """The header of one GGUF file, its structure checked. Raises ModelInvalid.
+    """Return the header of a GGUF file after checking its structure. Raises ModelInvalid.
 
-    Reads the header only, through `source.read`. strings: keys whose arrays are kept, also of strings and
-    of any length.
+    Reads only the header. strings: keys whose arrays are loaded completely.
     """
     cursor = Cursor(source)
     try:
@@ -159,12 +159,12 @@ def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
 _AGAIN = "The file is cut off or damaged: download it again."
 
 
-def _invalid(source: ByteSource, found: str, hint: str = "") -> ModelInvalid:
+def _invalid(source: ByteSource, cause: str, hint: str = "") -> ModelInvalid:
     return ModelInvalid(
-        f"{source.name} is not a usable GGUF model: {found}.",
+        f"{source.name} is not a usable GGUF model: {cause}.",
         hint=hint or _AGAIN,
         path=source.name,
-        reason=found,
+        reason=cause,
     )
 
 
@@ -186,8 +186,8 @@ def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Heade
         )
     tensor_count = _uint(cursor, _U64)
     key_count = _uint(cursor, _U64)
-    _bounded(source, "tensors", tensor_count, min(MOST_TENSORS, cursor.remaining // 24))
-    _bounded(source, "metadata keys", key_count, min(MOST_KEYS, cursor.remaining // 13))
+    _bounded(source, "tensors", tensor_count, min(MAX_TENSORS, cursor.remaining // 24))
+    _bounded(source, "metadata keys", key_count, min(MAX_KEYS, cursor.remaining // 13))
     metadata = _metadata(source, cursor, key_count, strings)
     alignment = metadata.get("general.alignment", 32)
     if (
@@ -212,40 +212,43 @@ def _uint(cursor: Cursor, format_: struct.Struct) -> int:
     return int(cursor.value(format_))
 
 
-def _bounded(source: ByteSource, what: str, found: int, most: int) -> None:
-    if found > most:
-        raise _invalid(source, f"it claims {found:,} {what}; at most {most:,} are possible")
+def _bounded(source: ByteSource, noun: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise _invalid(source, f"it claims {count:,} {noun}; at most {limit:,} are possible")
 
 
-def _string(source: ByteSource, cursor: Cursor, longest: int, what: str) -> str:
+def _string(source: ByteSource, cursor: Cursor, max_length: int, subject: str) -> str:
     length = _uint(cursor, _U64)
-    if length > longest:
-        raise _invalid(source, f"{what} claims {length:,} bytes; at most {longest:,} are allowed")
+    if length > max_length:
+        raise _invalid(
+            source, f"{subject} claims {length:,} bytes; at most {max_length:,} are allowed"
+        )
     return cursor.take(length).decode("utf-8", "replace")
 
 
 def _metadata(
     source: ByteSource, cursor: Cursor, count: int, strings: Collection[str]
 ) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    left = MOST_STRINGS
+    metadata: dict[str, Value] = {}
+    strings_left = MAX_STRINGS
     for number in range(count):
-        key = _string(source, cursor, LONGEST_KEY, f"the name of metadata key {number + 1}")
-        if not key or key in found:
+        key = _string(source, cursor, MAX_KEY_BYTES, f"the name of metadata key {number + 1}")
+        if not key or key in metadata:
             raise _invalid(
                 source, f"metadata key {number + 1} is {'repeated' if key else 'empty'}: {key!r}"
             )
         kind = _uint(cursor, _U32)
         if kind == _STRING:
-            found[key] = _string(source, cursor, LONGEST_STRING, key)
+            metadata[key] = _string(source, cursor, MAX_STRING_BYTES, key)
         elif kind == _ARRAY:
-            found[key] = array = _array(source, cursor, key, left, keep=key in strings)
-            left -= array.length if array.values is None or key in strings else 0
+            metadata[key] = array = _array(source, cursor, key, strings_left, keep=key in strings)
+            if array.values is None or key in strings:
+                strings_left -= array.length
         elif kind in _SCALARS:
-            found[key] = cursor.value(_SCALARS[kind])
+            metadata[key] = cursor.value(_SCALARS[kind])
         else:
             raise _invalid(source, f"{key} has the unknown type {kind}")
-    return found
+    return metadata
 
 
 def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, keep: bool) -> Array:
@@ -263,7 +266,7 @@ def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, k
         )
     format_ = _SCALARS[kind]
     _bounded(source, f"values in {key}", length, cursor.remaining // format_.size)
-    if length > KEPT_ELEMENTS and not keep:
+    if length > MAX_STORED_ELEMENTS and not keep:
         cursor.skip(length * format_.size)
         return Array(length)
     values = struct.unpack(f"<{length}{format_.format[1:]}", cursor.take(length * format_.size))
@@ -272,19 +275,20 @@ def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, k
 
 def _strings(source: ByteSource, cursor: Cursor, key: str, count: int) -> Iterator[str]:
     while count:
-        found = cursor.strings(count, LONGEST_STRING)
-        yield from (each.decode("utf-8", "replace") for each in found)
-        count -= len(found)
-        if count:  # the window ends, or the string is too long
-            yield _string(source, cursor, LONGEST_STRING, key)
+        values = cursor.strings(count, MAX_STRING_BYTES)
+        yield from (value.decode("utf-8", "replace") for value in values)
+        count -= len(values)
+        if count:
+            # The window ends inside the next string, or the string is too long.
+            yield _string(source, cursor, MAX_STRING_BYTES, key)
             count -= 1
 
 
 def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]:
-    found: list[GgufTensor] = []
+    tensors: list[GgufTensor] = []
     names: set[str] = set()
     for number in range(count):
-        name = _string(source, cursor, LONGEST_TENSOR_NAME, f"the name of tensor {number + 1}")
+        name = _string(source, cursor, MAX_TENSOR_NAME_BYTES, f"the name of tensor {number + 1}")
         if name in names:
             raise _invalid(source, f"tensor {name} occurs twice")
         names.add(name)
@@ -303,15 +307,17 @@ def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]
         tensor = GgufTensor(name, shape, format_, offset, 0)
         if not 0 < tensor.elements < 1 << 60 or shape[0] % format_.block:
             raise _invalid(source, f"tensor {name} has the shape {shape} in {format_.name}")
-        found.append(tensor._replace(size_bytes=stored_bytes(format_, tensor.elements)))
-    return found
+        tensors.append(tensor._replace(size_bytes=stored_bytes(format_, tensor.elements)))
+    return tensors
 
 
 def _placed(
     source: ByteSource, tensors: list[GgufTensor], start: int, alignment: int
 ) -> tuple[GgufTensor, ...]:
-    """The tensors with offsets from the beginning of the file: in order, aligned, without holes or overlap,
-    inside the file."""
+    """Return the tensors with offsets from the start of the file.
+
+    They must be in order, aligned, without holes or overlaps, and inside the file.
+    """
     expected = 0
     placed = []
     for tensor in tensors:
@@ -332,7 +338,7 @@ def _placed(
 
 
 def has_gguf_magic(path: Path) -> bool:
-    """Whether a file begins as a GGUF file does; False where it cannot be read."""
+    """Return whether a file starts like a GGUF file. False if it is unreadable."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"

@@ -1,6 +1,6 @@
-"""Opens a GGUF model from a user's path: finds all parts, checks the header, explains every refusal.
+"""Opens a GGUF model: finds all parts, checks the header, and explains every rejection.
 
-`read_header` is the entry; it returns a `Header` (gguf.py).
+`read_header` is the entry point. It returns a `Header` (gguf.py).
 """
 
 import codecs
@@ -16,11 +16,11 @@ from localchat.suggestions import closest
 
 __all__ = ["Header", "check_model", "join_parts", "read_header", "read_source"]
 
-MOST_LAYERS = 512
-"""llama.cpp ends the process (an assertion) at 0 layers and above this."""
-MOST_CONTEXT_TOKENS = 1 << 24
-MOST_WIDTH = 1 << 20
-MOST_PARTS = 1024
+MAX_LAYERS = 512
+"""llama.cpp aborts the process at 0 layers and above this number."""
+MAX_CONTEXT_TOKENS = 1 << 24
+MAX_WIDTH = 1 << 20
+MAX_PARTS = 1024
 
 _PART = re.compile(
     r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE | re.DOTALL
@@ -64,7 +64,7 @@ _FOREIGN: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
 
 def _looks_like_text(head: bytes) -> bool:
     try:
-        # What is cut inside a letter is still text.
+        # The first bytes may end inside a character.
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False
@@ -72,10 +72,10 @@ def _looks_like_text(head: bytes) -> bool:
 
 
 def read_header(path: str | Path, strings: Collection[str] = ()) -> Header:
-    """The checked header of the model at `path`. Of a split model any part may be given; all are read.
+    """Return the checked header of a model. Any part of a split model selects all parts.
 
-    strings: keys whose arrays of strings are kept. Raises ModelMissing where a file does not exist,
-    ModelInvalid where it is not a usable model.
+    strings: keys whose string arrays are loaded. Raises ModelMissing for a missing file, ModelInvalid for an
+    unusable model.
     """
     first = Path(path)
     if part := _PART.match(first.name):
@@ -104,83 +104,76 @@ def _read_file(path: Path, strings: Collection[str]) -> Header:
             )
         with FileSource(path) as source:
             return read_source(source, strings)
-    except (OSError, ValueError) as trouble:  # ValueError: a NUL in the name
-        reason = (
-            trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
-        )
+    except (OSError, ValueError) as error:
+        # A name with a NUL raises ValueError.
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelInvalid(
-            f"{path} cannot be read: {reason}.",
+            f"{path} cannot be read: {cause}.",
             hint="Check the path and its permissions.",
             path=str(path),
-        ) from trouble
+        ) from error
 
 
 def read_source(source: ByteSource, strings: Collection[str] = ()) -> Header:
-    """The header of a source, not yet checked as a model (see check_model). Raises ModelInvalid."""
+    """Return the header of a source without checking the model (see check_model). Raises ModelInvalid."""
     head = source.read(0, 512)
     if not head:
         raise ModelInvalid(f"{source.name} is empty.", hint=_AGAIN, path=source.name)
-    for fits, what, hint in _FOREIGN:
-        if not head.startswith(b"GGUF") and fits(head):
-            raise ModelInvalid(f"{source.name} is {what}.", hint=hint, path=source.name)
+    for matches, kind, hint in _FOREIGN:
+        if not head.startswith(b"GGUF") and matches(head):
+            raise ModelInvalid(f"{source.name} is {kind}.", hint=hint, path=source.name)
     return read_gguf(source, strings)
 
 
 def _missing(path: Path) -> ModelMissing:
     hint = "Check the path, or see what is here with `localchat list`."
     if path.parent.is_dir():
-        names = [found.name for found in path.parent.glob("*.gguf")]
+        names = [file.name for file in path.parent.glob("*.gguf")]
         if near := closest(path.name, names):
             hint = f"Did you mean {path.parent / near[0]}?"
     return ModelMissing(f"There is no file {path}.", hint=hint, path=str(path))
 
 
 def _folder(path: Path) -> ModelInvalid:
-    models = sorted(found for found in path.glob("*.gguf") if found.is_file())
+    files = sorted(file for file in path.glob("*.gguf") if file.is_file())
     firsts = [
-        found
-        for found in models
-        if not (part := _PART.match(found.name)) or int(part["number"]) == 1
+        file for file in files if not (part := _PART.match(file.name)) or int(part["number"]) == 1
     ]
     if len(firsts) == 1:
         hint = f"It holds one model: give {firsts[0]}"
     elif firsts:
-        names = ", ".join(found.name for found in firsts[:5])
+        names = ", ".join(file.name for file in firsts[:5])
         hint = f"It holds {len(firsts)} models: give the path of one of {names}"
     else:
         hint = "It holds no .gguf file."
     return ModelInvalid(f"{path} is a folder.", hint=hint, path=str(path))
 
 
-# ---------------------------------------------------------------------------- split models
-
-
-def _read_split(given: Path, part: re.Match[str], strings: Collection[str]) -> Header:
+def _read_split(path: Path, part: re.Match[str], strings: Collection[str]) -> Header:
     count = int(part["count"])
-    if not 1 <= int(part["number"]) <= count <= MOST_PARTS:
+    if not 1 <= int(part["number"]) <= count <= MAX_PARTS:
         raise ModelInvalid(
-            f"{given.name} is named as part {int(part['number'])} of {count}.", path=str(given)
+            f"{path.name} is named as part {int(part['number'])} of {count}.", path=str(path)
         )
-    suffix = given.name[-5:]
+    suffix = path.name[-5:]
     paths = [
-        given.with_name(f"{part['stem']}-{number:05}-of-{count:05}{suffix}")
+        path.with_name(f"{part['stem']}-{number:05}-of-{count:05}{suffix}")
         for number in range(1, count + 1)
     ]
     if missing := [path.name for path in paths if not path.exists()]:
         raise ModelMissing(
-            f"{given.name}: {len(missing)} of the {count} parts of this model are missing: "
+            f"{path.name}: {len(missing)} of the {count} parts of this model are missing: "
             f"{', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}.",
-            hint=f"Download them into {given.parent}.",
-            path=str(given),
+            hint=f"Download them into {path.parent}.",
+            path=str(path),
         )
-    headers = [
-        _read_file(path, strings if number == 0 else ()) for number, path in enumerate(paths)
-    ]
-    return replace(join_parts(headers, given.name), parts=tuple(paths))
+    headers = [_read_file(paths[0], strings)]
+    headers += [_read_file(path, ()) for path in paths[1:]]
+    return replace(join_parts(headers, path.name), parts=tuple(paths))
 
 
 def join_parts(headers: Sequence[Header], name: str) -> Header:
-    """One checked header of all parts of a split model, in their order. Raises ModelInvalid."""
+    """Join the headers of all parts of a split model, in order, and check it. Raises ModelInvalid."""
     count = len(headers)
     for number, header in enumerate(headers):
         _check_part(header, number, count)
@@ -190,18 +183,18 @@ def join_parts(headers: Sequence[Header], name: str) -> Header:
         for tensor in header.tensors
     )
     _check_whole(headers[0], tensors, name)
-    whole = replace(
+    joined = replace(
         headers[0],
         tensors=tensors,
         file_bytes=sum(header.file_bytes for header in headers),
     )
-    check_model(whole)
-    return whole
+    check_model(joined)
+    return joined
 
 
 def _check_part(header: Header, number: int, count: int) -> None:
     stated = header.metadata.get("split.count"), header.metadata.get("split.no")
-    # llama.cpp writes both into every part; a whole file named like the only part has neither.
+    # llama.cpp writes both into every part. A complete file with the name of an only part has neither.
     if stated != (count, number) and not (count == 1 and stated == (None, None)):
         raise ModelInvalid(
             f"{header.name} is named as part {number + 1} of {count}, but its header says: "
@@ -222,23 +215,23 @@ def _check_whole(first: Header, tensors: tuple[GgufTensor, ...], name: str) -> N
         )
 
 
-# ---------------------------------------------------------------------------- what native code trusts
-
-
 _SIZES = ("block_count", "context_length", "embedding_length")
 
 
 def check_model(header: Header) -> None:
-    """Raise ModelInvalid unless this is a language model with numbers that native code can take."""
+    """Raise ModelInvalid unless this is a language model with safe numbers.
+
+    Native code trusts these numbers.
+    """
     name = header.architecture
     if not name:
         raise _unusable(header, "it names no architecture (general.architecture)")
     kind = header.metadata.get("general.type", "model")
     if name == "clip" or kind in ("mmproj", "adapter", "imatrix"):
-        what = "a vision projector" if name == "clip" or kind == "mmproj" else f"an {kind}"
+        noun = "a vision projector" if name == "clip" or kind == "mmproj" else f"an {kind}"
         raise _unusable(
             header,
-            f"it is {what}, a part that goes with a model",
+            f"it is {noun}, a part that goes with a model",
             "Give the path of the model itself.",
         )
     if not header.tensors:
@@ -252,12 +245,12 @@ def check_model(header: Header) -> None:
             "images or speech look like that",
             "Give the path of a model that writes text.",
         )
-    layers = _within(header, "block_count", 1, MOST_LAYERS)
-    _within(header, "context_length", 1, MOST_CONTEXT_TOKENS)
-    _within(header, "embedding_length", 1, MOST_WIDTH)
-    for key, most in (("nextn_predict_layers", layers), ("expert_count", 1 << 16)):
+    layers = _within(header, "block_count", 1, MAX_LAYERS)
+    _within(header, "context_length", 1, MAX_CONTEXT_TOKENS)
+    _within(header, "embedding_length", 1, MAX_WIDTH)
+    for key, limit in (("nextn_predict_layers", layers), ("expert_count", 1 << 16)):
         if f"{name}.{key}" in header.metadata:
-            _within(header, key, 0, most)
+            _within(header, key, 0, limit)
     _check_experts(header, layers)
     _check_heads(header, layers)
 
@@ -270,26 +263,28 @@ def _check_experts(header: Header, layers: int) -> None:
 
 def _check_heads(header: Header, layers: int) -> None:
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        found = header.metadata.get(f"{header.architecture}.{key}")
-        if isinstance(found, Array) and (found.values is None or found.length < layers):
-            raise _unusable(header, f"{key} has {found.length} values for {layers} layers")
+        array = header.metadata.get(f"{header.architecture}.{key}")
+        if isinstance(array, Array) and (array.values is None or array.length < layers):
+            raise _unusable(header, f"{key} has {array.length} values for {layers} layers")
         low = min(header.numbers(key, layers))
         high = max(header.numbers(key, layers))
-        if low < 0 or high > MOST_WIDTH:
-            raise _unusable(header, f"{key} is {low if low < 0 else high:,}")
+        if low < 0:
+            raise _unusable(header, f"{key} is {low:,}")
+        if high > MAX_WIDTH:
+            raise _unusable(header, f"{key} is {high:,}")
 
 
 def _within(header: Header, key: str, low: int, high: int) -> int:
-    found = header.metadata.get(f"{header.architecture}.{key}")
-    if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
-        stated = "is missing" if found is None else f"is {found!r}"
+    value = header.metadata.get(f"{header.architecture}.{key}")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        stated = "is missing" if value is None else f"is {value!r}"
         raise _unusable(
             header, f"{header.architecture}.{key} {stated}; it must be {low:,} to {high:,}"
         )
-    return found
+    return value
 
 
-def _unusable(header: Header, found: str, hint: str = _AGAIN) -> ModelInvalid:
+def _unusable(header: Header, cause: str, hint: str = _AGAIN) -> ModelInvalid:
     return ModelInvalid(
-        f"{header.name} is not a usable model: {found}.", hint=hint, path=header.name, reason=found
+        f"{header.name} is not a usable model: {cause}.", hint=hint, path=header.name, reason=cause
     )

@@ -1,34 +1,35 @@
-"""Headers of safetensors files, read with bounds on everything.
+"""Reader of safetensors headers, with limits on everything.
 
-The format (github.com/huggingface/safetensors): eight bytes of length, a JSON object of tensors with data
-type, shape and place, then the data without holes.
+The format (github.com/huggingface/safetensors): eight bytes of length, a JSON object that lists the data
+type, shape and offsets of each tensor, then the data without holes.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.model_files.byte_source import ByteSource, FileSource
 
-LONGEST_HEADER = 64 << 20
-MOST_TENSORS = 1 << 17
+MAX_HEADER_BYTES = 64 << 20
+MAX_TENSORS = 1 << 17
 _BITS = re.compile(r"^[A-Z]+(\d+)")
 _AGAIN = "The file is cut off or damaged: download it again."
 
 
 class Tensor(NamedTuple):
-    """One tensor of a safetensors file."""
+    """A tensor of a safetensors file."""
 
     name: str
     shape: tuple[int, ...]
-    """Slowest dimension first, as torch counts."""
+    """Slowest dimension first, as in torch."""
     dtype: str
     offset: int
-    """From the beginning of the file."""
+    """Offset from the start of the file."""
     size_bytes: int
 
 
@@ -48,39 +49,39 @@ class SafetensorsHeader:
 
 
 def read_safetensors(path: str | Path) -> SafetensorsHeader:
-    """The header of a file on disk. Raises ModelMissing, ModelInvalid."""
+    """Return the header of a file on disk. Raises ModelMissing, ModelInvalid."""
     try:
         with FileSource(path) as source:
             return read_safetensors_source(source)
-    except FileNotFoundError as trouble:
+    except FileNotFoundError as error:
         raise ModelMissing(
             f"There is no file {path}.", hint="Check the path.", path=str(path)
-        ) from trouble
-    except (OSError, ValueError) as trouble:
+        ) from error
+    except (OSError, ValueError) as error:
         raise ModelInvalid(
-            f"{path} cannot be read: {trouble}.",
+            f"{path} cannot be read: {error}.",
             hint="Check the path and its permissions.",
             path=str(path),
-        ) from trouble
+        ) from error
 
 
 def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
-    """The header of any byte source; reads the header only. Raises ModelInvalid."""
+    """Return the header of a byte source, reading nothing else. Raises ModelInvalid."""
     length = int.from_bytes(source.read(0, 8), "little")
-    if source.size < 10 or not 2 <= length <= min(LONGEST_HEADER, source.size - 8):
+    if source.size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, source.size - 8):
         raise _invalid(source, f"its header claims {length:,} bytes of {source.size:,}")
     try:
-        found = json.loads(source.read(8, length))
-    except (ValueError, RecursionError) as trouble:
-        raise _invalid(source, "its header is not valid JSON") from trouble
-    if not isinstance(found, dict) or len(found) > MOST_TENSORS:
+        table = json.loads(source.read(8, length))
+    except (ValueError, RecursionError) as error:
+        raise _invalid(source, "its header is not valid JSON") from error
+    if not isinstance(table, dict) or len(table) > MAX_TENSORS:
         raise _invalid(source, "its header is not a table of tensors")
-    metadata = found.pop("__metadata__", {})
+    metadata = table.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in metadata.values()
     ):
         raise _invalid(source, "its metadata is not a table of strings")
-    tensors = [_tensor(source, name, entry, 8 + length) for name, entry in found.items()]
+    tensors = [_tensor(source, name, entry, 8 + length) for name, entry in table.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes))
     end = 8 + length
     for tensor in tensors:
@@ -95,9 +96,9 @@ def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
     return SafetensorsHeader(source.name, metadata, tuple(tensors), source.size)
 
 
-def _invalid(source: ByteSource, found: str) -> ModelInvalid:
+def _invalid(source: ByteSource, cause: str) -> ModelInvalid:
     return ModelInvalid(
-        f"{source.name} is not a usable safetensors file: {found}.", hint=_AGAIN, path=source.name
+        f"{source.name} is not a usable safetensors file: {cause}.", hint=_AGAIN, path=source.name
     )
 
 
@@ -105,22 +106,34 @@ def _tensor(source: ByteSource, name: str, entry: object, start: int) -> Tensor:
     fields = entry if isinstance(entry, dict) else {}
     dtype = fields.get("dtype")
     shape = fields.get("shape")
-    place = fields.get("data_offsets")
-    if not isinstance(dtype, str) or not _whole(shape) or not _whole(place) or len(place) != 2:
+    offsets = fields.get("data_offsets")
+    if not isinstance(dtype, str) or not _are_sizes(shape) or not _are_sizes(offsets):
         raise _invalid(source, f"tensor {name} has no type, shape and place")
-    count = 1
-    for side in shape:
-        count *= side
-    size = place[1] - place[0]
-    bits = 8 if dtype == "BOOL" else int(found[1]) if (found := _BITS.match(dtype)) else 0
+    if len(offsets) != 2:
+        raise _invalid(source, f"tensor {name} has no type, shape and place")
+    count = prod(shape)
+    begin, end = offsets
+    size = end - begin
+    bits = _bits(dtype)
     if not bits or count >= 1 << 60 or size != -(-count * bits // 8):
         raise _invalid(source, f"tensor {name} of shape {shape} in {dtype} takes {size:,} bytes")
-    return Tensor(name, tuple(shape), dtype, start + place[0], size)
+    return Tensor(name, tuple(shape), dtype, start + begin, size)
 
 
-def _whole(found: object) -> TypeGuard[list[int]]:
+def _bits(dtype: str) -> int:
+    """Return the bits per number, 0 for an unknown type."""
+    if dtype == "BOOL":
+        return 8
+    match = _BITS.match(dtype)
+    return int(match[1]) if match else 0
+
+
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    """Return whether a value is a short list of integers from 0 on."""
     return (
-        isinstance(found, list)
-        and len(found) <= 16
-        and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in found)
+        isinstance(value, list)
+        and len(value) <= 16
+        and all(
+            isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+        )
     )

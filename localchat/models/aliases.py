@@ -1,7 +1,7 @@
-"""Aliases of models and the user's extra model folders, in a small JSON file in the data folder.
+"""Stores model aliases and the user's model folders in a JSON file.
 
-An alias stands for a word, not for a file, so it stays right when its model is pulled again. Unlike state,
-the file holds the user's own input, so a damaged one is an error.
+An alias stands for a name, not for a file, so it stays correct when its model is pulled again. Unlike state,
+the file contains the user's own input, so a damaged file is an error.
 """
 
 import re
@@ -12,19 +12,19 @@ import msgspec
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, reason
-from localchat.models.external.base import PREFIXES
+from localchat.models.external.stores import PREFIXES
 from localchat.state_file import StateFile
 
 _FILE: Final = "bookmarks.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}")
-_TAKEN: Final = frozenset({"guide", *PREFIXES})
+_RESERVED: Final = frozenset({"guide", *PREFIXES})
 
 
 class Aliases(msgspec.Struct, frozen=True):
-    """The content of the file."""
+    """Content of the file."""
 
     aliases: dict[str, str] = {}
-    """The word that each name stands for."""
+    """Model name behind each alias."""
     folders: tuple[str, ...] = ()
     """Absolute paths, in the order in which they were added."""
 
@@ -36,8 +36,8 @@ def check_name(name: str) -> None:
             f"{name!r} cannot be the name of a model",
             hint="a name has only letters, digits and . _ - : +, and does not end with .gguf",
         )
-    if name.lower() in _TAKEN:
-        raise UsageError(f"{name} means something else already", hint="choose another name")
+    if name.lower() in _RESERVED:
+        raise UsageError(f"{name} is already in use", hint="choose another name")
 
 
 def read_aliases(paths: Paths) -> Aliases:
@@ -52,34 +52,34 @@ def read_aliases(paths: Paths) -> Aliases:
         ) from problem
 
 
-def add_alias(paths: Paths, name: str, word: str) -> None:
-    """Make `name` an alias of `word`, replacing an older one. Raises UsageError, LocalchatError."""
+def add_alias(paths: Paths, name: str, target: str) -> None:
+    """Make `name` an alias of `target`, and replace an older one. Raises UsageError, LocalchatError."""
     check_name(name)
-    known = read_aliases(paths)
-    _write(paths, Aliases({**known.aliases, name: word}, known.folders))
+    stored = read_aliases(paths)
+    _write(paths, Aliases({**stored.aliases, name: target}, stored.folders))
 
 
 def remove_alias(paths: Paths, name: str) -> None:
     """Remove an alias. Raises LocalchatError."""
-    known = read_aliases(paths)
-    left = {other: word for other, word in known.aliases.items() if other != name}
-    _write(paths, Aliases(left, known.folders))
+    stored = read_aliases(paths)
+    left = {other: target for other, target in stored.aliases.items() if other != name}
+    _write(paths, Aliases(left, stored.folders))
 
 
 def add_folder(paths: Paths, folder: Path) -> None:
     """Add a folder to search for models. Raises LocalchatError."""
-    known = read_aliases(paths)
-    folders = dict.fromkeys((*known.folders, str(folder)))
-    _write(paths, Aliases(known.aliases, tuple(folders)))
+    stored = read_aliases(paths)
+    folders = dict.fromkeys((*stored.folders, str(folder)))
+    _write(paths, Aliases(stored.aliases, tuple(folders)))
 
 
 def remove_folder(paths: Paths, folder: Path) -> bool:
-    """Remove a folder from the search, not its files; False if it was not one. Raises LocalchatError."""
-    known = read_aliases(paths)
-    if str(folder) not in known.folders:
+    """Stop searching a folder, and keep its files. False if it was not searched. Raises LocalchatError."""
+    stored = read_aliases(paths)
+    if str(folder) not in stored.folders:
         return False
-    left = tuple(other for other in known.folders if other != str(folder))
-    _write(paths, Aliases(known.aliases, left))
+    left = tuple(other for other in stored.folders if other != str(folder))
+    _write(paths, Aliases(stored.aliases, left))
     return True
 
 

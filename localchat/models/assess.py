@@ -5,7 +5,7 @@ One FitReport serves `fit`, `pull`, the first run and the terminal UI.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -14,13 +14,11 @@ from localchat.backend_api.registry import BackendChoice, choose_for_load, find_
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.memory_bandwidth import ram_bandwidth
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
-from localchat.fit.speed_history import NO_MEASUREMENTS, SpeedHistory
-from localchat.model_files.architecture import ModelShape
+from localchat.fit.speed import PastRun, Run, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
-from localchat.units import rate, size
+from localchat.units import rate
 
 
 class ExpectedSpeed(NamedTuple):
@@ -29,18 +27,21 @@ class ExpectedSpeed(NamedTuple):
     tokens_per_s: float
     basis: str
     """The source of the number, a phrase."""
-    disturbed: bool = False
-    """Other programs were using the CPU: it is faster without them."""
     low: float = 0.0
-    """Lower end of the range of a rough estimate, whose upper end is `high`; 0: not a rough estimate."""
+    """Lower end of a prediction's range. 0 if the speed was measured."""
     high: float = 0.0
 
     @property
+    def is_measured(self) -> bool:
+        """Whether this model ran here with the same options."""
+        return not self.low
+
+    @property
     def words(self) -> str:
-        """`about 12.0 tok/s`, `more than 12.0 tok/s`, `between 4.0 tok/s and 12.0 tok/s`."""
-        if self.low:
-            return f"between {rate(self.low)} and {rate(self.high)}"
-        return f"{'more than' if self.disturbed else 'about'} {rate(self.tokens_per_s)}"
+        """`about 12.0 tok/s` if measured, otherwise `between 4.0 tok/s and 12.0 tok/s`."""
+        if self.is_measured:
+            return f"about {rate(self.tokens_per_s)}"
+        return f"between {rate(self.low)} and {rate(self.high)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,20 @@ class FitReport:
     backend: str
     """Its name, as --backend takes it."""
     why: str
-    """One sentence on the choice."""
+    """Sentence on the choice of the backend."""
     alternatives: tuple[str, ...]
-    """Sentences."""
+    """Sentences on other backends and formats."""
     memory_bytes: int
-    """All of the memory that bounds the plan."""
+    """Total memory that bounds the plan."""
     others_bytes: int
-    """The part of it that is taken."""
+    """Part of it that other programs use."""
     expected_speed: ExpectedSpeed | None
-    """None where there is no estimate."""
+    """Measured or predicted speed. None if the backend cannot tell."""
     layers_tokens_per_s: float | None = None
-    """Where experts stay in RAM and that is faster: the expected speed with whole layers there instead."""
+    """Expected speed with whole layers in RAM, if experts in RAM are faster."""
 
     def record(self) -> dict[str, Any]:
-        """The fields of `--json`, whose names are stable."""
+        """Return the fields of `--json`, whose names are stable."""
         plan = self.plan
         speed = self.expected_speed
         return {
@@ -94,7 +95,7 @@ class FitReport:
             "gpu_shares": [share.layers for share in plan.gpu_shares],
             "layers_tokens_per_s": self.layers_tokens_per_s,
             "expected_by": speed.basis if speed else None,
-            "expected_range": [speed.low, speed.high] if speed is not None and speed.low else None,
+            "expected_range": [speed.low, speed.high] if speed and not speed.is_measured else None,
             "advice": plan.advice,
             "notes": plan.notes,
             "kv_tokens": plan.kv_tokens if plan.fits else None,
@@ -111,13 +112,13 @@ class Subject(NamedTuple):
     name: str
     model: ModelSummary
     path: Path | None = None
-    """Of its files here; None for one on a hub."""
+    """Path of its files. None for a model on a hub."""
     backend: str | None = None
-    """Name of the backend that the user asked for."""
+    """Name of the backend that the user requested."""
 
     @property
     def kind(self) -> Kind:
-        """The kind of its files."""
+        """Kind of its files."""
         if isinstance(self.model, Checkpoint):
             return "safetensors"
         return "gguf"
@@ -133,7 +134,7 @@ def assess(
 ) -> FitReport:
     """Choose a backend for a model, plan the load and estimate the speed.
 
-    `history`: past runs of this machine. `speed`: whether to estimate it, which may take five seconds.
+    `history`: past runs of this machine. `speed`: whether to estimate it.
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
@@ -158,12 +159,14 @@ def assess(
         plan = _unavailable(plan, available.reason, available.hint)
     total, others = _memory(plan, machine)
     threads = options.threads or machine.cores
-    expected = _expected_speed(subject, backend, plan, threads, history) if speed else None
+    expected = None
+    if speed:
+        expected = _expected_speed(subject, backend, plan, threads, history)
     layers_rate = None
     if plan.experts_on_cpu and expected is not None:
         by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)
         other = _expected_speed(subject, backend, by_layers, threads, history)
-        # Beside a longer context or only a few experts the other way may be as fast, which is no gain to tell.
+        # With a longer context or few experts, whole layers may be as fast. Then there is no gain to report.
         if other is not None and other.tokens_per_s < expected.tokens_per_s:
             layers_rate = other.tokens_per_s
     return FitReport(
@@ -184,20 +187,23 @@ def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
 
 
 def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> tuple[str, ...]:
-    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
+    others = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
     if subject.kind == "safetensors":
         if plan.missing:
-            return asked  # the plan's advice names it
-        return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
+            return others  # the plan's advice already suggests a GGUF
+        return (*others, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
     if "safetensors" in chosen.backend.kinds:
-        return asked
-    if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
-        return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
-    return asked
+        return others
+    if any(
+        "safetensors" in backend.kinds and backend.available().ok
+        for backend in find_backends().values()
+    ):
+        return (*others, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
+    return others
 
 
 def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
-    """Total memory that the plan uses (RAM, with the GPUs if used), and the part that is taken."""
+    """Return the total memory that bounds the plan, and the part in use."""
     total = free = 0
     if plan.gpu_bytes < plan.total_bytes or not plan.gpu_bytes:
         total = machine.ram_total_bytes
@@ -211,62 +217,40 @@ def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
 def _expected_speed(
     subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, history: SpeedHistory | None
 ) -> ExpectedSpeed | None:
+    """Return the speed of earlier runs, else the backend's prediction. None if there is neither."""
     if not plan.fits:
         return None
-    if history is not None and subject.path is not None:
-        found = history.measured(
-            subject.path,
-            backend=backend.name,
-            threads=threads,
-            gpu_layers=plan.gpu_layers,
-            kv_type=plan.kv_type,
-            experts_on_cpu=plan.experts_on_cpu,
-        )
-        if found is not None:
-            return ExpectedSpeed(found.tokens_per_s, found.basis)
-    whole = plan.gpu_layers >= plan.layers > 0
-    past = (
-        history.past(backend=backend.name, threads=threads, whole_gpu=whole)
-        if history is not None and (whole or not plan.gpu_layers)
-        else ()
-    )
-    measures = history.measures if history is not None else NO_MEASUREMENTS
-    estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
+    past: tuple[PastRun, ...] = ()
+    if history is not None:
+        if run := _measured_run(subject, backend, plan, threads, history):
+            return ExpectedSpeed(run.tokens_per_s, run.basis)
+        whole_gpu = plan.gpu_layers >= plan.layers > 0
+        if whole_gpu or not plan.gpu_layers:
+            past = history.past(backend=backend.name, threads=threads, whole_gpu=whole_gpu)
+    estimate = backend.expected_rate(subject.model, plan, threads, past)
     if estimate is None:
-        if measures.benchmark_s > 0:
-            return _rough_speed(subject, plan, threads)
         return None
-    by = "the GPU's bandwidth" if plan.gpu_layers else "a short benchmark of this build"
-    runs = f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}" if past else ""
+    memory = "the memory"
+    if plan.gpu_layers:
+        memory = "the GPU's"
+    basis = f"estimated from {memory} bandwidth"
+    if past:
+        basis += f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}"
     if estimate.untried:
-        runs = f"; no run of {runner_name(backend.name)} on such a GPU is known"
-    if estimate.disturbed:
-        return ExpectedSpeed(
-            estimate.tokens_per_s,
-            f"estimated from {by}{runs} while other programs were using the CPU",
-            disturbed=True,
-        )
-    return ExpectedSpeed(
-        estimate.tokens_per_s, f"estimated from {by}{runs}, with nothing else running"
-    )
+        basis += f"; no run of {runner_name(backend.name)} on such a GPU is known"
+    return ExpectedSpeed(estimate.tokens_per_s, basis, estimate.low, estimate.high)
 
 
-_ROUGH_SHARES: Final = (0.3, 1.1)
-"""Decode rate as a share of the memory's limit: a slow CPU reaches the first, caches help beyond the whole."""
-
-
-def _rough_speed(subject: Subject, plan: MemoryPlan, threads: int) -> ExpectedSpeed | None:
-    """Estimate the speed from the bytes of a token and the memory bandwidth. None for layers on a GPU."""
-    model = subject.model
-    if plan.gpu_layers or not isinstance(model, ModelShape) or model.pooling:
+def _measured_run(
+    subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, history: SpeedHistory
+) -> Run | None:
+    if subject.path is None:
         return None
-    if not model.token_bytes:
-        return None
-    limit = ram_bandwidth(threads) / model.token_bytes
-    low, high = (share * limit for share in _ROUGH_SHARES)
-    return ExpectedSpeed(
-        (low * high) ** 0.5,
-        f"a rough estimate from the {size(model.token_bytes)} that a token reads and the memory bandwidth",
-        low=low,
-        high=high,
+    return history.measured(
+        subject.path,
+        backend=backend.name,
+        threads=threads,
+        gpu_layers=plan.gpu_layers,
+        kv_type=plan.kv_type,
+        experts_on_cpu=plan.experts_on_cpu,
     )

@@ -1,4 +1,4 @@
-"""Catalogue of models: names that people use, and their repositories on the hub.
+"""Catalogue of models: the names that people use, and their repositories on the hub.
 
 `models.toml` ships with the program; a file of the same form next to the settings file adds entries or
 replaces them. An entry is found by `family:size`, each of its sources by its quantizations.
@@ -38,25 +38,27 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ]
 
     def offers(self, quantization: str) -> str | None:
-        """The quantization as this source writes it; None where it has no such one."""
+        """Return a quantization as this source spells it. None if the source lacks it."""
         return next(
-            (one for one in self.quantizations if same_quantization(one, quantization)), None
+            (name for name in self.quantizations if same_quantization(name, quantization)), None
         )
 
     @property
     def default(self) -> str:
-        """The quantization where none is named: Q4_K_M, else the first."""
+        """Default quantization: Q4_K_M, else the first."""
         return self.offers(DEFAULT_QUANTIZATION) or self.quantizations[0]
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling that the makers of the model recommend; None where they state nothing."""
+    """Sampling that the makers of the model recommend. None where they state nothing."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,10 +78,10 @@ class CatalogEntry(NamedTuple):
     name: str
     parameters: int
     active_parameters: int | None
-    """Those that one token uses, in a mixture of experts."""
+    """Parameters that one token uses, in a mixture of experts."""
     context_tokens: int
     licence: str
-    """The SPDX name, or the makers' own."""
+    """SPDX name, or the makers' own."""
     about: str
     uses: tuple[Use, ...]
     sampling: SamplingDefaults
@@ -87,16 +89,16 @@ class CatalogEntry(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The part before the colon."""
+        """Part of the name before the colon."""
         return self.name.partition(":")[0]
 
     @property
     def size(self) -> str:
-        """The part after the colon."""
+        """Part of the name after the colon."""
         return self.name.partition(":")[2]
 
     def source(self, quantization: str | None) -> tuple[CatalogSource, str] | None:
-        """The source of a quantization (None: the default of the first), and its spelling there."""
+        """Return the source of a quantization and its spelling there. None selects the default of the first."""
         if quantization is None:
             return self.sources[0], self.sources[0].default
         for source in self.sources:
@@ -109,13 +111,13 @@ Catalog = Mapping[str, CatalogEntry]
 
 
 def read_catalog(paths: Paths) -> dict[str, CatalogEntry]:
-    """All entries by name, the user's over the shipped ones. Raises UsageError naming what is wrong where."""
+    """Return all entries by name; the user's replace shipped ones. Raises UsageError with the faulty place."""
     own = paths.settings_file.with_name(MODELS_FILE)
     return read_models(shipped_file()) | (read_models(own) if own.is_file() else {})
 
 
 def shipped_file() -> Path:
-    """The shipped catalogue: in the installed package, or next to the package in a checkout."""
+    """Return the shipped catalogue: in the installed package, or next to the package in a checkout."""
     import localchat
 
     package = Path(localchat.__file__).parent
@@ -126,13 +128,13 @@ def shipped_file() -> Path:
 
 
 def read_models(path: Path) -> dict[str, CatalogEntry]:
-    """The entries of one file, parsed again only after a change of the file. Raises UsageError."""
+    """Return the entries of one file, which is parsed again only after a change. Raises UsageError."""
     return dict(_parsed(path, file_state(path)))
 
 
 @lru_cache(maxsize=4)
 def _parsed(path: Path, state: tuple[int, int, int]) -> dict[str, CatalogEntry]:
-    """Parse a file. Cached by its state: it takes 10 ms, which a server would spend on each model name."""
+    """Parse a file. Cached by its state, because parsing takes 10 ms and servers look up every model name."""
     from tomllib import TOMLDecodeError, loads
 
     try:
@@ -147,8 +149,8 @@ def _parsed(path: Path, state: tuple[int, int, int]) -> dict[str, CatalogEntry]:
 def _models(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     models = table.pop("models", {})
     if table or not isinstance(models, dict):
-        found = ", ".join(sorted(table)) or "models that are no tables"
-        raise UsageError(f"{path}: {found}", hint='a model belongs under [models."family:size"]')
+        names = ", ".join(sorted(table)) or "models that are no tables"
+        raise UsageError(f"{path}: {names}", hint='a model belongs under [models."family:size"]')
     return models
 
 

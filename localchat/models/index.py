@@ -9,9 +9,8 @@ from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.model_files.checkpoint import weight_files
 from localchat.models.aliases import read_aliases
-from localchat.models.external.base import split_parts
 from localchat.models.external.discovery import find_external_models
-from localchat.models.external.loose_files import loose_names
+from localchat.models.gguf_files import models_in_folder, split_parts
 from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind
 from localchat.models.resolve import GUIDE, IN_COMMAND, locate
@@ -22,96 +21,98 @@ Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of the index."""
+    """A model of the index."""
 
     name: str
     kind: Kind
     origin: str
-    """Its source, a phrase."""
+    """Phrase on its source."""
     path: Path | None
-    """The path that an engine opens; None where there is nothing to open."""
+    """Path that an engine opens. None if there is nothing to open."""
     files: tuple[Path, ...] = ()
-    """All of its files."""
+    """All files of the model."""
     trouble: str = ""
-    """Why it cannot be used, as far as that is known without opening it."""
+    """Why it cannot be used, as far as that shows without opening it."""
     stands_for: str = ""
-    """Of an alias: its word."""
+    """Name behind an alias."""
     owner_manifest: Path | None = None
     """See ExternalModel."""
     notes: tuple[str, ...] = ()
     """See ExternalModel."""
     installed: Installed | None = None
-    """Of a pulled model: its manifest."""
+    """Manifest of a pulled model."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all files that exist."""
+        """Size of all files that exist."""
         return sum(file.stat().st_size for file in self.files if file.is_file())
 
 
 class ModelIndex(NamedTuple):
-    """All models, and what could not be read."""
+    """All models, and notices about folders that could not be read."""
 
     models: tuple[Model, ...]
     notices: tuple[str, ...]
     """Sentences about folders that could not be read."""
 
-    def find(self, word: str) -> Model | None:
-        """The model of exactly this name, letter case apart."""
-        same = word.casefold()
+    def find(self, name: str) -> Model | None:
+        """Return the model of exactly this name, whatever its letter case."""
+        same = name.casefold()
         return next((model for model in self.models if model.name.casefold() == same), None)
 
 
 def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
-    """Find all models without opening them. `root`: where /usr stands.
+    """Find all models without opening them. root: the folder with /usr.
 
-    Raises LocalchatError where the aliases cannot be read.
+    Raises LocalchatError if the aliases cannot be read.
     """
     own = [*_guide(paths), *_pulled(paths), *_loose(paths)]
-    known = {file.resolve() for model in own for file in model.files if model.kind != "link"}
-    found = find_external_models(environ, root=root)
+    own_files = {file.resolve() for model in own for file in model.files if model.kind != "link"}
+    discovered = find_external_models(environ, root=root)
     external = (
         Model(
-            name=one.name,
+            name=match.name,
             kind="adopted",
-            origin=one.origin,
-            path=one.path,
-            files=split_parts(one.path) if one.path is not None else (),
-            trouble=one.trouble,
-            owner_manifest=one.owner_manifest,
-            notes=one.notes,
+            origin=match.origin,
+            path=match.path,
+            files=split_parts(match.path) if match.path is not None else (),
+            trouble=match.trouble,
+            owner_manifest=match.owner_manifest,
+            notes=match.notes,
         )
-        for one in found.models
-        if one.path is None or one.path.resolve() not in known
+        for match in discovered.models
+        if match.path is None or match.path.resolve() not in own_files
     )
     aliases = _aliases(paths, environ)
-    return ModelIndex((*own, *aliases, *external), found.notices)
+    return ModelIndex((*own, *aliases, *external), discovered.notices)
 
 
-def find_model(word: str, index: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
-    """The model that `word` means, by the index or by `locate` (paths, short forms of a name).
+def find_model(name: str, index: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
+    """Return the model with this name, from the index or by `locate` (paths, short forms).
 
     Raises ModelMissing, ModelInvalid, UsageError.
     """
-    if model := index.find(word):
+    if model := index.find(name):
         return model
-    found = locate(word, paths, IN_COMMAND, environ)
-    if (model := index.find(found.name)) and model.path == found.path:
+    resolved = locate(name, paths, IN_COMMAND, environ)
+    if (model := index.find(resolved.name)) and model.path == resolved.path:
         return model
-    here = found.path.resolve()
+    real = resolved.path.resolve()
     for model in index.models:
-        if model.kind != "alias" and model.path is not None and model.path.resolve() == here:
+        if model.kind != "alias" and model.path is not None and model.path.resolve() == real:
             return model
-    return Model(found.name, "file", f"the path {found.path}", found.path, files_of(found.path))
+    return Model(
+        resolved.name, "file", f"the path {resolved.path}", resolved.path, files_of(resolved.path)
+    )
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """All files of the model at a path: the parts of a split GGUF, or the known files of a checkpoint."""
+    """Return all files of the model at a path: parts of a split GGUF, or known files of a checkpoint."""
     if not path.is_dir():
         return split_parts(path)
-    known = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
-    weights = {*weight_files([file.name for file in known if file.suffix == ".safetensors"])}
-    settings = [file for file in known if file.suffix not in (".safetensors", ".gguf")]
+    files = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
+    weights = {*weight_files([file.name for file in files if file.suffix == ".safetensors"])}
+    settings = [file for file in files if file.suffix not in (".safetensors", ".gguf")]
     return (*settings, *(path / name for name in sorted(weights)))
 
 
@@ -124,17 +125,19 @@ def _guide(paths: Paths) -> Iterator[Model]:
 
 
 def _pulled(paths: Paths) -> Iterator[Model]:
-    for one in installed(paths.models_dir):
-        name = one.manifest.name
-        repository = one.manifest.repository
-        trouble = "" if one.complete else "files of it are missing: pull it again"
-        yield Model(name, "pulled", repository, one.path, one.files, trouble, installed=one)
+    for entry in installed(paths.models_dir):
+        name = entry.manifest.name
+        repository = entry.manifest.repository
+        trouble = "files of it are missing: pull it again"
+        if entry.complete:
+            trouble = ""
+        yield Model(name, "pulled", repository, entry.path, entry.files, trouble, installed=entry)
 
 
 def _loose(paths: Paths) -> Iterator[Model]:
-    """GGUF files of the models folder that no manifest lists."""
-    listed = {file for one in installed(paths.models_dir) for file in one.files}
-    for name, path in loose_names(paths.models_dir).items():
+    """Yield the GGUF files of the models folder that no manifest lists."""
+    listed = {file for entry in installed(paths.models_dir) for file in entry.files}
+    for name, path in models_in_folder(paths.models_dir).items():
         if path in listed:
             continue
         if path.is_symlink():
@@ -144,10 +147,10 @@ def _loose(paths: Paths) -> Iterator[Model]:
 
 
 def _aliases(paths: Paths, environ: Mapping[str, str]) -> Iterator[Model]:
-    for name, word in read_aliases(paths).aliases.items():
+    for name, target in read_aliases(paths).aliases.items():
         try:
-            path = locate(word, paths, f"the alias {name}", environ).path
+            path = locate(target, paths, f"the alias {name}", environ).path
         except LocalchatError as problem:
-            yield Model(name, "alias", f"alias of {word}", None, (), problem.message, word)
+            yield Model(name, "alias", f"alias of {target}", None, (), problem.message, target)
             continue
-        yield Model(name, "alias", f"alias of {word}", path, files_of(path), "", word)
+        yield Model(name, "alias", f"alias of {target}", path, files_of(path), "", target)

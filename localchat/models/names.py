@@ -1,7 +1,7 @@
 """Names of models: `family:size-quant`, `family:size`, `hf.co/user/repo:QUANT`, `user/repo`.
 
-A name is resolved to a repository and a quantization. Its files are found by listing the repository, so that
-split and renamed files work.
+A name resolves to a repository and a quantization. A listing of the repository finds the files, so that split
+and renamed files work.
 """
 
 import re
@@ -30,14 +30,14 @@ class Reference(NamedTuple):
     """A parsed name of a model on the hub."""
 
     name: str
-    """In canonical spelling; of the catalogue, with its quantization."""
+    """Canonical spelling. A catalogue name includes the quantization."""
     repository: str
     quantization: str | None
-    """None where the repository's listing decides."""
+    """Requested quantization. None if the repository's listing decides."""
     exact: bool
-    """Whether the word named the quantization."""
+    """Whether the user named the quantization."""
     format: Format | None
-    """None where the repository's listing decides."""
+    """Requested format. None if the repository's listing decides."""
     entry: CatalogEntry | None
 
     @property
@@ -51,30 +51,32 @@ class Reference(NamedTuple):
         )
 
     def stored_name(self, quantization: str) -> str:
-        """The name of the pulled model, once its quantization is known."""
+        """Return the name of the pulled model, once its quantization is known."""
         if self.entry is not None:
             quantization = quantization or self.quantization or ""
             return f"{self.entry.name}-{quantization.lower()}"
         return f"hf.co/{self.repository}" + (f":{quantization}" if quantization else "")
 
 
-def is_hub_name(word: str) -> bool:
-    """Whether a word has the form of a repository of the hub: `user/repo`, `hf.co/user/repo:QUANT`."""
+def is_hub_name(name: str) -> bool:
+    """Return True for names of hub repositories: `user/repo`, `hf.co/user/repo:QUANT`."""
     try:
-        return "/" in word and bool(_hub(word).repository)
+        return "/" in name and bool(_hub(name).repository)
     except UsageError:
         return False
 
 
-def parse(word: str, catalogue: Catalog) -> Reference:
+def parse(typed: str, catalogue: Catalog) -> Reference:
     """Parse a name. Raises UsageError for an ambiguous or malformed one, ModelMissing for an unknown one."""
-    if "/" in word:
-        return _hub(word)
-    entry, quantization = _entry(word.lower(), catalogue)
+    if "/" in typed:
+        return _hub(typed)
+    entry, quantization = _entry(typed.lower(), catalogue)
     chosen = entry.source(quantization)
     if chosen is None and quantization is not None and is_quantization(quantization):
         gguf = next((source for source in entry.sources if source.format == "gguf"), None)
-        chosen = (gguf, canonical(quantization)) if gguf else None
+        chosen = None
+        if gguf:
+            chosen = (gguf, canonical(quantization))
     if chosen is None:
         raise ModelMissing(f"there is no {quantization} of {entry.name}", hint=_quantized(entry))
     source, written = chosen
@@ -84,15 +86,15 @@ def parse(word: str, catalogue: Catalog) -> Reference:
     )
 
 
-def _hub(word: str) -> Reference:
+def _hub(name: str) -> Reference:
     path = next(
-        (_page(word[len(host) :]) for host in _HOSTS if word.lower().startswith(host)), word
+        (_page(name[len(host) :]) for host in _HOSTS if name.lower().startswith(host)), name
     ).rstrip("/")
     repository, colon, tag = path.partition(":")
     parts = repository.split("/")
     usable = len(parts) == 2 and all(_usable(part) for part in parts)
     if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
-        raise UsageError(f"{word!r} is not the name of a repository", hint=_FORM)
+        raise UsageError(f"{name!r} is not the name of a repository", hint=_FORM)
     if tag.lower() == "latest":  # Ollama's tag for the default
         tag = ""
         path = repository
@@ -100,7 +102,7 @@ def _hub(word: str) -> Reference:
 
 
 def _page(path: str) -> str:
-    """The name for the path of a hub page: a repository, its list of files, or a file of its main branch."""
+    """Return the name for a hub page: a repository, its list of files, or a file of its main branch."""
     parts = path.partition("?")[0].rstrip("/").split("/")
     if parts[2:] in (["tree", "main"], []):
         return "/".join(parts[:2])
@@ -119,56 +121,60 @@ def _usable(part: str) -> bool:
     return _PART.fullmatch(part) is not None and ".." not in part
 
 
-def find_entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None] | None:
-    """The entry, and the quantization that follows its name in the word; None for an unknown name.
+def find_entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None] | None:
+    """Return the entry and the quantization after its name. None for an unknown name.
 
-    Raises UsageError for an ambiguous one.
+    Raises UsageError for an ambiguous name.
     """
-    word = word.lower().removesuffix(":latest")
-    if word in catalogue:
-        return catalogue[word], None
-    fitting = [name for name in catalogue if word.startswith((f"{name}-", f"{name}:"))]
+    typed = typed.lower().removesuffix(":latest")
+    if typed in catalogue:
+        return catalogue[typed], None
+    fitting = [name for name in catalogue if typed.startswith((f"{name}-", f"{name}:"))]
     if fitting:
         name = max(fitting, key=len)
-        return catalogue[name], word[len(name) + 1 :]
-    family = [name for name, entry in catalogue.items() if entry.family == word]
+        return catalogue[name], typed[len(name) + 1 :]
+    family = [name for name, entry in catalogue.items() if entry.family == typed]
     if len(family) > 1:
         raise UsageError(
-            f"{word} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
+            f"{typed} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
         )
-    return (catalogue[family[0]], None) if family else None
+    if family:
+        return (catalogue[family[0]], None)
+    return None
 
 
-def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
-    """As find_entry. Raises ModelMissing for an unknown name."""
-    if found := find_entry(word, catalogue):
-        return found
-    word = word.removesuffix(":latest")
-    raise ModelMissing(f"no model {word!r} in the catalogue", hint=similar_names(word, catalogue))
+def _entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
+    """Return what find_entry finds. Raises ModelMissing for an unknown name."""
+    if match := find_entry(typed, catalogue):
+        return match
+    typed = typed.removesuffix(":latest")
+    raise ModelMissing(f"no model {typed!r} in the catalogue", hint=similar_names(typed, catalogue))
 
 
 def _quantized(entry: CatalogEntry) -> str:
-    names = [each for source in entry.sources for each in source.quantizations]
-    return f"there are {', '.join(f'{entry.name}-{each.lower()}' for each in names)}"
+    names = [name for source in entry.sources for name in source.quantizations]
+    return f"there are {', '.join(f'{entry.name}-{name.lower()}' for name in names)}"
 
 
-def quantizations_hint(word: str, catalogue: Catalog) -> str:
-    """A hint with the quantizations of the model that a word begins with; empty where there is none."""
+def quantizations_hint(name: str, catalogue: Catalog) -> str:
+    """Return a hint with the quantizations of the model that starts the name. Empty for other names."""
     try:
-        entry, quantization = _entry(word.lower(), catalogue)
+        entry, quantization = _entry(name.lower(), catalogue)
     except (ModelMissing, UsageError):
         return ""
-    return _quantized(entry) if quantization is not None else ""
+    if quantization is not None:
+        return _quantized(entry)
+    return ""
 
 
-def similar_names(word: str, names: Iterable[str]) -> str:
-    """A hint: names of the same family and those most like this word, or the forms that a name can have."""
-    known = {name.lower(): name for name in sorted(names)}
-    near = closest(word, known.values(), count=4, min_similarity=0.5)
-    family = word.lower().partition(":")[0]
+def similar_names(typed: str, names: Iterable[str]) -> str:
+    """Return a hint with related and similar names, or the forms of names."""
+    spellings = {name.lower(): name for name in sorted(names)}
+    near = closest(typed, spellings.values(), count=4, min_similarity=0.5)
+    family = typed.lower().partition(":")[0]
     same_family = [
         name
-        for lower, name in known.items()
+        for lower, name in spellings.items()
         if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
     ]
     close = list(dict.fromkeys((*same_family, *near)))[:8]
@@ -178,30 +184,32 @@ def similar_names(word: str, names: Iterable[str]) -> str:
 
 
 def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed | None:
-    """The pulled model that a reference means; without a quantization the default one, else the only one here.
+    """Return the pulled model of a reference: its default quantization, else the only one here.
 
     Raises UsageError where it means several.
     """
-    found = [one for one in models if one.manifest.repository.lower() in reference.repositories]
+    matches = [
+        model for model in models if model.manifest.repository.lower() in reference.repositories
+    ]
     quantization = reference.quantization or DEFAULT_QUANTIZATION
-    # Of two names for the same files, the one that was given comes first.
-    found.sort(key=lambda one: one.manifest.name.lower() != reference.name.lower())
-    for one in found:
-        if _is(one, reference, quantization):
-            return one
-    if reference.exact or not found:
+    # Of two names for the same files, the requested one comes first.
+    matches.sort(key=lambda model: model.manifest.name.lower() != reference.name.lower())
+    for model in matches:
+        if _is(model, reference, quantization):
+            return model
+    if reference.exact or not matches:
         return None
-    if len(found) == 1:
-        return found[0]
+    if len(matches) == 1:
+        return matches[0]
     raise UsageError(
-        f"{len(found)} models are here that {reference.name} can mean",
-        hint=f"name one: {', '.join(one.manifest.name for one in found)}",
+        f"{reference.name} matches {len(matches)} models here",
+        hint=f"name one: {', '.join(model.manifest.name for model in matches)}",
     )
 
 
-def _is(one: Installed, reference: Reference, quantization: str) -> bool:
-    """Whether the model has this quantization, or this is its file's name."""
-    manifest = one.manifest
+def _is(model: Installed, reference: Reference, quantization: str) -> bool:
+    """Return True if the model has this quantization, or its file has this name."""
+    manifest = model.manifest
     return same_quantization(manifest.quantization, quantization) or manifest.name.lower() in (
         reference.name.lower(),
         f"hf.co/{reference.repository}:{quantization}".lower().removesuffix(".gguf"),

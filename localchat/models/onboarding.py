@@ -1,4 +1,4 @@
-"""The first run: hardware, models of other programs, and the recommended models. Plain data, no network."""
+"""Gathers what a user without a model sees first. Plain data, no network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ _OWN: Final = frozenset({"file", "link", "pulled", "alias"})
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """Everything that a user without a model sees first."""
+    """Hardware and models to show to a user without a model."""
 
     hardware: str
-    """One line."""
+    """Line about the hardware."""
     external: tuple[Model, ...]
     """Usable models of other programs."""
     recommendations: tuple[Recommendation, ...]
@@ -29,27 +29,31 @@ class FirstRun:
 
 
 def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
-    """Gather everything, in about a second. Raises LocalchatError if catalogue or aliases cannot be read."""
-    here = machine or usable_machine()
+    """Gather everything in about a second. Raises LocalchatError for an unreadable catalogue or alias file."""
+    machine = machine or usable_machine()
     index = read_index(paths, environ)
     rate = download_rate(paths.state_dir)
     return FirstRun(
-        hardware=hardware_line(here),
-        external=tuple(one for one in index.models if one.kind == "adopted" and not one.trouble),
-        recommendations=recommended_models(paths, here),
+        hardware=hardware_line(machine),
+        external=tuple(
+            model for model in index.models if model.kind == "adopted" and not model.trouble
+        ),
+        recommendations=recommended_models(paths, machine),
         rate=rate,
     )
 
 
 def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
-    """Whether the user has no model yet: nothing pulled, imported or put into the models folder."""
+    """Return True if the user has pulled, imported or stored no model yet."""
     return not any(model.kind in _OWN for model in read_index(paths, environ).models)
 
 
 def hardware_line(machine: Machine) -> str:
-    """`AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free · RTX 4090, 24.0 GB, 21.0 GB free`."""
+    """Return `AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free · RTX 4090, 24.0 GB`."""
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    unified = ", shared with its GPU" if machine.unified_memory else ""
+    unified = ""
+    if machine.unified_memory:
+        unified = ", shared with its GPU"
     parts = [
         ", ".join(part for part in (machine.cpu_name.strip(), cores) if part),
         f"{size(machine.ram_total_bytes)} of RAM{unified}, {size(machine.ram_free_bytes)} free",
@@ -57,4 +61,6 @@ def hardware_line(machine: Machine) -> str:
     parts += [
         f"{gpu.name}, {size(gpu.total_bytes)}, {size(gpu.free_bytes)} free" for gpu in machine.gpus
     ]
-    return " · ".join([*parts, *([machine.gpu_note.rstrip(".")] if machine.gpu_note else [])])
+    if machine.gpu_note:
+        parts.append(machine.gpu_note.rstrip("."))
+    return " · ".join(parts)

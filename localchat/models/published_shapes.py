@@ -1,12 +1,28 @@
-"""Table of the published shapes of the catalogue's models (shapes.toml)."""
+"""Published shapes of the catalogue's models: memory verdicts without the file and without a network.
 
-from collections.abc import Mapping
+`shapes.toml` holds the dimensions of each decoder. This module derives the tensors of its GGUF files and
+safetensors checkpoints. The tensors of a layer follow llama.cpp (src/models/), and so does the mix of number
+formats (src/llama-quant.cpp): half of the layers keep finer values and down projections, the output is finer
+than the rest, and rows that are no multiple of 256 use the next format that divides them. Sizes come within
+a few percent of the real files.
+"""
+
+from collections.abc import Iterator, Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+
+from localchat.model_files.architecture import LayerShape, ModelShape, Weight, sliding_layers
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from localchat.model_files.ggml_types import NUMBER_FORMATS, stored_bytes
+from localchat.model_files.safetensors import SafetensorsHeader, Tensor
+from localchat.models.catalog import CatalogEntry
+from localchat.models.names import Reference
+from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
 
 _SHAPES: Final = "shapes.toml"
 _Count = Annotated[int, Meta(ge=1)]
@@ -24,71 +40,518 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PublishedShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder's shape, as its makers publish it; one table of shapes.toml."""
+    """Dimensions of a decoder as its makers publish them: one table of shapes.toml.
+
+    Size: one field per dimension that any catalogue model has. 0 means that the model lacks the part.
+    """
 
     models: tuple[str, ...]
-    """Names of the catalogue that have it."""
+    """Catalogue names with this shape."""
     architecture: str
     layers: _Count
     embedding: _Count
     feed: _Count
-    """Inner width of the feed-forward part; of one expert, where there are experts."""
+    """Inner width of the feed-forward part, or of one expert."""
     heads: _Count
     kv_heads: _Count
     vocabulary: _Count
     head_width: int = 0
     tied: bool = False
     window: int = 0
-    """Of its sliding-window layers; 0: none."""
+    """Tokens that a sliding-window layer sees."""
     experts: int = 0
-    """0: none."""
     experts_used: int = 0
     shared_feed: int = 0
-    """Inner width of the part beside the experts that every token takes."""
+    """Inner width of the feed-forward part that every token takes beside the experts."""
     dense_layers: int = 0
-    """Leading layers without experts, where there are experts."""
+    """Leading layers without experts, in a model with experts."""
     dense_feed: int = 0
-    """Inner width of those."""
+    """Inner width of these layers."""
     gated: bool = False
-    """Queries bring a gate of their own width (Qwen3-Next and later)."""
+    """Queries carry a gate of their own width (Qwen3-Next and later)."""
     period: int = 0
-    """Every n-th layer sees everything, the others a window or keep a state; 0: as the architecture has it."""
+    """Every n-th layer attends to everything. 0: the architecture's own period."""
     attending: tuple[int, ...] = ()
-    """Layers that attend beside running states, where no period says it."""
+    """Attention layers among recurrent layers without a period."""
     inner: int = 0
-    """Width of a layer with a running state; 0: there are none."""
+    """Width of a recurrent layer."""
     states: int = 0
-    """Numbers of state to each of those."""
+    """Numbers of state per column of that width."""
     groups: int = 0
-    """Key heads of such a layer."""
+    """Key heads of a recurrent layer."""
     state_heads: int = 0
     wide_head: int = 0
-    """Columns of a head in layers that see everything, where those differ (Gemma 4)."""
+    """Columns of a head in layers that attend to everything, if they differ (Gemma 4)."""
     wide_kv_heads: int = 0
     values_are_keys: bool = False
-    """Layers that see everything have no value matrix."""
+    """Layers that attend to everything have no value matrix."""
     kv_layers: int = 0
-    """Leading layers with keys and values of their own, where later ones reuse them."""
+    """Leading layers with their own keys and values, if later layers reuse them."""
     late_feed: int = 0
-    """Inner width of those that reuse them, where it differs."""
+    """Inner width of the layers that reuse keys and values, if it differs."""
     layer_embedding: int = 0
-    """Width of an embedding of its own for each layer, looked up by token."""
+    """Width of an additional embedding per layer, looked up by token."""
     latent: Latent | None = None
-    """Attention over one compressed row per token."""
     attention_format: str = ""
-    """Number format of attention and running states in the published four-bit files; empty: the usual mix."""
+    """Number format of attention and states in the published 4-bit files. Empty: the usual mix."""
 
     @property
     def head(self) -> int:
         """Columns of one head."""
         return self.head_width or self.embedding // self.heads
 
+    @property
+    def mixed(self) -> int:
+        """Columns that a recurrent layer convolves."""
+        return self.inner + 2 * self.groups * self.states
+
+    def attends(self, layer: int) -> bool:
+        """Return True if a layer of a recurrent model has attention."""
+        if self.attending:
+            return layer in self.attending
+        return (layer + 1) % self.period == 0
+
+    def reuses_kv(self, layer: int) -> bool:
+        """Return True if a layer has no keys and values of its own."""
+        return 0 < self.kv_layers <= layer
+
 
 @cache
 def read_published_shapes() -> Mapping[str, PublishedShape]:
-    """All shapes, by the catalogue's names."""
+    """Return all shapes by catalogue name."""
     from tomllib import loads
 
     table = loads(Path(__file__).with_name(_SHAPES).read_text(encoding="utf-8"))
     shapes = [msgspec.convert(body, PublishedShape) for body in table.values()]
     return {name: shape for shape in shapes for name in shape.models}
+
+
+def published_model(reference: Reference) -> ModelSummary | None:
+    """Return the shape or checkpoint behind a catalogue name. None for other names and formats."""
+    entry = reference.entry
+    shape = None
+    if entry is not None:
+        shape = read_published_shapes().get(entry.name)
+    if entry is None or shape is None:
+        return None
+    build = gguf_shape if reference.format == "gguf" else published_checkpoint
+    return build(entry, shape, reference.quantization or DEFAULT_QUANTIZATION)
+
+
+def published_names(reference: Reference) -> tuple[str, ...]:
+    """Return the names of the same model in every quantization that `published_model` supports."""
+    entry = reference.entry
+    if entry is None or entry.name not in read_published_shapes():
+        return ()
+    offers = dict.fromkeys(
+        (source.format, name) for source in entry.sources for name in source.quantizations
+    )
+    return tuple(
+        f"{entry.name}-{(name or '').lower()}"
+        for format_, name in offers
+        if published_model(reference._replace(format=format_, quantization=name))
+    )
+
+
+_KERNEL = 4
+"""Width of the convolution in a recurrent layer."""
+
+
+class Matrix(NamedTuple):
+    """A matrix or vector of a layer."""
+
+    kind: Literal["attention", "values", "feed", "down", "plain"]
+    """Selects the number format. `plain` is never quantized."""
+    shape: tuple[int, ...]
+    """Fastest dimension first."""
+    experts: bool = False
+
+
+def layer_shapes(published: PublishedShape) -> tuple[tuple[LayerShape, ...], int]:
+    """Return the keys, values and states of every layer, and the sliding window (0: no layer slides)."""
+    sliding, window = sliding_layers(
+        published.architecture,
+        published.layers,
+        published.window or None,
+        published.period or None,
+    )
+    layers = tuple(
+        _layer_shape(published, layer, slides=sliding[layer]) for layer in range(published.layers)
+    )
+    return layers, window if any(sliding) else 0
+
+
+def _layer_shape(published: PublishedShape, layer: int, *, slides: bool) -> LayerShape:
+    if published.inner and not published.attends(layer):
+        tail = (_KERNEL - 1) * published.mixed
+        return LayerShape(0, 0, state=tail + published.states * published.inner)
+    if published.reuses_kv(layer):
+        return LayerShape(0, 0, slides)
+    if published.latent is not None:
+        return LayerShape(published.latent.kv_rank + published.latent.rope, 0)
+    width = published.head * published.kv_heads
+    if published.wide_head and not slides:
+        width = published.wide_head * published.wide_kv_heads
+    return LayerShape(width, width, slides)
+
+
+def layer_matrices(published: PublishedShape, layer: LayerShape, number: int) -> Iterator[Matrix]:
+    """Yield the matrices and vectors of one layer."""
+    width = published.embedding
+    if layer.state:
+        yield from _recurrent_matrices(published)
+    elif published.latent is not None:
+        yield from _latent_matrices(published, published.latent)
+    else:
+        yield from _attention_matrices(published, layer)
+    for _ in ("attention norm", "feed-forward norm"):
+        yield Matrix("plain", (width,))
+    if published.layer_embedding:
+        yield Matrix("feed", (width, published.layer_embedding))
+        yield Matrix("feed", (published.layer_embedding, width))
+    yield from _feed_forward_matrices(published, number)
+
+
+def _attention_matrices(published: PublishedShape, layer: LayerShape) -> Iterator[Matrix]:
+    is_wide = bool(published.wide_head) and not layer.sliding
+    head = published.wide_head if is_wide else published.head
+    width = published.embedding
+    queries = published.heads * head
+    yield Matrix("attention", (width, queries * 2 if published.gated else queries))
+    # Layers that reuse keys and values still have matrices for them.
+    keys = head * (published.wide_kv_heads if is_wide else published.kv_heads)
+    yield Matrix("attention", (width, keys))
+    if not (is_wide and published.values_are_keys):
+        yield Matrix("values", (width, keys))
+    yield Matrix("attention", (queries, width))
+
+
+def _latent_matrices(published: PublishedShape, latent: Latent) -> Iterator[Matrix]:
+    width = published.embedding
+    heads = published.heads
+    yield Matrix("attention", (width, latent.query_rank))
+    yield Matrix("attention", (latent.query_rank, heads * (latent.plain + latent.rope)))
+    yield Matrix("attention", (width, latent.kv_rank + latent.rope))
+    yield Matrix("attention", (latent.plain, latent.kv_rank, heads))
+    yield Matrix("values", (latent.kv_rank, latent.value, heads))
+    yield Matrix("attention", (heads * latent.value, width))
+
+
+def _recurrent_matrices(published: PublishedShape) -> Iterator[Matrix]:
+    """Yield the matrices of a gated delta net or Mamba 2: input, gate, heads, convolution, output."""
+    width = published.embedding
+    yield Matrix("attention", (width, published.mixed))
+    yield Matrix("attention", (width, published.inner))
+    # Delta nets have a decay and a strength for each head, Mamba 2 a time step.
+    for _ in range(2 if published.gated else 1):
+        yield Matrix("attention", (width, published.state_heads))
+    yield Matrix("plain", (_KERNEL, published.mixed))
+    yield Matrix("attention", (published.inner, width))
+
+
+def _feed_forward_matrices(published: PublishedShape, layer: int) -> Iterator[Matrix]:
+    width = published.embedding
+    dense = published.shared_feed
+    has_experts = bool(published.experts) and layer >= published.dense_layers
+    if published.experts and not has_experts:
+        dense = published.dense_feed
+    elif not published.experts:
+        dense = published.feed
+        if published.reuses_kv(layer) and published.late_feed:
+            dense = published.late_feed
+    if has_experts:
+        inner = published.feed
+        experts = published.experts
+        yield Matrix("plain", (width, experts))
+        for _ in ("gate", "up"):
+            yield Matrix("feed", (width, inner, experts), experts=True)
+        yield Matrix("down", (inner, width, experts), experts=True)
+    if dense:
+        for _ in ("gate", "up"):
+            yield Matrix("feed", (width, dense))
+        yield Matrix("down", (dense, width))
+
+
+_FORMATS: Final = {format_.name: format_ for format_ in NUMBER_FORMATS.values()}
+
+
+class Mix(NamedTuple):
+    """Number formats of a quantization."""
+
+    base: str
+    """Format of most matrices."""
+    fine: str
+    """Format of values and down projections in the finer half of the layers."""
+    output: str
+    experts: str = ""
+
+
+MIXES: Final = {
+    "Q2_K": Mix("Q2_K", "Q3_K", "Q6_K"),
+    "Q3_K_M": Mix("Q3_K", "Q5_K", "Q6_K"),
+    "Q4_0": Mix("Q4_0", "Q4_0", "Q6_K"),
+    "IQ4_XS": Mix("IQ4_XS", "Q5_K", "Q6_K"),
+    "Q4_K_M": Mix("Q4_K", "Q6_K", "Q6_K"),
+    "UD_Q4_K_XL": Mix("Q4_K", "Q6_K", "Q6_K"),
+    "Q5_0": Mix("Q5_0", "Q5_0", "Q6_K"),
+    "Q5_K_M": Mix("Q5_K", "Q6_K", "Q6_K"),
+    "Q6_K": Mix("Q6_K", "Q6_K", "Q6_K"),
+    "Q8_0": Mix("Q8_0", "Q8_0", "Q8_0"),
+    "F16": Mix("F16", "F16", "F16"),
+    "MXFP4": Mix("Q8_0", "Q8_0", "Q8_0", experts="MXFP4"),
+}
+_FOUR_BITS: Final = frozenset({"Q4_K", "Q4_0"})
+_FORMAT_OF_ODD_ROWS: Final = {
+    "Q2_K": "IQ4_NL",
+    "Q3_K": "IQ4_NL",
+    "IQ4_XS": "IQ4_NL",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+"""Format for rows that the blocks of the key do not divide."""
+
+
+def gguf_shape(
+    entry: CatalogEntry, published: PublishedShape, quantization: str
+) -> ModelShape | None:
+    """Return the shape of a GGUF file with the catalogue's context. None for an unknown quantization."""
+    mix = MIXES.get(canonical(quantization))
+    if mix is None:
+        return None
+    layers, window = layer_shapes(published)
+    weights = tuple(_weights(published, mix, layers))
+    other_feed = max(published.shared_feed, published.dense_feed, published.late_feed)
+    return ModelShape(
+        name=f"{entry.name}-{quantization.lower()}",
+        architecture=published.architecture,
+        layers=layers,
+        all_layers=published.layers,
+        embedding=published.embedding,
+        heads=published.heads,
+        head_width=layers[0].keys if published.latent else max(published.head, published.wide_head),
+        feed_forward=max(published.feed * max(published.experts_used, 1), other_feed),
+        vocab_size=published.vocabulary,
+        context_train=entry.context_tokens,
+        weights=weights,
+        quantization=canonical(quantization),
+        file_bytes=sum(weight.size_bytes for weight in weights),
+        window=window,
+        experts=published.experts,
+        experts_used=published.experts_used,
+        inner=published.inner,
+        pooling=_pooling(entry),
+    )
+
+
+def _pooling(entry: CatalogEntry) -> str:
+    if "reranking" in entry.uses:
+        return "rank"
+    # The catalogue's embedding models are decoders, which return the vector of the last token.
+    if "embeddings" in entry.uses:
+        return "last"
+    return ""
+
+
+def _weights(
+    published: PublishedShape, mix: Mix, layers: tuple[LayerShape, ...]
+) -> Iterator[Weight]:
+    embedding = (published.embedding, published.vocabulary)
+    yield _weight("embedding", embedding, mix.output if published.tied else mix.base)
+    if not published.tied:
+        yield _weight("output", embedding, mix.output)
+    if published.layer_embedding:
+        rows = published.layer_embedding * published.layers
+        yield _weight("lookup", (rows, published.vocabulary), mix.output)
+        yield _weight("other", (published.embedding, rows), mix.base)
+    attention = ""
+    if mix.base in _FOUR_BITS:
+        attention = published.attention_format
+    for number, layer in enumerate(layers):
+        fine = mix.fine if _is_fine(number, published.layers) else mix.base
+        formats = {
+            "attention": attention or mix.base,
+            "values": attention or fine,
+            "feed": mix.base,
+            "down": fine,
+            "plain": "F32",
+        }
+        for matrix in layer_matrices(published, layer, number):
+            format_name = formats[matrix.kind]
+            if matrix.experts and mix.experts:
+                format_name = mix.experts
+            yield _weight("layer", matrix.shape, format_name, number, routed=matrix.experts)
+
+
+def _is_fine(layer: int, layers: int) -> bool:
+    """Return True for the first and last eighth of the layers, and every third other."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _weight(
+    part: Literal["embedding", "output", "layer", "lookup", "other"],
+    shape: tuple[int, ...],
+    format_name: str,
+    layer: int = -1,
+    *,
+    routed: bool = False,
+) -> Weight:
+    format_ = _FORMATS[format_name]
+    if shape[0] % format_.block and format_name in _FORMAT_OF_ODD_ROWS:
+        format_ = _FORMATS[_FORMAT_OF_ODD_ROWS[format_name]]
+    return Weight(part, format_, shape, stored_bytes(format_, prod(shape)), layer, routed)
+
+
+_CLASSES: Final = {
+    "gemma3": "Gemma3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+_GROUP: Final = 128
+"""Weights that share a scale in AWQ, GPTQ and FP8 files."""
+_NUMBER_BYTES: Final = {"F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4}
+_AWQ: Final = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": _GROUP,
+    "version": "gemm",
+    "zero_point": True,
+}
+_FP8: Final = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [_GROUP, _GROUP],
+}
+
+
+def _gptq(bits: int) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": _GROUP,
+        "sym": True,
+        "desc_act": False,
+    }
+
+
+class _Storage(NamedTuple):
+    """Number formats of a checkpoint."""
+
+    torch_dtype: str
+    """Type of everything that is not quantized, as config.json writes it."""
+    dtype: str
+    """Type of everything that is not quantized, as a safetensors header writes it."""
+    quantization_config: Mapping[str, Any] = {}
+
+
+_STORAGE: Final = {
+    "BF16": _Storage("bfloat16", "BF16"),
+    "F16": _Storage("float16", "F16"),
+    "AWQ": _Storage("float16", "F16", _AWQ),
+    "GPTQ-INT4": _Storage("float16", "F16", _gptq(4)),
+    "GPTQ-INT8": _Storage("float16", "F16", _gptq(8)),
+    "FP8": _Storage("bfloat16", "BF16", _FP8),
+}
+
+
+def published_checkpoint(
+    entry: CatalogEntry, shape: PublishedShape, quantization: str
+) -> Checkpoint | None:
+    """Return the config and tensors of a checkpoint. None for an unknown quantization or architecture."""
+    storage = _STORAGE.get(quantization.upper())
+    if storage is None or shape.architecture not in _CLASSES:
+        return None
+    model_class = _CLASSES[shape.architecture]
+    # GGUF calls the architecture of Mistral llama, too.
+    if shape.architecture == "llama" and entry.family.startswith("mistral"):
+        model_class = "MistralForCausalLM"
+    config: dict[str, Any] = {
+        "architectures": [model_class],
+        "hidden_size": shape.embedding,
+        "intermediate_size": shape.feed,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": entry.context_tokens,
+        "tie_word_embeddings": shape.tied,
+        "sliding_window": shape.window or None,
+        "torch_dtype": storage.torch_dtype,
+    }
+    if shape.experts:
+        config |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_used,
+            "moe_intermediate_size": shape.feed,
+        }
+    if storage.quantization_config:
+        config["quantization_config"] = dict(storage.quantization_config)
+    tensors = tuple(_checkpoint_tensors(shape, storage))
+    name = f"{entry.name}-{quantization.lower()}"
+    total_bytes = sum(tensor.size_bytes for tensor in tensors)
+    return Checkpoint(name, config, (SafetensorsHeader(name, {}, tensors, total_bytes),))
+
+
+def _checkpoint_tensors(shape: PublishedShape, storage: _Storage) -> Iterator[Tensor]:
+    width = shape.embedding
+    feed = shape.feed
+    dtype = storage.dtype
+    queries = shape.heads * shape.head
+    keys = shape.kv_heads * shape.head
+    yield _tensor("model.embed_tokens.weight", (shape.vocabulary, width), dtype)
+    yield _tensor("model.norm.weight", (width,), dtype)
+    if not shape.tied:
+        yield _tensor("lm_head.weight", (shape.vocabulary, width), dtype)
+    attention = {
+        "q": (width, queries),
+        "k": (width, keys),
+        "v": (width, keys),
+        "o": (queries, width),
+    }
+    feed_forward = {"gate": (width, feed), "up": (width, feed), "down": (feed, width)}
+    experts = [f"experts.{expert}." for expert in range(shape.experts)]
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        yield _tensor(f"{prefix}input_layernorm.weight", (width,), dtype)
+        yield _tensor(f"{prefix}post_attention_layernorm.weight", (width,), dtype)
+        for name, sides in attention.items():
+            yield from _linear(f"{prefix}self_attn.{name}_proj", sides, storage)
+        if experts:
+            yield _tensor(f"{prefix}mlp.gate.weight", (shape.experts, width), dtype)
+        for expert in experts or [""]:
+            for name, sides in feed_forward.items():
+                yield from _linear(f"{prefix}mlp.{expert}{name}_proj", sides, storage)
+
+
+def _linear(name: str, sides: tuple[int, int], storage: _Storage) -> Iterator[Tensor]:
+    """Yield the tensors of one linear layer. sides: inputs and outputs."""
+    columns, rows = sides
+    groups = -(-columns // _GROUP)
+    match storage.quantization_config.get("quant_method"):
+        case "awq":
+            yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
+            yield _tensor(f"{name}.qzeros", (groups, rows // 8), "I32")
+            yield _tensor(f"{name}.scales", (groups, rows), storage.dtype)
+        case "gptq":
+            bits = int(storage.quantization_config["bits"])
+            yield _tensor(f"{name}.qweight", (columns * bits // 32, rows), "I32")
+            yield _tensor(f"{name}.qzeros", (groups, rows * bits // 32), "I32")
+            yield _tensor(f"{name}.scales", (groups, rows), storage.dtype)
+            yield _tensor(f"{name}.g_idx", (columns,), "I32")
+        case "fp8":
+            yield _tensor(f"{name}.weight", (rows, columns), "F8_E4M3")
+            yield _tensor(f"{name}.weight_scale_inv", (-(-rows // _GROUP), groups), storage.dtype)
+        case _:
+            yield _tensor(f"{name}.weight", (rows, columns), storage.dtype)
+
+
+def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    return Tensor(name, shape, dtype, 0, prod(shape) * _NUMBER_BYTES[dtype])

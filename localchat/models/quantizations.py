@@ -1,4 +1,4 @@
-"""Parses quantizations in names of files, and groups the files of each."""
+"""Parses quantizations in file names, and groups the files of each."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.models.hub.manifest import Format
 
 DEFAULT_QUANTIZATION: Final = "Q4_K_M"
-"""4.5 bits: the smallest mix whose answers are hard to tell from the unquantized model's."""
+"""The smallest mix (4.5 bits) whose answers are hard to tell from the unquantized model's."""
 
 _GGUF: Final = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8]|TQ[12])(?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|BF16|F16|F32|FP16|FP32)"
@@ -19,56 +19,60 @@ _GGUF: Final = re.compile(
 _SAFETENSORS: Final = re.compile(r"(?<![A-Za-z])(AWQ|GPTQ|FP8|BF16)(?![A-Za-z])", re.IGNORECASE)
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
 _ACCESSORY: Final = re.compile(r"mmproj|imatrix|(^|/)mtp[-/]|dflash|eagle-?3", re.IGNORECASE)
-"""Files beside models. A head that only drafts (`mtp-NAME.gguf`) has the quantization of its model, and is no
-model; a file whose name tells later that it holds such a head is a whole one."""
-_MOST_SHOWN: Final = 20
+"""Files that are not models. A head that only drafts is called `mtp-NAME.gguf` and has the quantization of its
+model. A model whose name mentions such a head later is complete."""
+_MAX_LISTED: Final = 20
 
 
 class Variant(NamedTuple):
-    """One model of a repository: the files that belong together."""
+    """Files of a repository that form one model."""
 
     quantization: str
-    """Empty where the names do not state it."""
+    """Empty if the names do not state it."""
     format: Format
     stem: str
     files: tuple[str, ...]
     """Parts of a split model in order."""
     trouble: str = ""
-    """The part that the repository lacks, a sentence."""
+    """Sentence on the part that the repository lacks."""
 
 
 def canonical(quantization: str) -> str:
-    """The form for comparison: upper case, underscores, F16 for the older FP16."""
+    """Return the form for comparison: upper case, underscores, F16 for the older FP16."""
     written = quantization.upper().replace("-", "_")
     if written in ("FP16", "FP32"):
         return written[:1] + written[2:]
     return written
 
 
-def same_quantization(one: str, other: str) -> bool:
-    """Whether two spellings mean the same."""
-    return canonical(one) == canonical(other)
+def same_quantization(first: str, second: str) -> bool:
+    """Return True if two spellings mean the same."""
+    return canonical(first) == canonical(second)
 
 
-def is_quantization(word: str) -> bool:
-    """Whether a word is the name of a GGUF quantization."""
-    return _GGUF.fullmatch(word.replace("-", "_").replace("UD_", "UD-", 1)) is not None
+def is_quantization(name: str) -> bool:
+    """Return True for the name of a GGUF quantization."""
+    return _GGUF.fullmatch(name.replace("-", "_").replace("UD_", "UD-", 1)) is not None
 
 
 def quantization_of(path: str) -> str:
-    """The quantization in a file's name, in upper case; empty where there is none."""
-    found = _GGUF.findall(PurePosixPath(path).stem)
-    return str(found[-1]).upper() if found else ""
+    """Return the quantization in a file's name, in upper case. Empty if the name has none."""
+    matches = _GGUF.findall(PurePosixPath(path).stem)
+    if matches:
+        return str(matches[-1]).upper()
+    return ""
 
 
 def safetensors_quantization(repository: str) -> str:
-    """The quantization in the name of a safetensors repository; empty for the makers' own weights."""
-    found = _SAFETENSORS.search(repository)
-    return found[0].upper() if found else ""
+    """Return the quantization in a safetensors repository's name. Empty for the makers' own weights."""
+    match = _SAFETENSORS.search(repository)
+    if match:
+        return match[0].upper()
+    return ""
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:
-    """The models among these files, without image projectors, importance matrices and drafting heads."""
+    """Return the models among these files, without image projectors, importance matrices and drafting heads."""
     groups: dict[str, dict[int, str]] = {}
     counts: dict[str, set[int]] = {}
     for path in sorted(paths):
@@ -96,62 +100,72 @@ def _variant(stem: str, parts: dict[int, str], counts: set[int]) -> Variant:
 
 
 def choose(variants: list[Variant], quantization: str | None, repository: str) -> Variant:
-    """The variant of a quantization or file name; without one the default, or the only one.
+    """Return the variant of a quantization or file name. Without one, the default or the only one.
 
-    Raises ModelMissing for one that is not there, UsageError where several match, ModelInvalid for an
-    incomplete one.
+    Raises ModelMissing if none matches, UsageError if several match, ModelInvalid for an incomplete one.
     """
     if not variants:
         raise ModelMissing(
             f"{repository} has no GGUF model",
             hint="repositories with GGUF files mostly end in -GGUF",
         )
-    if quantization is None:
-        found = [
-            one for one in variants if same_quantization(one.quantization, DEFAULT_QUANTIZATION)
-        ]
-        found = found or (variants if len(variants) == 1 else [])
-    else:
-        found = [
-            one
-            for one in variants
-            if same_quantization(one.quantization, quantization)
-            or PurePosixPath(one.stem).name.lower() == quantization.lower().removesuffix(".gguf")
-        ]
-    found = [one for one in found if not one.trouble] or found
-    if len(found) == 1:
-        return _complete(found[0], variants)
-    if found:
-        names = [PurePosixPath(one.stem).name for one in found]
-        raise UsageError(
-            f"{repository} holds {len(found)} files of {found[0].quantization or 'one kind'}",
-            hint=f"name one of them after the colon: {_listed(names)}",
-        )
-    offered = _listed([one.quantization or PurePosixPath(one.stem).name for one in variants])
-    if quantization is None and len({one.quantization for one in variants}) == 1:
-        names = [PurePosixPath(one.stem).name for one in variants]
-        raise UsageError(
-            f"{repository} holds {len(variants)} files of {variants[0].quantization or 'one kind'}",
-            hint=f"name one of them after a colon: {_listed(names)}",
-        )
-    if quantization is None:
-        raise UsageError(
-            f"{repository} holds {len(variants)} quantizations, and none is {DEFAULT_QUANTIZATION}",
-            hint=f"name one after a colon, as hf.co/{repository}:QUANT; it has {offered}",
-        )
-    raise ModelMissing(f"{repository} has no {quantization}", hint=f"it has {offered}")
+    matches = _matches(variants, quantization)
+    matches = [variant for variant in matches if not variant.trouble] or matches
+    if len(matches) == 1:
+        return _complete(matches[0], variants)
+    if matches:
+        raise _ambiguous(matches, repository)
+    offers = _listed([_label(variant) for variant in variants])
+    if quantization is not None:
+        raise ModelMissing(f"{repository} has no {quantization}", hint=f"it has {offers}")
+    if len({variant.quantization for variant in variants}) == 1:
+        raise _ambiguous(variants, repository)
+    raise UsageError(
+        f"{repository} holds {len(variants)} quantizations, and none is {DEFAULT_QUANTIZATION}",
+        hint=f"name one after a colon, as hf.co/{repository}:QUANT; it has {offers}",
+    )
 
 
-def _complete(found: Variant, variants: list[Variant]) -> Variant:
-    if not found.trouble:
-        return found
-    whole = [
-        one.quantization or PurePosixPath(one.stem).name for one in variants if not one.trouble
+def _matches(variants: list[Variant], quantization: str | None) -> list[Variant]:
+    if quantization is None:
+        default = [
+            variant
+            for variant in variants
+            if same_quantization(variant.quantization, DEFAULT_QUANTIZATION)
+        ]
+        return default or (variants if len(variants) == 1 else [])
+    file_name = quantization.lower().removesuffix(".gguf")
+    return [
+        variant
+        for variant in variants
+        if same_quantization(variant.quantization, quantization)
+        or PurePosixPath(variant.stem).name.lower() == file_name
     ]
-    others = f"choose another quantization ({_listed(whole)})" if whole else "nothing else is whole"
-    raise ModelInvalid(found.trouble, hint=f"{others}, or another repository of the same model")
+
+
+def _ambiguous(variants: list[Variant], repository: str) -> UsageError:
+    names = [PurePosixPath(variant.stem).name for variant in variants]
+    kind = variants[0].quantization or "the same kind"
+    return UsageError(
+        f"{repository} holds {len(variants)} files of {kind}",
+        hint=f"name one of them after a colon: {_listed(names)}",
+    )
+
+
+def _label(variant: Variant) -> str:
+    return variant.quantization or PurePosixPath(variant.stem).name
+
+
+def _complete(choice: Variant, variants: list[Variant]) -> Variant:
+    if not choice.trouble:
+        return choice
+    complete = [_label(variant) for variant in variants if not variant.trouble]
+    others = "no other quantization is complete"
+    if complete:
+        others = f"choose another quantization ({_listed(complete)})"
+    raise ModelInvalid(choice.trouble, hint=f"{others}, or another repository of the same model")
 
 
 def _listed(names: list[str]) -> str:
     once = list(dict.fromkeys(names))
-    return ", ".join(once[:_MOST_SHOWN]) + (" …" if len(once) > _MOST_SHOWN else "")
+    return ", ".join(once[:_MAX_LISTED]) + (" …" if len(once) > _MAX_LISTED else "")

@@ -1,12 +1,12 @@
 """Chooses the models of the catalogue that suit this machine: quick, balanced and best answers.
 
-The only place that decides. `run`, `fit`, the first run, the model screen and the guide show its result. It
-needs neither the network nor a benchmark: the choice follows the hardware, unless an earlier measurement
-differs from it by far. So all of them name the same models.
+`run`, `fit`, the first run, the model screen and the guide all show its result, so they name the same models.
+The choice needs no network. It follows the hardware, unless earlier runs were far slower or faster.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from localchat.backend_api.registry import usable_machine
@@ -15,13 +15,12 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import SpeedHistory
+from localchat.fit.speed import SpeedHistory
 from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import download_rate
-from localchat.models.published_models import gguf_shape
-from localchat.models.published_shapes import read_published_shapes
+from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]
@@ -43,11 +42,11 @@ _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
     ("fast", "best"),
     ("fast", "balanced", "best"),
 )
-"""Roles of so many models, from weak to strong."""
+"""Roles by the number of models, from weak to strong."""
 _WORDS_PER_TOKEN: Final = 0.75
-"""Of English text."""
+"""Ratio for English text."""
 _STRENGTH_STEP: Final = 0.6
-"""Each role's model is at most this share of the strength of the next better one."""
+"""Limit on a model's strength, as a share of the next better role's."""
 _CONTEXT_TOKENS: Final = 4096
 """Context that a recommended model must have room for."""
 _SLOTS: Final = 2
@@ -55,9 +54,9 @@ _MEMORY_SHARE: Final = 0.5
 """Largest share of the RAM for the weights, so that other programs keep running."""
 _CORE_BYTES_PER_S: Final = 7.5e9
 _CPU_BYTES_PER_S: Final = 15e9
-"""At which the CPU of a usual laptop reads weights, and one core of it."""
+"""Rate at which the CPU of a usual laptop reads weights."""
 _UNIFIED_BYTES_PER_S: Final = 60e9
-"""The same of a GPU that shares the RAM."""
+"""Rate at which a GPU that shares the RAM reads weights."""
 _GPU_SHARE: Final = 0.9
 """Share of a GPU's bandwidth that decoding reaches."""
 _FAR_OFF: Final = 2.5
@@ -70,23 +69,23 @@ class Recommendation:
 
     role: Role
     name: str
-    """As `localchat pull` takes it."""
+    """Name for `localchat pull`."""
     about: str
     parameters: int
     size_bytes: int
     download_s: float
-    """At the rate of the last download."""
+    """Download time at the rate of the last download."""
     context_tokens: int
     gpu_layers: int
     layers: int
     tokens_per_s: float | None
     """Estimated decode rate. None for a GPU of unknown bandwidth."""
     why: str
-    """One sentence on the backend and the place of the layers."""
+    """Sentence on the backend and the memory that holds the layers."""
 
     @property
     def words_per_s(self) -> int | None:
-        """Estimated words of English text a second; None if the speed is unknown."""
+        """Estimated words of English text per second. None if the speed is unknown."""
         if self.tokens_per_s is None:
             return None
         words = self.tokens_per_s * _WORDS_PER_TOKEN
@@ -103,7 +102,7 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The command that downloads it."""
+        """Command that downloads it."""
         return f"localchat pull {self.name}"
 
 
@@ -124,7 +123,7 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
 
 
 def recommended_names(paths: Paths, machine: Machine) -> list[str]:
-    """Names of the recommended models, the best first; empty if the user's catalogue cannot be read."""
+    """Return the names of the recommended models, best first. Empty if the catalogue cannot be read."""
     try:
         recommendations = recommended_models(paths, machine)
     except LocalchatError:
@@ -136,11 +135,13 @@ def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = No
     """Add the recommended models to the advice for a load that does not fit."""
     names = recommended_names(paths, machine or usable_machine())
     line = f"Models that fit here: {', '.join(names)}. localchat pull NAME downloads one."
-    return f"{advice}\n{line}".lstrip() if names else advice
+    if names:
+        return f"{advice}\n{line}".lstrip()
+    return advice
 
 
 def guide_phrases(paths: Paths) -> dict[str, str]:
-    """Replacements in the guide's fixed answers, which were trained with the names of other models."""
+    """Return replacements for the model names in the guide's fixed answers."""
     names = recommended_names(paths, usable_machine())
     if not names:
         return {}
@@ -157,7 +158,7 @@ def guide_phrases(paths: Paths) -> dict[str, str]:
     }
 
 
-class _Candidate(NamedTuple):
+class _FittingModel(NamedTuple):
     """A chat model that fits."""
 
     entry: CatalogEntry
@@ -171,7 +172,7 @@ class _Candidate(NamedTuple):
 
 
 def _recommendation(
-    role: Role, candidate: _Candidate, bytes_per_s: float | None, download_bytes_per_s: float
+    role: Role, candidate: _FittingModel, bytes_per_s: float | None, download_bytes_per_s: float
 ) -> Recommendation:
     plan = candidate.report.plan
     file_bytes = candidate.shape.file_bytes
@@ -191,10 +192,10 @@ def _recommendation(
 
 
 def _chosen(
-    candidates: list[_Candidate], bytes_per_s: float | None
-) -> list[tuple[Role, _Candidate]]:
+    candidates: list[_FittingModel], bytes_per_s: float | None
+) -> list[tuple[Role, _FittingModel]]:
     """Choose a candidate for each role, from fast to best. candidates: from weak to strong."""
-    chosen: list[tuple[Role, _Candidate]] = []
+    chosen: list[tuple[Role, _FittingModel]] = []
     max_strength = float("inf")
     for role, min_rate in _MIN_TOKENS_PER_S:
         quick = [
@@ -214,17 +215,17 @@ def _chosen(
     return list(zip(_ROLES_BY_COUNT[len(models)], models, strict=True))
 
 
-def _ladder(candidates: list[_Candidate]) -> list[_Candidate]:
+def _ladder(candidates: list[_FittingModel]) -> list[_FittingModel]:
     """The smallest candidates, each clearly stronger than the one before."""
-    ladder: list[_Candidate] = []
+    ladder: list[_FittingModel] = []
     for candidate in candidates:
         if not ladder or candidate.strength * _STRENGTH_STEP >= ladder[-1].strength:
             ladder.append(candidate)
     return ladder
 
 
-def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
-    """Chat models that fit, in their default quantization; with a GPU those that fit on it whole."""
+def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_FittingModel]:
+    """Yield the chat models that fit in their default quantization, on a GPU if there is one."""
     shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
     for name, entry in catalog.items():
@@ -242,7 +243,7 @@ def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
             continue
         seen.add(key)
         active = entry.active_parameters or entry.parameters
-        yield _Candidate(
+        yield _FittingModel(
             entry,
             report.name,
             shape,
@@ -256,7 +257,7 @@ def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
 def _report(
     name: str, entry: CatalogEntry, shape: ModelShape, machine: Machine
 ) -> FitReport | None:
-    """The plan of a short context. None if the model does not run here, or only slowly."""
+    """Return the plan of a short context. None if the model does not run here, or only slowly."""
     if not machine.gpus and shape.weights_bytes > _MEMORY_SHARE * machine.ram_total_bytes:
         return None
     context = min(_CONTEXT_TOKENS, entry.context_tokens)
@@ -276,28 +277,33 @@ def _is_split(plan: MemoryPlan, machine: Machine) -> bool:
     return bool(machine.gpus or machine.unified_memory) and split
 
 
-def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths) -> float | None:
-    """Bytes of weights a second. None if a GPU does not report its bandwidth."""
+def _reading_speed(candidates: list[_FittingModel], machine: Machine, paths: Paths) -> float | None:
+    """Return the bytes of weights read per second. None if a GPU does not report its bandwidth."""
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
     usual = usual_reading_speed(machine, on_gpu=middle.report.plan.gpu_layers > 0)
     if usual is None or middle.report.plan.gpu_layers:
         return usual
-    # No benchmark: results of earlier ones only.
-    history = SpeedHistory(paths.state_dir, benchmark_s=0)
-    speed = assess(
-        Subject(middle.name, middle.shape), LoadOptions(max_slots=_SLOTS), machine, history
-    ).expected_speed
-    if speed is None or speed.disturbed:
+    past = SpeedHistory(paths.state_dir).past(
+        backend=middle.report.backend, threads=machine.cores, whole_gpu=False
+    )
+    measured_rates = [
+        run.tokens_per_s * run.model.token_bytes
+        for run in past
+        if isinstance(run.model, ModelShape)
+    ]
+    if not measured_rates:
         return usual
-    measured = speed.tokens_per_s * middle.read_bytes
+    measured = median(measured_rates)
     is_usual = usual / _FAR_OFF <= measured <= usual * _FAR_OFF
-    return usual if is_usual else measured
+    if is_usual:
+        return usual
+    return measured
 
 
 def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
-    """Bytes of weights a second of such hardware; None for a GPU of unknown bandwidth."""
+    """Return the bytes of weights that such hardware reads per second. None for an unknown GPU."""
     if not on_gpu:
         return min(_CORE_BYTES_PER_S * max(machine.cores, 1), _CPU_BYTES_PER_S)
     if machine.unified_memory:

@@ -1,4 +1,4 @@
-"""Finds the sampling that the makers of a model recommend, in the catalogue, by any of its names.
+"""Finds the sampling that the makers of a catalogue model recommend.
 
 The settings file overrides it; it overrides the model file's own metadata.
 """
@@ -13,7 +13,7 @@ import msgspec
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
-from localchat.models.external.base import plain_stem
+from localchat.models.gguf_files import plain_stem
 from localchat.models.hub.manifest import installed
 from localchat.models.names import find_entry, parse
 from localchat.models.quantizations import quantization_of
@@ -35,7 +35,7 @@ NO_RECOMMENDATION: Final = RecommendedSampling({}, "")
 
 
 def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampling:
-    """The recommendation for a model here, or NO_RECOMMENDATION where the catalogue does not know it.
+    """Return the recommendation for a model, or NO_RECOMMENDATION if the catalogue lacks it.
 
     Raises UsageError for an invalid models.toml of the user.
     """
@@ -46,19 +46,19 @@ def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampl
     if entry is None:
         return NO_RECOMMENDATION
     stated = msgspec.structs.asdict(entry.sampling)
-    found = {key: float(value) for key, value in stated.items() if value is not None}
-    if found:
-        return RecommendedSampling(found, entry.name)
+    sampling = {key: float(value) for key, value in stated.items() if value is not None}
+    if sampling:
+        return RecommendedSampling(sampling, entry.name)
     return NO_RECOMMENDATION
 
 
 def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEntry | None:
-    for word in _words(model, paths):
+    for name in _words(model, paths):
         try:
-            # A server asks every few seconds; the refusal that names similar words takes 1 ms to write.
-            if "/" not in word and find_entry(word, catalogue) is None:
+            # A server looks this up every few seconds, and parse takes 1 ms to suggest similar names.
+            if "/" not in name and find_entry(name, catalogue) is None:
                 continue
-            reference = parse(word, catalogue)
+            reference = parse(name, catalogue)
         except LocalchatError:
             continue
         if reference.entry is not None:
@@ -69,10 +69,10 @@ def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEnt
 
 
 def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
-    """Names by which the catalogue may know it, the most reliable first."""
-    for one in installed(paths.models_dir):
-        if one.path == model.path:
-            yield f"hf.co/{one.manifest.repository}"
+    """Yield names by which the catalogue may list it, the most reliable first."""
+    for entry in installed(paths.models_dir):
+        if entry.path == model.path:
+            yield f"hf.co/{entry.manifest.repository}"
     for name in (model.name, model.word):
         bare = next((name[len(k) :] for k in _STORE_PREFIXES if name.startswith(k)), name)
         # Ollama's own names are the catalogue's; a user's namespace on Ollama holds other models.
@@ -89,7 +89,7 @@ def _of_repository(repository: str, catalogue: Catalog) -> CatalogEntry | None:
 
 
 def _of_title(title: str, catalogue: Catalog) -> CatalogEntry | None:
-    """The entry by the makers' title: a repository's or file's name without suffixes of the storage format."""
+    """Find an entry by the makers' title: a repository or file name without suffixes of the format."""
     bare = _bare(title)
     for entry in catalogue.values():
         if bare and any(
@@ -104,7 +104,7 @@ def _bare(title: str) -> str:
 
 
 def _title(path: Path) -> str:
-    """`qwen2.5-7b-instruct` of `Qwen2.5-7B-Instruct-Q4_K_M.gguf`, of its parts too."""
+    """Return `qwen2.5-7b-instruct` for `Qwen2.5-7B-Instruct-Q4_K_M.gguf`, and for its parts."""
     stem = plain_stem(path) if path.suffix.lower() == ".gguf" else path.name
     quantization = quantization_of(f"{stem}.gguf")
     if quantization:

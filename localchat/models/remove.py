@@ -1,4 +1,4 @@
-"""Removes models: plans which files go and what that frees, then deletes them."""
+"""Removes models: plans which files to delete and what that frees, then deletes them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.aliases import remove_alias
-from localchat.models.external.base import FOLDER, HUGGING_FACE, OLLAMA
+from localchat.models.external.stores import FOLDER, HUGGING_FACE, OLLAMA
 from localchat.models.hub.manifest import forget, read
 from localchat.models.index import Model, ModelIndex
 
@@ -17,10 +17,10 @@ class Removal(NamedTuple):
 
     model: Model
     files: tuple[Path, ...]
-    """To be deleted, in order."""
+    """Files to delete, in order."""
     freed_bytes: int
     kept: str
-    """Why less than the model's size is freed, a sentence; empty where all of it is."""
+    """Sentence on why less than the model's size is freed. Empty if all of it is."""
     orphans: tuple[str, ...]
     """Aliases of the model."""
 
@@ -28,7 +28,7 @@ class Removal(NamedTuple):
 def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) -> Removal:
     """Plan a removal. Raises UsageError for the guide, and without `force` for files of other programs."""
     _refuse(model, paths, force=force)
-    orphans = tuple(one.name for one in index.models if one.stands_for == model.name)
+    orphans = tuple(other.name for other in index.models if other.stands_for == model.name)
     if model.kind == "alias":
         dangling = not model.files
         kept = f"it is an alias; {model.stands_for} {'is gone already' if dangling else 'stays'}"
@@ -39,7 +39,7 @@ def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) 
 
 
 def carry_out(removal: Removal, paths: Paths) -> None:
-    """Delete the files; missing ones are ignored. Raises LocalchatError where one cannot be deleted."""
+    """Delete the files, and ignore missing ones. Raises LocalchatError if one cannot be deleted."""
     model = removal.model
     if model.kind == "alias":
         remove_alias(paths, model.name)
@@ -64,9 +64,11 @@ def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
     if force or model.kind == "alias":
         return
     if model.kind == "adopted":
-        whose = f"belongs to {model.origin}" if model.origin != "folder" else "lies in your folder"
+        owner = "is in your folder"
+        if model.origin != "folder":
+            owner = f"belongs to {model.origin}"
         raise UsageError(
-            f"{model.name} {whose} and is not touched",
+            f"{model.name} {owner} and is not deleted",
             hint=f"{_elsewhere(model)}; --force deletes its files all the same",
         )
     if model.path is not None and not model.path.is_relative_to(paths.models_dir):
@@ -105,20 +107,23 @@ def _files(model: Model, index: ModelIndex) -> Iterator[Path]:
 
 
 def _is_shared(model: Model, index: ModelIndex) -> bool:
-    """Whether another name in the same store means the same file."""
+    """Return True if another name in the same store means the same file."""
     return any(
-        one.path == model.path and one.name != model.name and one.origin == model.origin
-        for one in index.models
+        other.path == model.path and other.name != model.name and other.origin == model.origin
+        for other in index.models
     )
 
 
 def _needed_by_others(model: Model) -> frozenset[Path]:
-    """Files that other models of the same repository use too."""
+    """Return the files that other models of the same repository use too."""
     assert model.installed is not None
     folder = model.installed.folder
     name = model.installed.manifest.name
     return frozenset(
-        folder / file.path for one in read(folder) if one.name != name for file in one.files
+        folder / file.path
+        for manifest in read(folder)
+        if manifest.name != name
+        for file in manifest.files
     )
 
 
@@ -133,11 +138,13 @@ def _links_to(blob: Path, folder: Path) -> Iterator[Path]:
 
 
 def _freed(file: Path) -> int:
-    """Bytes freed with this name: 0 for a link, and while another hard link stays."""
+    """Return the bytes that deleting this name frees. 0 for a link, or if another hard link stays."""
     if file.is_symlink() or not file.is_file():
         return 0
     about = file.stat()
-    return about.st_size if about.st_nlink == 1 else 0
+    if about.st_nlink == 1:
+        return about.st_size
+    return 0
 
 
 def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:

@@ -1,12 +1,13 @@
-"""Resolves the word for a model to its file: a path, the guide, a loose file, an alias or a pulled name.
+"""Resolves the name of a model to its file: a path, the guide, a loose file, an alias or a pulled name.
 
-Remembers the model of the last run in the state folder. Catalogue and manifests are read only for words that
-are nothing simpler: this runs before every first frame and every first token.
+Remembers the model of the last run in the state folder. Reads catalogue and manifests only if nothing simpler
+matches, because this runs before every first frame and every first token.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,38 +20,42 @@ from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
 from localchat.fit.load_options import LoadOptions
 
+if TYPE_CHECKING:
+    from localchat.models.catalog import Catalog
+    from localchat.models.hub.manifest import Installed
+
 GUIDE = "guide"
 LAST_USED = "the model used last"
 IN_COMMAND = "the model named in the command"
-_SHOWN_NAMES = 6
-"""Names of models that an error lists."""
+_MAX_SHOWN_NAMES = 6
+"""Limit on the model names that an error lists."""
 _LAST_MODEL = "last-model"
-"""A plain text file: a path may hold bytes that JSON cannot."""
+"""A plain text file, because a path may contain bytes that JSON cannot."""
 
 
 class ResolvedModel(msgspec.Struct, frozen=True):
     """A model file that exists, or the model of a remote server."""
 
     word: str
-    """Finds the model again."""
+    """Name by which `locate` finds the model again."""
     name: str
     path: Path
-    """Without meaning for a remote one."""
+    """Meaningless for a remote model."""
     why: str
-    """Who chose it, a phrase."""
+    """Source of the choice, as error messages show it."""
     remote: Remote | None = None
     route: "ResolvedRoute | None" = None
     notice: str = ""
-    """A sentence for the user, if the word was not the name of the model."""
+    """Sentence for the user, if the typed name was not that of the model."""
 
     @property
     def is_composed(self) -> bool:
-        """Whether it is no single file of this machine, which a plan or a record could be about."""
+        """Whether it is a remote model or a route, which have no single local file."""
         return self.remote is not None or self.route is not None
 
 
 class ResolvedRoute(msgspec.Struct, frozen=True):
-    """A route with the models that its words mean."""
+    """A route with its models."""
 
     route: Route
     small: ResolvedModel
@@ -58,63 +63,63 @@ class ResolvedRoute(msgspec.Struct, frozen=True):
 
 
 def locate(
-    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+    name: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The model that `word` means. `environ`: for the folders of other programs.
+    """Return the model with this name. environ: locates the folders of other programs.
 
-    Raises ModelMissing with the places that were searched, UsageError for a folder without a checkpoint.
+    Raises ModelMissing if there is none, UsageError for a folder without a checkpoint.
     """
-    if word == GUIDE:
-        return _locate(word, paths, why, environ)
-    if not word.strip():
+    if name == GUIDE:
+        return _locate(name, paths, why, environ)
+    if not name.strip():
         raise UsageError(
             f"the name of a model cannot be empty ({why})", hint="localchat list shows those here"
         )
     from localchat.models.aliases import read_aliases
 
-    if target := read_aliases(paths).aliases.get(word):
+    if target := read_aliases(paths).aliases.get(name):
         return msgspec.structs.replace(
-            _locate(target, paths, f"{word} is its alias; {why}", environ), word=word
+            _locate(target, paths, f"{name} is its alias; {why}", environ), word=name
         )
-    return _locate(word, paths, why, environ)
+    return _locate(name, paths, why, environ)
 
 
 def locate_named(
-    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+    name: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The model of this name, for clients of the server, which may not choose files.
+    """Return the model of this name for server clients, which may not choose files.
 
     Never a path, except through an alias of the owner. Raises ModelMissing, UsageError.
     """
     from localchat.models.aliases import read_aliases
     from localchat.models.external.discovery import find_external_file
-    from localchat.models.external.loose_files import find_loose
+    from localchat.models.gguf_files import find_in_folder
 
-    if word == GUIDE or word in read_aliases(paths).aliases:
-        return locate(word, paths, why, environ)
-    if stored := find_loose(word, paths.models_dir) or find_external_file(word, environ):
-        return ResolvedModel(word, word, stored, why)
-    if _is_path(word):
-        raise ModelMissing(f"no model {word!r}{_chosen(why)}")
-    return _pulled(word, paths, why, environ)
+    if name == GUIDE or name in read_aliases(paths).aliases:
+        return locate(name, paths, why, environ)
+    if stored := find_in_folder(name, paths.models_dir) or find_external_file(name, environ):
+        return ResolvedModel(name, name, stored, why)
+    if _is_path(name):
+        raise ModelMissing(f"no model {name!r}{_chosen(why)}")
+    return _pulled(name, paths, why, environ)
 
 
 def planned_load(
     settings: Settings, paths: Paths, *, max_slots: int = LoadOptions().max_slots
 ) -> LoadOptions:
-    """The load that these settings ask for, with the file of their draft model.
+    """Return the load options of these settings, with the file of their draft model.
 
     Raises ModelMissing, ModelInvalid, UsageError for the draft model.
     """
     options = load_options(settings, max_slots=max_slots)
     if settings.draft is None:
         return options
-    found = locate(settings.draft, paths, "the draft model")
-    return msgspec.structs.replace(options, draft=os.fspath(found.path))
+    draft = locate(settings.draft, paths, "the draft model")
+    return msgspec.structs.replace(options, draft=os.fspath(draft.path))
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:
-    """The model of a remote server."""
+    """Return the model of a remote server."""
     name = f"{remote.model} on {remote.name}" if remote.model else remote.name
     return ResolvedModel(remote.word, name, Path(remote.name), why, remote)
 
@@ -122,127 +127,151 @@ def remote_model(remote: Remote, why: str) -> ResolvedModel:
 def route_model(
     route: Route, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The two models of a route. Raises ModelMissing, UsageError."""
+    """Return the two models of a route. Raises ModelMissing, UsageError."""
     small, large = (
-        locate(word, paths, f"{route.word} names it", environ)
-        for word in (route.small, route.large)
+        locate(name, paths, f"{route.word} names it", environ)
+        for name in (route.small, route.large)
     )
-    found = ResolvedRoute(route, small, large)
-    return ResolvedModel(route.word, route.word, small.path, why, route=found)
+    resolved = ResolvedRoute(route, small, large)
+    return ResolvedModel(route.word, route.word, small.path, why, route=resolved)
 
 
-def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
-    if word == GUIDE:
+def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    if name == GUIDE:
         return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
     from localchat.models.external.discovery import find_external_file, missing_external
-    from localchat.models.external.loose_files import find_loose
+    from localchat.models.gguf_files import find_in_folder
 
-    given = expand_home(word)
+    path = expand_home(name)
     try:
-        is_there = given.exists()
+        is_there = path.exists()
     except OSError as problem:  # a folder that is closed to this user, or a name that is too long
-        raise ModelMissing(f"{word} cannot be read{_chosen(why)}: {reason(problem)}") from problem
+        raise ModelMissing(f"{name} cannot be read{_chosen(why)}: {reason(problem)}") from problem
     if not is_there:
-        if stored := find_loose(word, paths.models_dir):
-            return ResolvedModel(word, word, stored, why)
-        if external := find_external_file(word, environ):
-            return ResolvedModel(word, word, external, why)
-    if _is_path(word) or is_there:
+        if stored := find_in_folder(name, paths.models_dir):
+            return ResolvedModel(name, name, stored, why)
+        if external := find_external_file(name, environ):
+            return ResolvedModel(name, name, external, why)
+    if _is_path(name) or is_there:
         from localchat.model_files.checkpoint import is_checkpoint
 
-        if is_checkpoint(given) or (given / "config.json").is_file():
-            return ResolvedModel(str(given.absolute()), given.name, given.absolute(), why)
-        if given.is_dir():
-            raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
+        if is_checkpoint(path) or (path / "config.json").is_file():
+            return ResolvedModel(str(path.absolute()), path.name, path.absolute(), why)
+        if path.is_dir():
+            raise UsageError(f"{name} is a folder ({why})", hint=_inside(path))
         if not is_there:
-            raise missing_external(word, why) or ModelMissing(
-                f"there is no file {word}{_chosen(why)}",
+            raise missing_external(name, why) or ModelMissing(
+                f"there is no file {name}{_chosen(why)}",
                 hint="give the path of a GGUF file that exists",
             )
-        return ResolvedModel(str(given.absolute()), given.stem, given.absolute(), why)
-    return _pulled(word, paths, why, environ)
+        return ResolvedModel(str(path.absolute()), path.stem, path.absolute(), why)
+    return _pulled(name, paths, why, environ)
 
 
-def _of_other_program(word: str, why: str, environ: Mapping[str, str]) -> ResolvedModel | None:
-    """Return the model of another program whose name ends with this word. Raises UsageError for several."""
+def _of_other_program(name: str, why: str, environ: Mapping[str, str]) -> ResolvedModel | None:
+    """Return the model of another program whose name ends like this. Raises UsageError for several."""
     from localchat.models.external.discovery import find_by_suffix
 
-    model = find_by_suffix(word, environ)
+    model = find_by_suffix(name, environ)
     if model is None or model.path is None:
         return None
     return ResolvedModel(
-        model.name, model.name, model.path, why, notice=f"using {model.name} for {word}"
+        model.name, model.name, model.path, why, notice=f"using {model.name} for {name}"
     )
 
 
-def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
-    """A pulled model, by any of its names, or the model of another program whose name ends with the word.
+def _pulled(typed: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    """Return a pulled model by any of its names, or the model of another program.
 
     Raises ModelMissing with the command that fetches it or with similar names, UsageError for several.
     """
     from localchat.models.catalog import read_catalog
     from localchat.models.external.discovery import missing_external
-    from localchat.models.external.loose_files import loose_names
     from localchat.models.hub.manifest import installed
-    from localchat.models.names import find_pulled, parse, quantizations_hint, similar_names
+    from localchat.models.names import find_pulled, parse
 
     models = installed(paths.models_dir)
-    named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
-    if len(named) == 1:
-        found = named[0]
-    else:
-        catalogue = read_catalog(paths)
-        try:
-            reference = parse(word, catalogue)
-        except UsageError:  # a family of the catalogue, such as qwen2.5
-            if other := _of_other_program(word, why, environ):
-                return other
-            raise
-        except ModelMissing as problem:
-            listed = {file for one in models for file in one.files}
-            loose = {
-                name: path
-                for name, path in loose_names(paths.models_dir).items()
-                if path not in listed
-            }
-            same = [name for name in loose if name.casefold() == word.casefold()]
-            if len(same) == 1:  # letter case does not matter, as with other names
-                return ResolvedModel(same[0], same[0], loose[same[0]], why)
-            if other := _of_other_program(word, why, environ):
-                return other
-            names = {*catalogue, *(one.manifest.name for one in models), *loose}
-            near = quantizations_hint(word, catalogue) or similar_names(word, names)
-            yours = sorted({GUIDE, *(one.manifest.name for one in models), *loose})
-            more = ", … (localchat list)" if len(yours) > _SHOWN_NAMES else ""
-            raise ModelMissing(
-                f"no model {word!r}{_chosen(why)}",
-                hint=f"{near}\nYour models: {', '.join(yours[:_SHOWN_NAMES])}{more}. To download one: "
-                "localchat pull NAME. A path to a GGUF file works too.",
-            ) from problem
-        here = find_pulled(reference, models)
-        if here is None and (other := _of_other_program(word, why, environ)):
+    name = typed.lower()
+    matches = [model for model in models if name in (model.manifest.name.lower(), model.family)]
+    if len(matches) == 1:
+        return _complete(matches[0], why)
+    catalogue = read_catalog(paths)
+    try:
+        reference = parse(typed, catalogue)
+    except UsageError:  # a family of the catalogue, such as qwen2.5
+        if other := _of_other_program(typed, why, environ):
             return other
-        if here is None:
-            raise missing_external(word, why) or ModelMissing(
-                f"{word} is not here{_chosen(why)}",
-                hint=f"download it: localchat pull {reference.name}",
-                pull=reference.name,
-            )
-        found = here
-    name = found.manifest.name
-    if not found.complete:
+        raise
+    except ModelMissing as problem:
+        return _unknown_name(typed, models, catalogue, paths, why, environ, problem)
+    if model := find_pulled(reference, models):
+        return _complete(model, why)
+    if other := _of_other_program(typed, why, environ):
+        return other
+    raise missing_external(typed, why) or ModelMissing(
+        f"{typed} is not here{_chosen(why)}",
+        hint=f"download it: localchat pull {reference.name}",
+        pull=reference.name,
+    )
+
+
+def _complete(model: "Installed", why: str) -> ResolvedModel:
+    """Return a pulled model. Raises ModelMissing if a file of it is missing."""
+    name = model.manifest.name
+    if not model.complete:
         raise ModelMissing(
-            f"a file of {name} is missing in {found.folder}{_chosen(why)}",
+            f"a file of {name} is missing in {model.folder}{_chosen(why)}",
             hint=f"fetch it again: localchat pull {name}",
             pull=name,
         )
-    return ResolvedModel(name, name, found.path, why)
+    return ResolvedModel(name, name, model.path, why)
+
+
+def _unknown_name(
+    typed: str,
+    models: "Sequence[Installed]",
+    catalogue: "Catalog",
+    paths: Paths,
+    why: str,
+    environ: Mapping[str, str],
+    problem: ModelMissing,
+) -> ResolvedModel:
+    """Return the loose file or other program's model for a name that the catalogue lacks.
+
+    Raises ModelMissing with similar names.
+    """
+    from localchat.models.gguf_files import models_in_folder
+    from localchat.models.names import quantizations_hint, similar_names
+
+    listed = {file for model in models for file in model.files}
+    loose = {
+        name: path
+        for name, path in models_in_folder(paths.models_dir).items()
+        if path not in listed
+    }
+    # Letter case does not matter, as with other names.
+    matches = [name for name in loose if name.casefold() == typed.casefold()]
+    if len(matches) == 1:
+        return ResolvedModel(matches[0], matches[0], loose[matches[0]], why)
+    if other := _of_other_program(typed, why, environ):
+        return other
+    own = {*(model.manifest.name for model in models), *loose}
+    similar = quantizations_hint(typed, catalogue) or similar_names(typed, {*catalogue, *own})
+    yours = sorted({GUIDE, *own})
+    more = ""
+    if len(yours) > _MAX_SHOWN_NAMES:
+        more = ", … (localchat list)"
+    raise ModelMissing(
+        f"no model {typed!r}{_chosen(why)}",
+        hint=f"{similar}\nYour models: {', '.join(yours[:_MAX_SHOWN_NAMES])}{more}. To download one: "
+        "localchat pull NAME. A path to a GGUF file works too.",
+    ) from problem
 
 
 def locate_default(
     chosen: str | None, chosen_by: str, paths: Paths, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The model where the command names none: the `chosen` one, else the last used, else the guide.
+    """Return the model if the command names none: the `chosen` one, else the last used, else the guide.
 
     Raises ModelMissing.
     """
@@ -253,7 +282,8 @@ def locate_default(
         try:
             return locate(last, paths, LAST_USED, environ)
         except (ModelMissing, ModelInvalid, UsageError):
-            pass  # it is gone; the guide answers, and the answer names its model anyway
+            # The last model was deleted. Fall back to the guide: the answer shows which model replied.
+            pass
     try:
         return locate(GUIDE, paths, "the built-in model")
     except ModelMissing as problem:
@@ -264,7 +294,7 @@ def locate_default(
 
 
 def last_model(paths: Paths) -> str | None:
-    """The word of the model of the last run."""
+    """Return the name of the model of the last run."""
     try:
         return (paths.state_dir / _LAST_MODEL).read_text("utf-8", "surrogateescape").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -294,18 +324,20 @@ def _guide(why: str) -> Path:
 
 
 def _chosen(why: str) -> str:
-    """Source of the choice of a model, for a message; empty if the command itself did: its user knows."""
-    return "" if why in ("", IN_COMMAND, "--model") else f" ({why})"
+    """Return the source of a choice for a message. Empty if the user named the model in the command."""
+    if why in ("", IN_COMMAND, "--model"):
+        return ""
+    return f" ({why})"
 
 
-def _is_path(word: str) -> bool:
-    if word.startswith((".", "~", "/")) or word.lower().endswith(".gguf"):
+def _is_path(name: str) -> bool:
+    if name.startswith((".", "~", "/")) or name.lower().endswith(".gguf"):
         return True
-    if "/" not in word:
+    if "/" not in name:
         return False
     from localchat.models.names import is_hub_name
 
-    return not is_hub_name(word)
+    return not is_hub_name(name)
 
 
 def _inside(folder: Path) -> str:

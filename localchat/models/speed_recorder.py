@@ -1,6 +1,6 @@
-"""Records the decode speed of answers, for front ends to call after a request that ran alone.
+"""Records the decode speed of answers. Front ends call it after a request that ran alone.
 
-Between the engine's events and fit/speed_history.py, which may not import each other.
+It connects the engine's events with fit/speed.py, which may not import each other.
 """
 
 from datetime import UTC, datetime
@@ -11,16 +11,16 @@ from localchat.engine.events import Done
 from localchat.engine.interface import EngineInfo
 from localchat.fit.contention import cpu_was_contended
 from localchat.fit.hardware import read_cores
-from localchat.fit.speed_history import Run, SpeedHistory
+from localchat.fit.speed import Run, SpeedHistory
 
-_LEAST_TOKENS: Final = 24
+_MIN_TOKENS: Final = 24
 """A shorter answer measures too little."""
-_MOST_KV_TOKENS: Final = 2048
-"""In a longer context attention counts, and the estimate is for a short one."""
+_MAX_KV_TOKENS: Final = 2048
+"""A longer context measures attention too, and predictions are for a short one."""
 
 
 def measured_run(info: EngineInfo, done: Done) -> Run | None:
-    """The run that one answer measured, without the gain of speculation; None where it measured nothing.
+    """Return the run that an answer measured, without the gain of speculation. None if it measured nothing.
 
     Answers that are too short, far into a long context, or with drafts of unknown gain measure nothing.
     """
@@ -31,8 +31,8 @@ def measured_run(info: EngineInfo, done: Done) -> Run | None:
     if (
         rate is None
         or min(rate, gain) <= 0
-        or done.usage.completion_tokens < _LEAST_TOKENS
-        or done.kv_used_tokens > _MOST_KV_TOKENS
+        or done.usage.completion_tokens < _MIN_TOKENS
+        or done.kv_used_tokens > _MAX_KV_TOKENS
     ):
         return None
     return Run(

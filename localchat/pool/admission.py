@@ -1,4 +1,4 @@
-"""Memory admission: decides if one more model fits next to the loaded ones."""
+"""Memory admission: decides whether another model fits next to the loaded ones."""
 
 import os
 from collections.abc import Iterable
@@ -10,43 +10,41 @@ from localchat.config.paths import find_paths
 from localchat.engine.options import EngineOptions, RouteOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
 from localchat.fit.hardware import read_machine
-from localchat.fit.load_steps import SlotLimit
 from localchat.fit.memory_plan import demand, kept_free
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep, SlotLimit
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
-from localchat.models.memory_steps import memory_steps
+from localchat.models.substitutes import memory_steps
 from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
 from localchat.units import size
 
 _GOAL_TOKENS = 8192
-"""A context that is worth unloading an idle model for."""
+"""Context in tokens that justifies unloading an idle model."""
 
 
 class AdmissionResult(NamedTuple):
-    """Admission decision for one model. Byte counts are 0 for a model that is not loaded on this machine."""
+    """Admission decision for a model. Byte counts are 0 for a model that is not loaded on this machine."""
 
     fits: bool
-    """The model can be loaded now."""
+    """True if the model can be loaded now."""
     cramped: bool = False
-    """It fits only with a shorter context than it should have."""
+    """True if the model fits only with a short context."""
     needed_bytes: int = 0
     """RAM and GPU memory together."""
     free_bytes: int = 0
     """RAM and GPU memory together."""
     advice: tuple[str, ...] = ()
-    """Ways to make it fit, best first."""
+    """Ways to make the model fit, best first."""
     gpu_bytes: int = 0
     """Part of `needed_bytes` on the GPU."""
     gpu_free_bytes: int = 0
     """Part of `free_bytes` on the GPU."""
     gpu_limit_bytes: int | None = None
-    """The user's limit for GPU memory, even if more becomes free; None: no limit."""
-
+    """The user's limit for GPU memory, None without a limit."""
     anyway: bool = False
-    """It is loaded even where it does not fit, once the others are unloaded."""
+    """Load the model even if it does not fit, once the others are unloaded."""
     reserve_bytes: int = 0
-    """Free memory that is kept for other programs; not within `free_bytes`."""
+    """Free memory reserved for other programs; not part of `free_bytes`."""
 
     @property
     def ram_bytes(self) -> int:
@@ -54,18 +52,18 @@ class AdmissionResult(NamedTuple):
         return self.needed_bytes - self.gpu_bytes
 
     def never_fits(self, entries: Iterable[PoolEntry]) -> bool:
-        """True if it would not fit even with all these entries unloaded."""
+        """Return True if the model would not fit even with all these entries unloaded."""
         if self.anyway:
             return False
-        listed = list(entries)
-        gpu = self.gpu_free_bytes + sum(entry.gpu_bytes for entry in listed)
+        entries = list(entries)
+        gpu = self.gpu_free_bytes + sum(entry.gpu_bytes for entry in entries)
         if self.gpu_limit_bytes is not None:
             gpu = min(gpu, self.gpu_limit_bytes)
-        ram = self.free_bytes - self.gpu_free_bytes + sum(entry.ram_bytes for entry in listed)
+        ram = self.free_bytes - self.gpu_free_bytes + sum(entry.ram_bytes for entry in entries)
         return self.gpu_bytes > gpu or self.ram_bytes > ram
 
     def gains_from(self, entry: PoolEntry) -> bool:
-        """True if this entry holds memory of a kind that the model needs."""
+        """Return True if the entry uses memory of a kind that the model needs."""
         return bool((self.gpu_bytes and entry.gpu_bytes) or (self.ram_bytes and entry.ram_bytes))
 
 
@@ -76,14 +74,16 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     cannot be loaded.
     """
     if options.route is not None:
-        return _both(options.route, loaded)
-    # A remote model takes no memory here; a third-party backend class plans its own memory.
+        return _check_route(options.route, loaded)
+    # A remote model takes no memory here. A third-party backend class plans its own memory.
     if options.remote is not None or ":" in (options.backend or ""):
         return AdmissionResult(fits=True)
     model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
     subject = Subject(options.name, model, options.model, options.backend)
     machine = usable_machine()
     limit = options.load.gpu_limit_bytes
+    if limit is not None:
+        limit *= max(len(machine.gpus), 1)
     plan = assess(subject, options.load, machine, None, speed=False).plan
     if plan.missing:
         demand(plan, options.name)
@@ -93,28 +93,27 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     gpu_free = plan.gpu_free_bytes - sum(entry.uncounted_gpu_bytes for entry in entries)
     ram_free = plan.free_bytes - plan.gpu_free_bytes
     ram_free -= sum(entry.uncounted_ram_bytes for entry in entries)
-    # A kind of memory that the model does not need must not fail the check.
+    # A lack of memory that the model does not need must not fail the check.
     gpu_free = max(gpu_free, 0) if gpu else 0
     ram_free = max(ram_free, 0) if ram else 0
-    trained = model.context_train
+    has_room = gpu <= gpu_free and ram <= ram_free
+    is_short = plan.context_tokens < min(model.context_train, _GOAL_TOKENS)
     return AdmissionResult(
-        fits=plan.fits
-        and ((gpu <= gpu_free and ram <= ram_free) or (options.load.anyway and not entries)),
+        fits=plan.fits and (has_room or (options.load.anyway and not entries)),
         anyway=options.load.anyway,
         reserve_bytes=plan.reserve_bytes,
-        cramped=options.load.context_tokens is None
-        and plan.context_tokens < min(trained, _GOAL_TOKENS),
+        cramped=options.load.context_tokens is None and is_short,
         needed_bytes=plan.total_bytes,
         free_bytes=gpu_free + ram_free,
         advice=plan.advice,
         gpu_bytes=gpu,
         gpu_free_bytes=gpu_free,
-        gpu_limit_bytes=None if limit is None else limit * max(len(machine.gpus), 1),
+        gpu_limit_bytes=limit,
     )
 
 
-def _both(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
-    """The admission of the two models of a route, which stay loaded together."""
+def _check_route(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
+    """Check the two models of a route, which stay loaded together."""
     entries = list(loaded)
     small = check_memory(route.small, entries)
     large = check_memory(route.large, entries)
@@ -133,25 +132,24 @@ def _both(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
 
 
 def free_memory() -> FreeMemory:
-    """Free memory of this machine now."""
+    """Return the free memory of this machine."""
     machine = read_machine()
-    gpus = machine.gpus
     return FreeMemory(
         machine.ram_free_bytes,
         machine.ram_total_bytes,
         machine.gpu_free_bytes,
-        sum(gpu.total_bytes for gpu in gpus),
+        sum(gpu.total_bytes for gpu in machine.gpus),
     )
 
 
-def never_fits(spec: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
-    """The error for a model that does not fit even alone, with the steps that would make room."""
+def never_fits(spec: ModelSpec, admission: AdmissionResult) -> DoesNotFit:
+    """Return the error for a model that does not fit alone, with ways to make room."""
     error = DoesNotFit(
-        f"{spec.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free"
-        f"{kept_free(verdict.reserve_bytes)}",
-        hint="\n".join(verdict.advice) or f"localchat fit {spec.name} shows what would help",
-        needed_bytes=verdict.needed_bytes,
-        free_bytes=verdict.free_bytes,
+        f"{spec.name} needs {size(admission.needed_bytes)}, and {size(admission.free_bytes)} are free"
+        f"{kept_free(admission.reserve_bytes)}",
+        hint="\n".join(admission.advice) or f"localchat fit {spec.name} shows what would help",
+        needed_bytes=admission.needed_bytes,
+        free_bytes=admission.free_bytes,
     )
     with suppress(LocalchatError):
         error.steps = tuple(step.as_json() for step in _steps(spec.options))
@@ -170,14 +168,15 @@ def _steps(options: EngineOptions) -> tuple[MemoryStep, ...]:
 
 
 def memory_in_use(
-    spec: ModelSpec, verdict: AdmissionResult, entries: Iterable[PoolEntry]
+    spec: ModelSpec, admission: AdmissionResult, entries: Iterable[PoolEntry]
 ) -> EngineBusy:
-    """The error for a model that would fit if a loaded one were idle."""
+    """Return the error for a model that would fit if a loaded one were idle."""
     uses = "; ".join(
-        f"{one.spec.name} ({size(one.memory_bytes)}) by {one.client_names()}" for one in entries
+        f"{entry.spec.name} ({size(entry.memory_bytes)}) by {entry.client_names()}"
+        for entry in entries
     )
     return EngineBusy(
-        f"{spec.name} needs {size(verdict.needed_bytes)}, {size(verdict.free_bytes)} are free, and the "
+        f"{spec.name} needs {size(admission.needed_bytes)}, {size(admission.free_bytes)} are free, and the "
         f"loaded models are in use: {uses}",
         hint="try again when one is idle, or unload one: localchat stop MODEL",
         retry_after_s=RETRY_AFTER_S,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine, EngineInfo
@@ -13,14 +14,14 @@ from localchat.engine.options import EngineOptions
 from localchat.errors import LocalchatError
 
 NEVER = -1.0
-"""Value of keep_alive_s that never unloads an idle engine."""
+"""`keep_alive_s` that never unloads an idle engine."""
 RETRY_AFTER_S = 5
-"""Retry-After for clients of a busy engine."""
+"""Seconds after which clients of a busy engine should try again."""
 
 _SCARCE = 0.1
-"""Share of the memory; with less free, systems begin to swap."""
-_TAKEN_BYTES = 256 << 20
-"""What others must have taken at least: free memory goes up and down by less all the time."""
+"""Share of the memory. With less of it free, systems start to swap."""
+_MIN_TAKEN_BYTES = 256 << 20
+"""Memory that other programs must have taken. Free memory always varies by less."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,20 +30,20 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     path: str
     state: Literal["loading", "ready", "ended"]
-    """`ended`: its process is gone; the next request restarts it."""
+    """`ended`: the process has exited, and the next request restarts it."""
     context_tokens: int = 0
     memory_bytes: int = 0
-    """Weights, KV cache and buffers, as measured by the engine or else as planned."""
+    """Weights, KV cache and buffers: measured by the engine, or else planned."""
     process_bytes: int = 0
     """Resident memory of the engine process."""
     clients: tuple[str, ...] = ()
-    """Names of its clients, one entry per request."""
+    """Client of each request."""
     running: int = 0
     waiting: int = 0
     idle_s: float = 0.0
     """Seconds since the last client left."""
     unloads_in_s: float | None = None
-    """None: never, or it is in use."""
+    """Seconds until the model is unloaded. None if it is in use, or is never unloaded."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
@@ -57,17 +58,17 @@ class PooledEngine(Engine, Protocol):
 
     @property
     def alive(self) -> bool:
-        """True if the engine process runs; otherwise the next call starts one."""
+        """True if the engine process runs. Otherwise the next call starts it."""
         ...
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the engine; None if it has no process."""
+        """Process id of the engine, None without a process."""
         ...
 
 
 class FreeMemory(NamedTuple):
-    """Free memory of the machine, for all programs."""
+    """Free memory of the machine."""
 
     ram_bytes: int
     ram_total_bytes: int
@@ -79,14 +80,14 @@ OpenEngine = Callable[[EngineOptions, Callable[[str], None]], PooledEngine]
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A requested model: its name and its load options."""
+    """Name and load options of a requested model."""
 
     name: str
     options: EngineOptions
 
     @property
     def key(self) -> bytes:
-        """The encoded options: requests for the same file with the same options share one engine."""
+        """Encoded options. Requests for the same file with the same options share one engine."""
         options = self.options
         file = os.fsencode(options.model.resolve())
         sampling = sorted(options.sampling.items())
@@ -104,7 +105,7 @@ class PoolEntry:
     spec: ModelSpec
     engine: PooledEngine
     planned_bytes: int
-    """Memory that the planner expected the load to take."""
+    """Memory that the planner expected for the load."""
     idle_since_s: float
     """Monotonic seconds; meaningful only without users."""
     planned_gpu_bytes: int = 0
@@ -112,32 +113,33 @@ class PoolEntry:
     users: dict[int, str] = field(default_factory=dict)
     """Client names by lease number."""
     fills_gaps: bool = False
-    """An editor completes code with it: see EnginePool's `editor_keep_alive_s`."""
+    """True if an editor completes code with the engine; see EnginePool's `editor_keep_alive_s`."""
     keep_alive_s: float | None = None
-    """Its own `keep_alive_s`, as the last client that named one wished; None: that of the EnginePool."""
+    """`keep_alive_s` that the last client set. None means the EnginePool's."""
     free_at_rest: FreeMemory | None = None
-    """Free memory when its ordinary idle time was over; None before that."""
+    """Free memory at the end of the ordinary idle time, None before."""
     info: EngineInfo | None = None
-    """Another thread may replace it at any time, also by None: read it once."""
+    """Info of the engine. Another thread may replace it at any time, so read it once."""
 
     def refresh_info(self) -> None:
-        """Query the engine's info, until the model is loaded. Waits for the vocabulary."""
+        """Query the engine's info until the model is loaded. Waits for the vocabulary."""
         if not self.engine.alive or self._is_loaded:
             return
         try:
             self.info = self.engine.info()
         except LocalchatError:
-            self.info = (
-                None  # it failed to load, or ended; the lease that loads it raises the reason
-            )
+            # The load failed, or the engine exited. The lease that loads it raises the reason.
+            self.info = None
 
     def stats(self) -> EngineStats | None:
-        """Statistics of the engine; None if it does not run."""
+        """Return the statistics of the engine, None if it does not run."""
         self.refresh_info()
+        if not self.engine.alive:
+            return None
         try:
-            return self.engine.stats() if self.engine.alive else None
+            return self.engine.stats()
         except LocalchatError:
-            return None  # it ended in between
+            return None  # the engine exited between the two calls
 
     @property
     def _is_loaded(self) -> bool:
@@ -149,10 +151,12 @@ class PoolEntry:
         """Memory of the engine: measured, else predicted, else planned."""
         if not self.engine.alive:
             return 0
-        if (info := self.info) is None:
+        info = self.info
+        if info is None:
             return self.planned_bytes
-        known = info.actual_bytes if info.loaded else 0
-        return known or info.predicted_bytes or self.planned_bytes
+        if info.loaded and info.actual_bytes:
+            return info.actual_bytes
+        return info.predicted_bytes or self.planned_bytes
 
     @property
     def gpu_bytes(self) -> int:
@@ -175,24 +179,24 @@ class PoolEntry:
     def uncounted_ram_bytes(self) -> int:
         """RAM in use that the system reports as available.
 
-        That is weights mapped from a file, and everything that an unfinished load will still claim.
+        This is weights mapped from a file, and everything that an unfinished load will claim.
         """
         if not self._is_loaded:
             return self.ram_bytes
-        import psutil  # takes 5 ms, which a single prompt without a pool need not pay
-
         pid = self.engine.child_pid
-        try:
-            if pid:
-                return int(getattr(psutil.Process(pid).memory_info(), "shared", 0))
+        if not pid:
             return 0
+        import psutil  # takes 5 ms, which a single prompt does not need
+
+        try:
+            return int(getattr(psutil.Process(pid).memory_info(), "shared", 0))
         except psutil.Error:
-            return 0  # it ended in between
+            return 0  # the process has exited
 
     def is_in_the_way(self, now: FreeMemory) -> bool:
-        """True if other programs have taken memory of a kind that it holds, and little is left.
+        """Return True if other programs need memory of a kind that the engine uses.
 
-        Compared with `free_at_rest`, because a large model leaves little by itself.
+        The comparison starts at `free_at_rest`, because a large model by itself leaves little free memory.
         """
         before = self.free_at_rest
         if before is None:
@@ -202,34 +206,40 @@ class PoolEntry:
         return bool((self.ram_bytes and ram) or (self.gpu_bytes and gpu))
 
     def client_names(self) -> str:
-        """Names of its clients, for a message."""
+        """Return the names of the clients, for a message."""
         return ", ".join(sorted({user or "somebody" for user in self.users.values()})) or "nobody"
 
     def status(self, stats: EngineStats | None, now_s: float, keep_s: float) -> ModelStatus:
-        """Status for `ps`."""
-        leaves_s = self.expires_at_s(keep_s)
+        """Return the status for `ps`."""
         info = self.info
-        ready = info is not None and info.loaded
-        return ModelStatus(
+        status = ModelStatus(
             name=self.spec.name,
             path=str(self.spec.options.model),
-            state=("ready" if ready else "loading") if stats is not None else "ended",
+            state="ended",
             context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
-            process_bytes=stats.process_bytes if stats else 0,
             clients=tuple(self.users.values()),
-            running=stats.now.running if stats else 0,
-            waiting=stats.now.waiting if stats else 0,
             idle_s=0.0 if self.users else now_s - self.idle_since_s,
-            unloads_in_s=None if leaves_s is None else max(leaves_s - now_s, 0.0),
+        )
+        expires_s = self.expires_at_s(keep_s)
+        if expires_s is not None:
+            status = replace(status, unloads_in_s=max(expires_s - now_s, 0.0))
+        if stats is None:
+            return status
+        return replace(
+            status,
+            state="ready" if info is not None and info.loaded else "loading",
+            process_bytes=stats.process_bytes,
+            running=stats.now.running,
+            waiting=stats.now.waiting,
         )
 
     def expires_at_s(self, keep_s: float) -> float | None:
-        """Monotonic time of its unload for idleness; None: not scheduled."""
+        """Return the monotonic time at which the idle time ends, if it does."""
         if self.users or keep_s < 0:
             return None
         return self.idle_since_s + keep_s
 
 
 def _is_scarce(before_bytes: int, now_bytes: int, total_bytes: int) -> bool:
-    return now_bytes < _SCARCE * total_bytes and before_bytes - now_bytes > _TAKEN_BYTES
+    return now_bytes < _SCARCE * total_bytes and before_bytes - now_bytes > _MIN_TAKEN_BYTES

@@ -1,7 +1,7 @@
-"""The engine pool: loads models by name, shares and unloads them.
+"""The engine pool: loads models by name, shares them between requests, and unloads them.
 
-Every method may be called from any thread. Two locks: that of `_changed` guards the tables and is never held
-during a load or an unload; `_loading` admits one model at a time, so that two loads cannot count on the same
+All methods may be called from any thread. The lock of `_changed` guards the tables, and no load or unload
+happens under it. The lock `_loading` admits one load at a time, so that two loads cannot count on the same
 memory.
 """
 
@@ -28,28 +28,24 @@ from localchat.pool.entry import (
     PoolEntry,
 )
 
-_LOOK_S = 15.0
-"""Time between two looks at the free memory while an editor's engine rests; a look takes milliseconds."""
+_MEMORY_CHECK_S = 15.0
+"""Time between two checks of free memory while an editor's engine rests. A check takes milliseconds."""
 _CANCEL_POLL_S = 0.5
-"""Until a lease that waits notices that it was cancelled."""
-_KNOWN_NAME_S = 2.0
-_MAX_KNOWN_NAMES = 256
+"""Time until a waiting lease notices that it was cancelled."""
+_CACHED_NAME_S = 2.0
+_MAX_CACHED_NAMES = 256
 
 
 ResolveModel = Callable[[str], ModelSpec]
-"""Finds the model that a name means, and its load options. Reads the disk. Raises ModelMissing, ModelInvalid,
-UsageError."""
+"""Resolves a name. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
 OnUnload = Callable[[str, Engine, EngineStats | None], None]
-"""Takes name, engine and last statistics of a model that is unloaded."""
+"""Receives name, engine and last statistics of a model that is unloaded."""
 CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 """Decides if a model fits next to the loaded ones. Raises LocalchatError for a file that cannot be loaded."""
 
 
 class Lease:
-    """A reference to an engine, which stays loaded until `release`.
-
-    The end of a `with` block releases it.
-    """
+    """A reference to an engine. Released by `release` or the end of a `with` block."""
 
     def __init__(
         self,
@@ -63,9 +59,9 @@ class Lease:
         self.engine = engine
         self._on_release: Callable[[], None] | None = on_release
         self.fill_gap = on_gap
-        """Call it for a request of an editor that completes code: see `editor_keep_alive_s`."""
+        """Notes that an editor completes code with the engine; see `editor_keep_alive_s`."""
         self.keep_alive = on_keep_alive
-        """Call it for a request that names its own keep-alive, in seconds as EnginePool's `keep_alive_s`."""
+        """Sets the model's own keep-alive in seconds; see EnginePool's `keep_alive_s`."""
 
     def release(self) -> None:
         """Idempotent."""
@@ -89,12 +85,12 @@ class Lease:
 class EnginePool:
     """Loaded engines by model and options, with reference counts and idle timers.
 
-    keep_alive_s: seconds that an unused engine stays loaded; 0: unload at once, NEVER: keep it.
-    editor_keep_alive_s: the same for an engine that filled gaps for an editor, whose users pause for longer and
+    keep_alive_s: seconds that an unused engine stays loaded. 0 unloads it at once, NEVER keeps it.
+    editor_keep_alive_s: the same for an engine that filled gaps for an editor, whose users pause longer and
         cannot wait for a load. After `keep_alive_s` it is unloaded as soon as other programs need its memory.
     patience_s: seconds that a lease waits for memory in use by others.
-    queue: requests that may wait for one engine beyond its `max_slots`.
-    notify: receives messages of the engines for the user.
+    queue: requests that may wait for an engine in addition to its `max_slots`.
+    notify: receives the engines' notices for the user.
     """
 
     def __init__(
@@ -122,43 +118,42 @@ class EnginePool:
         tables = threading.RLock()
         self._changed = threading.Condition(tables)
         self._idle_changed = threading.Condition(tables)
-        """Wakes the sweeper. Apart from `_changed`, because it need not look after each request."""
+        """Wakes the sweeper, which ignores most changes."""
         self._sweep_s = math.inf
-        """When the sweeper looks next, in monotonic seconds."""
+        """Monotonic time of the sweeper's next run."""
         self._loading = threading.Lock()
         self._entries: dict[bytes, PoolEntry] = {}
         self._closing = 0
-        self._known_names: dict[str, tuple[float, bytes | None]] = {}
-        """What each name meant, and when: the key of a model, or None for no model. Oldest first."""
+        self._cached_names: dict[str, tuple[float, bytes | None]] = {}
+        """Monotonic time and result of each lookup of a name: a model's key, or None. Oldest first."""
         self._numbers = itertools.count(1)
         self._closed = False
         self._idle_thread: threading.Thread | None = None
         self.on_unload: OnUnload = lambda name, engine, stats: None
         """Called before an engine is closed, on any thread."""
 
-    # ------------------------------------------------------------------------ leases
-
     def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
-        """A lease without disk access or waiting; None if `lease` has to look.
+        """Lease without disk access or waiting. Returns None if only `lease` can help.
 
-        The engine must run and its name must have been resolved within the last seconds. After that, one of
-        the requests that come together looks again, and the others do not wait for it. Raises EngineBusy,
-        and ModelMissing for a name that meant no model within that time.
+        The engine must run, and the name must have been resolved within the last seconds. Afterwards one of the
+        concurrent requests resolves it again, and the others do not wait for it. Raises EngineBusy, and
+        ModelMissing for a name that was unknown within that time.
         """
         with self._changed:
-            known_s, key = self._known_names.get(name, (-math.inf, None))
+            resolved_s, key = self._cached_names.get(name, (-math.inf, None))
             now_s = time.monotonic()
-            entry = self._entries.get(key) if key is not None else None
-            running = entry is not None and entry.engine.alive
-            if now_s - known_s > _KNOWN_NAME_S:
-                if running:
-                    self._known_names[name] = (now_s, key)
-                return None
+            is_fresh = now_s - resolved_s <= _CACHED_NAME_S
             if key is None:
-                raise ModelMissing(f"no model {name!r}")
-            if entry is not None and running:
-                return self._lease_entry(entry, user)
-            return None
+                if is_fresh:
+                    raise ModelMissing(f"no model {name!r}")
+                return None
+            entry = self._entries.get(key)
+            if entry is None or not entry.engine.alive:
+                return None
+            if not is_fresh:
+                self._cached_names[name] = (now_s, key)
+                return None
+            return self._lease_entry(entry, user)
 
     def lease(
         self, name: str, user: str = "", *, cancelled: threading.Event | None = None
@@ -167,33 +162,32 @@ class EnginePool:
         try:
             spec = self._resolve(name)
         except (ModelMissing, UsageError):
-            self._remember_name(name, None)
+            self._cache_name(name, None)
             raise
         lease = self.lease_spec(spec, user, cancelled=cancelled)
-        self._remember_name(name, spec.key)
+        self._cache_name(name, spec.key)
         return lease
 
-    def _remember_name(self, name: str, key: bytes | None) -> None:
-        """Note what a name means, which saves the next requests a look at the disk."""
+    def _cache_name(self, name: str, key: bytes | None) -> None:
         with self._changed:
-            self._known_names.pop(name, None)
-            self._known_names[name] = (time.monotonic(), key)
-            if len(self._known_names) > _MAX_KNOWN_NAMES:
-                del self._known_names[next(iter(self._known_names))]
+            self._cached_names.pop(name, None)
+            self._cached_names[name] = (time.monotonic(), key)
+            if len(self._cached_names) > _MAX_CACHED_NAMES:
+                del self._cached_names[next(iter(self._cached_names))]
 
     def lease_spec(
         self, spec: ModelSpec, user: str = "", *, cancelled: threading.Event | None = None
     ) -> Lease:
-        """Lease the engine of a model and load it if needed. Waits up to `patience_s` for memory in use by
-        others, or until `cancelled` is set.
+        """Lease the engine of a model and load it if needed.
 
-        Raises DoesNotFit, EngineBusy, EngineClosed, ModelInvalid, UsageError.
+        Waits up to `patience_s` for memory in use by others, or until `cancelled` is set. Raises DoesNotFit,
+        EngineBusy, EngineClosed, ModelInvalid, UsageError.
         """
         until_s = time.monotonic() + self._patience_s
         cancelled = cancelled or threading.Event()
         with self._changed:
-            if taken := self._lease_running(spec.key, user):
-                return taken
+            if lease := self._lease_running(spec.key, user):
+                return lease
         while not self._loading.acquire(timeout=min(self._patience_s, _CANCEL_POLL_S)):
             if cancelled.is_set() or time.monotonic() >= until_s:
                 raise EngineBusy(
@@ -202,14 +196,19 @@ class EnginePool:
                 )
         try:
             with self._changed:
-                if taken := self._lease_running(spec.key, user):
-                    return taken
-            verdict = self._free_memory(spec, until_s, cancelled)
+                if lease := self._lease_running(spec.key, user):
+                    return lease
+            admission = self._free_memory(spec, until_s, cancelled)
+            # Opening takes seconds. Requests for loaded models must not wait for it.
             engine = self._open_engine(spec.options, self._notify)
             with self._changed:
                 if not self._closed:
                     entry = PoolEntry(
-                        spec, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
+                        spec,
+                        engine,
+                        planned_bytes=admission.needed_bytes,
+                        idle_since_s=time.monotonic(),
+                        planned_gpu_bytes=admission.gpu_bytes,
                     )
                     self._entries[spec.key] = entry
                     return self._lease_entry(entry, user)
@@ -219,20 +218,20 @@ class EnginePool:
             self._loading.release()
 
     def _lease_running(self, key: bytes, user: str) -> Lease | None:
-        """A lease if the engine is loaded. Call with the lock held."""
+        """Lease the engine if it is loaded. Call with the lock held."""
         if self._closed:
             raise EngineClosed("the server is stopping")
         entry = self._entries.get(key)
         if entry is None:
             return None
         if not entry.engine.alive and not entry.users:
-            # The process ended by itself: admission must be checked again before it is restarted.
+            # The process has exited. Check the memory again before the engine is restarted.
             del self._entries[key]
             return None
         return self._lease_entry(entry, user)
 
     def _lease_entry(self, entry: PoolEntry, user: str) -> Lease:
-        """Add one user to an entry. Call with the lock held."""
+        """Add a user to an entry. Call with the lock held."""
         waiting = len(entry.users) - entry.spec.options.load.max_slots
         if waiting >= self._queue:
             raise EngineBusy(
@@ -270,48 +269,47 @@ class EnginePool:
                     self._idle_changed.notify_all()
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------------ memory
-
     def _free_memory(
         self, spec: ModelSpec, until_s: float, cancelled: threading.Event
     ) -> AdmissionResult:
         """Unload idle engines, least recently used first, until the model fits.
 
-        Then waits for one to become idle. Raises DoesNotFit if it can never fit, EngineBusy if the wait was
-        in vain.
+        Without idle engines, wait for one. Raises DoesNotFit if the model can never fit, EngineBusy after the
+        wait.
         """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: not self._closing, timeout=self._patience_s)
                 if self._closed:
                     raise EngineClosed("the server is stopping")
-                if cancelled.is_set():  # nobody is unloaded for a client that has left
+                if cancelled.is_set():  # unload no engine for a client that has disconnected
                     raise EngineBusy(f"{spec.name} is no longer waited for")
                 entries = list(self._entries.values())
+            # Engines that have finished loading since then claim no more memory.
             for entry in entries:
                 entry.refresh_info()
-            verdict = self._check_memory(spec.options, entries)
-            if verdict.fits and not verdict.cramped:
-                return verdict
-            if not verdict.fits and verdict.never_fits(entries):
-                raise never_fits(spec, verdict)
-            if self._unload_idlest(verdict):
+            admission = self._check_memory(spec.options, entries)
+            if admission.fits and not admission.cramped:
+                return admission
+            if not admission.fits and admission.never_fits(entries):
+                raise never_fits(spec, admission)
+            if self._unload_idlest(admission):
                 continue
-            if verdict.fits:
-                return verdict
+            if admission.fits:
+                return admission
             with self._changed:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
-                    raise memory_in_use(spec, verdict, entries)
+                    raise memory_in_use(spec, admission, entries)
                 self._changed.wait(min(left_s, _CANCEL_POLL_S))
 
-    def _unload_idlest(self, verdict: AdmissionResult) -> bool:
-        """Unload the least recently used idle engine whose memory helps. False if there is none."""
+    def _unload_idlest(self, admission: AdmissionResult) -> bool:
+        """Unload the least recently used idle engine whose memory helps. Returns False without one."""
         with self._changed:
             idle = [
                 entry
                 for entry in self._entries.values()
-                if not entry.users and verdict.gains_from(entry)
+                if not entry.users and admission.gains_from(entry)
             ]
             if not idle:
                 return False
@@ -321,8 +319,8 @@ class EnginePool:
         return True
 
     def _detach(self, entry: PoolEntry) -> None:
-        """Remove an entry so that nobody can lease it; its memory is free after `_close_engine`. Call with
-        the lock held."""
+        """Remove an entry, so that it cannot be leased. `_close_engine` frees its memory. Call with the lock
+        held."""
         del self._entries[entry.spec.key]
         self._closing += 1
 
@@ -335,10 +333,8 @@ class EnginePool:
                 self._closing -= 1
                 self._changed.notify_all()
 
-    # ------------------------------------------------------------------------ idle time
-
     def _start_idle_thread(self) -> None:
-        """Start the sweeper once there is something to wait for. Call with the lock held."""
+        """Start the sweeper if an engine can become due. Call with the lock held."""
         timed = any(self._usual_keep_s(entry) != NEVER for entry in self._entries.values())
         if self._idle_thread is None and timed:
             self._idle_thread = threading.Thread(
@@ -347,9 +343,11 @@ class EnginePool:
             self._idle_thread.start()
 
     def _unload_idle(self) -> None:
-        """Unload engines whose idle time is over, until the pool is closed. Runs on its own thread."""
+        """Unload engines whose idle time is over, until the pool is closed. Runs on a thread of its own."""
         while True:
-            free = self._free_memory_now() if self._has_resting() else None
+            free = None
+            if self._has_resting():
+                free = self._free_memory_now()
             with self._changed:
                 if self._closed:
                     return
@@ -359,8 +357,8 @@ class EnginePool:
                 ]
                 if not due:
                     self._sweep_s = self._next_sweep_s(now_s)
-                    never = self._sweep_s == math.inf
-                    self._idle_changed.wait(None if never else self._sweep_s - now_s)
+                    wait_s = self._sweep_s - now_s
+                    self._idle_changed.wait(wait_s if wait_s < math.inf else None)
                     continue
                 for entry in due:
                     self._detach(entry)
@@ -373,13 +371,15 @@ class EnginePool:
             return any(self._is_resting(entry, now_s) for entry in self._entries.values())
 
     def _is_resting(self, entry: PoolEntry, now_s: float) -> bool:
-        """True for an editor's engine between its ordinary idle time and its longest. Call with the lock
-        held."""
+        """Return True for an editor's engine whose ordinary idle time is over. Call with the lock held."""
         ends_s = entry.expires_at_s(self._usual_keep_s(entry))
         return ends_s is not None and ends_s <= now_s < entry.idle_since_s + self._keep_for(entry)
 
     def _is_due(self, entry: PoolEntry, now_s: float, free: FreeMemory | None) -> bool:
-        """True if the entry is to be unloaded now. `free`: None if nobody rests. Call with the lock held."""
+        """Return True if the entry must be unloaded now. Call with the lock held.
+
+        free: free memory, None if no engine was resting when it was read.
+        """
         if not self._is_resting(entry, now_s):
             ends_s = entry.expires_at_s(self._keep_for(entry))
             return ends_s is not None and ends_s <= now_s
@@ -390,35 +390,37 @@ class EnginePool:
         return entry.is_in_the_way(free)
 
     def _next_sweep_s(self, now_s: float) -> float:
-        """When the next engine may be due, in monotonic seconds. Call with the lock held."""
-        entries = list(self._entries.values())
-        ends = [entry.expires_at_s(self._usual_keep_s(entry)) for entry in entries]
-        looks = [end_s if end_s > now_s else now_s + _LOOK_S for end_s in ends if end_s is not None]
-        return min(looks, default=math.inf)
+        """Return the monotonic time at which the next engine may be due. Call with the lock held."""
+        next_s = math.inf
+        for entry in self._entries.values():
+            end_s = entry.expires_at_s(self._usual_keep_s(entry))
+            if end_s is not None and end_s <= now_s:
+                end_s = now_s + _MEMORY_CHECK_S
+            if end_s is not None:
+                next_s = min(next_s, end_s)
+        return next_s
 
     def _usual_keep_s(self, entry: PoolEntry) -> float:
-        """Seconds that this entry stays loaded without users, whether an editor uses it or not."""
+        """Return the seconds that an entry stays loaded without users, editors left aside."""
         if entry.keep_alive_s is None:
             return self._keep_s
         return entry.keep_alive_s
 
     def _keep_for(self, entry: PoolEntry) -> float:
-        """Seconds that this entry stays loaded without users."""
+        """Return the seconds that an entry stays loaded without users."""
         usual_s = self._usual_keep_s(entry)
         if usual_s < 0 or not entry.fills_gaps or entry.keep_alive_s is not None:
             return usual_s
         return max(usual_s, self._editor_keep_s)
 
-    # ------------------------------------------------------------------------ status and unload
-
     def loaded(self) -> list[ModelStatus]:
-        """Status of every loaded model, in load order."""
+        """Return the status of every loaded model, in load order."""
         with self._changed:
             entries = list(self._entries.values())
         return [self._status(entry) for entry in entries]
 
     def engines(self) -> list[tuple[str, PooledEngine]]:
-        """Running engines with their model names."""
+        """Return the running engines with their model names."""
         with self._changed:
             return [
                 (entry.spec.name, entry.engine)
@@ -432,26 +434,31 @@ class EnginePool:
             return entry.status(stats, time.monotonic(), self._keep_for(entry))
 
     def unload(self, name: str) -> int | None:
-        """Unload a model at once; its requests end with EngineClosed. Returns how many there were, or None if
-        the model is not loaded. `name`: the model's name, or anything that resolves to it."""
+        """Unload a model at once, and end its requests with EngineClosed.
+
+        Returns the number of requests, or None if the model is not loaded. `name`: the model's name, or
+        anything that resolves to it.
+        """
         with self._changed:
-            found = [one for one in self._entries.values() if one.spec.name == name]
-        if not found:
+            entries = [entry for entry in self._entries.values() if entry.spec.name == name]
+        if not entries:
             key = self._resolve(name).key
             with self._changed:
-                found = [one for one in self._entries.values() if one.spec.key == key]
+                entries = [entry for entry in self._entries.values() if entry.spec.key == key]
+        if not entries:
+            return None
         ended = 0
-        for entry in found:
+        for entry in entries:
             with self._changed:
                 if self._entries.get(entry.spec.key) is not entry:
                     continue
                 ended += len(entry.users)
                 self._detach(entry)
             self._close_engine(entry)
-        return ended if found else None
+        return ended
 
     def close(self) -> None:
-        """Unload every model; active leases end with EngineClosed. Idempotent."""
+        """Unload every model. Active leases end with EngineClosed. Idempotent."""
         with self._changed:
             self._closed = True
             entries = list(self._entries.values())

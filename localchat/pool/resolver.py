@@ -1,4 +1,4 @@
-"""Model resolver: finds the model that a request names, and its load options."""
+"""Model resolver: finds the model that a request names, with its load options."""
 
 import os
 import time
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from localchat.pool.entry import ModelSpec
 
 _FRESH_S = 10.0
+_CHOICE = "asked for by a client"
+"""Source of the choice, as error messages show it."""
 
 SettingsFor = Callable[[Iterable[str]], Settings]
-"""Settings for a model that is known by these names."""
+"""Returns the settings for a model with these names."""
 
 
 def engine_options(
@@ -45,25 +47,25 @@ def engine_options(
     room_for_slots: bool = False,
     settings_for: SettingsFor | None = None,
 ) -> EngineOptions:
-    """Load options of a model under these settings. max_slots and the next two: see LoadOptions.
+    """Return the load options of a model. max_slots, more_slots and room_for_slots: see LoadOptions.
 
-    settings_for: gives those of the models of a route, which else have the route's.
+    settings_for: returns the settings of a route's models. Without it, they have the settings of the route.
 
     Raises ModelMissing, ModelInvalid, UsageError for the draft model.
     """
     route = None
-    if (found := model.route) is not None:
-        small, large = (
-            engine_options(
-                one,
-                settings_for((one.name, one.word)) if settings_for is not None else settings,
-                paths,
-                max_slots=max_slots,
-                more_slots=more_slots,
+    if model.route is not None:
+        parts = []
+        for part in (model.route.small, model.route.large):
+            part_settings = settings
+            if settings_for is not None:
+                part_settings = settings_for((part.name, part.word))
+            parts.append(
+                engine_options(
+                    part, part_settings, paths, max_slots=max_slots, more_slots=more_slots
+                )
             )
-            for one in (found.small, found.large)
-        )
-        route = RouteOptions(found.route, small, large)
+        route = RouteOptions(model.route.route, *parts)
     load = planned_load(settings, paths, max_slots=max_slots)
     kv_bytes = int(settings.cache_disk_gb * 1e9) if settings.history else 0
     return EngineOptions(
@@ -90,31 +92,28 @@ def _advised(model: ResolvedModel, paths: Paths) -> dict[str, float]:
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """An installed model, as the listings of the server show it."""
+    """An installed model, as the server lists it."""
 
     name: str
     created: int = 0
-    """Date of the file, in seconds of the Unix clock."""
+    """Time of the file's last change, in seconds of the Unix clock."""
     context_train: int = 0
-    """Context of the training in tokens; 0: unknown."""
+    """Trained context in tokens, 0 if unknown."""
     architecture: str = ""
     quantization: str = ""
     parameters: int = 0
-    """0: unknown."""
+    """Number of parameters, 0 if unknown."""
     size_bytes: int = 0
-    """0: unknown."""
+    """Size of the file, 0 if unknown."""
     abilities: frozenset[str] = frozenset()
-    """Of chat, tools, thinking, infill, embedding, rerank."""
+    """A subset of chat, tools, thinking, infill, embedding, rerank."""
     loaded: bool = False
     context_tokens: int = 0
-    """Context of the engine that was last loaded; 0: not known yet."""
+    """Context at the last load, 0 before the first one."""
 
 
 class ModelResolver:
-    """Resolves model names to installed models, never to paths, which clients must not choose.
-
-    own: the server's own model, which may be any file; an empty name means it too.
-    """
+    """Resolves model names to installed models, never to paths, because clients must not choose files."""
 
     def __init__(
         self,
@@ -126,6 +125,7 @@ class ModelResolver:
         max_slots: int = 16,
         more_slots: bool = False,
     ) -> None:
+        """own: the server's own model, which may be any file. An empty name means it too."""
         self.own = own
         self._settings_for = settings_for
         self._paths = paths
@@ -136,23 +136,24 @@ class ModelResolver:
         self._inspected: dict[tuple[Path, int, int], Inspection] = {}
         """Inspected headers by path, date and size of the file."""
 
-    def resolve(self, word: str) -> "ModelSpec":
-        """The model that a name means. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
+    def resolve(self, name: str) -> "ModelSpec":
+        """Resolve a name. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
         from localchat.pool.entry import ModelSpec
 
-        if word in ("", self.own.name, self.own.word):
+        if name in ("", self.own.name, self.own.word):
             model = self.own
-        elif word.startswith(ROUTE):
-            route = find_route(word, read_settings(self._paths.settings_file).routes)
-            model = route_model(route, self._paths, "asked for by a client", self._environ)
+        elif name.startswith(ROUTE):
+            route = find_route(name, read_settings(self._paths.settings_file).routes)
+            model = route_model(route, self._paths, _CHOICE, self._environ)
         else:
-            model = locate_named(word, self._paths, "asked for by a client", self._environ)
-        return ModelSpec(model.name, self._options(model, word))
+            model = locate_named(name, self._paths, _CHOICE, self._environ)
+        return ModelSpec(model.name, self._options(model, name))
 
     def resolve_request(self, spec: "AttachSpec") -> "ModelSpec":
-        """The model that another program of the owner asks for.
+        """Resolve the request of another program of the owner.
 
-        Its options override the settings here. Raises ModelMissing, ModelInvalid, UsageError.
+        The request's options override the settings of the server. Raises ModelMissing, ModelInvalid,
+        UsageError.
         """
         from localchat.pool.entry import ModelSpec
 
@@ -161,16 +162,17 @@ class ModelResolver:
             from localchat.engine.local import protocol
 
             raise ModelMissing(f"there is no file {protocol.sendable(str(path))}")
-        same = path.resolve() == self.own.path.resolve()
-        model = self.own if same else ResolvedModel(spec.word or spec.name, spec.name, path, "")
-        here = self._options(model, spec.word)
+        model = self.own
+        if path.resolve() != self.own.path.resolve():
+            model = ResolvedModel(spec.word or spec.name, spec.name, path, "")
+        options = self._options(model, spec.word)
         options = msgspec.structs.replace(
-            here, load=spec.load.over(here.load), backend=spec.backend or here.backend
+            options, load=spec.load.over(options.load), backend=spec.backend or options.backend
         )
         return ModelSpec(model.name, options)
 
-    def _options(self, model: ResolvedModel, word: str) -> EngineOptions:
-        settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))
+    def _options(self, model: ResolvedModel, name: str) -> EngineOptions:
+        settings = self._settings_for(dict.fromkeys((model.name, model.word, name)))
         return engine_options(
             model,
             settings,
@@ -183,39 +185,42 @@ class ModelResolver:
 
     @property
     def stale(self) -> bool:
-        """True if the list of `models` is due for a refresh."""
+        """True if the list of `models` needs a refresh."""
         return time.monotonic() - self._models[0] > _FRESH_S or not self._models[1]
 
     def models(self) -> tuple[ModelCard, ...]:
-        """Every model as of the last refresh, the server's own first."""
+        """Return every model as of the last refresh, the server's own first."""
         return self._models[1] or (self._card(self.own.name, self.own.path, None),)
 
     def refresh(self) -> None:
         """Read the installed models again.
 
-        Each new file takes some 0.2 s, for its header and vocabulary. Raises LocalchatError, OSError.
+        Each new file takes about 0.2 s, for its header and vocabulary. Raises LocalchatError, OSError.
         """
         from localchat.models.index import Model, read_index
         from localchat.models.info.inspect import inspect
 
         models = read_index(self._paths, self._environ).models
         own = Model(self.own.name, "file", "", None if self.own.is_composed else self.own.path)
-        read = {}
-        found = {own.name: self._card(own.name, self.own.path, None)}
+        inspected = {}
+        cards = {own.name: self._card(own.name, self.own.path, None)}
         for model in (own, *models):
             if model.path is None or model.trouble:
                 continue
             key = _file_state(model.path)
-            seen = read[key] = self._inspected.get(key) or inspect(model, vocabulary=True)
-            if seen.trouble:
+            inspection = self._inspected.get(key) or inspect(model, vocabulary=True)
+            inspected[key] = inspection
+            if inspection.trouble:
                 continue
-            same = model.path.resolve() == self.own.path.resolve()
-            name = self.own.name if same and model.name == self.own.word else model.name
-            found[name] = self._card(name, model.path, seen.facts, model.size_bytes)
+            name = model.name
+            if name == self.own.word and model.path.resolve() == self.own.path.resolve():
+                name = self.own.name
+            cards[name] = self._card(name, model.path, inspection.facts, model.size_bytes)
         for route in read_settings(self._paths.settings_file).routes.values():
-            found.setdefault(route.word, ModelCard(route.word, abilities=frozenset({"chat"})))
-        self._inspected = read
-        self._models = (time.monotonic(), tuple(found.values()))
+            cards.setdefault(route.word, ModelCard(route.word, abilities=frozenset({"chat"})))
+        # Forget the files that are gone.
+        self._inspected = inspected
+        self._models = (time.monotonic(), tuple(cards.values()))
 
     def _card(
         self, name: str, path: Path, facts: "ModelDescription | None", size_bytes: int = 0
@@ -237,9 +242,9 @@ class ModelResolver:
 
 
 def _file_state(path: Path) -> tuple[Path, int, int]:
-    """Path, date and size of a file; zeros if it does not exist."""
+    """Return path, time of change and size of a file, zeros without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return path, 0, 0
-    return path, found.st_mtime_ns, found.st_size
+    return path, status.st_mtime_ns, status.st_size

@@ -1,7 +1,7 @@
-"""Registry of running servers, by which other programs of the same user find them.
+"""Registry of running servers, where other programs of the same user find them.
 
-One file per server, `servers/PID.json` in the state folder, readable by its owner only; it holds the URL and
-the owner's token. A file whose process is gone is stale, and whoever finds it removes it.
+Each server has a file `servers/PID.json` in the state folder, which only its owner can read. The file contains
+the URL and the owner's token. If its process is gone, the next reader removes the file.
 """
 
 import os
@@ -23,7 +23,7 @@ class Registration(msgspec.Struct, frozen=True):
 
     pid: int
     url: str
-    """As this machine reaches the server, without a path."""
+    """Address of the server on this machine, without a path."""
     token: str
     """Grants all rights of the owner."""
     version: str
@@ -43,7 +43,7 @@ class Registered:
 
 
 def new_token() -> str:
-    """A random secret."""
+    """Return a random secret."""
     return secrets.token_urlsafe(32)
 
 
@@ -53,7 +53,7 @@ def register(paths: Paths, url: str, token: str, now_s: float) -> Registered:
     folder = paths.state_dir / _FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / f"{about.pid}.json"
-    # An older file of this process id would pass its mode on, and might be a link.
+    # An older file with this process id would keep its mode, and might be a link.
     file.unlink(missing_ok=True)
     _file(file).write(about)
     return Registered(file, about)
@@ -62,12 +62,12 @@ def register(paths: Paths, url: str, token: str, now_s: float) -> Registered:
 def registered(
     paths: Paths, alive: Callable[[int], bool] | None = None
 ) -> tuple[Registration, ...]:
-    """Registered servers of this user and version, newest first; removes stale files.
+    """Return the registered servers of this user and version, newest first, and remove stale files.
 
-    Does not check that a server answers. `alive`: tells if a process runs (for tests).
+    Does not check that a server answers. alive: returns True if a process runs (for tests).
     """
     is_alive = alive or _is_alive
-    found = []
+    servers = []
     for file in sorted((paths.state_dir / _FOLDER).glob("*.json")):
         try:
             if file.stat().st_uid != os.getuid():
@@ -79,8 +79,8 @@ def registered(
         if not is_alive(about.pid):
             file.unlink(missing_ok=True)
         elif about.version == __version__:
-            found.append(about)
-    return tuple(sorted(found, key=lambda about: about.started_s, reverse=True))
+            servers.append(about)
+    return tuple(sorted(servers, key=lambda about: about.started_s, reverse=True))
 
 
 def _file(path: Path) -> StateFile[Registration | None]:
@@ -93,5 +93,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return False  # the id belongs to another user's process by now
+        return False  # the id now belongs to another user's process
     return True

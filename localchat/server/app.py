@@ -1,7 +1,6 @@
-"""The ASGI application: routes, middleware and exception handlers."""
+"""ASGI application: routes, middleware and exception handlers."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -10,8 +9,8 @@ from starlette.routing import BaseRoute, Route
 from localchat.server.anthropic.endpoints import count_tokens, messages
 from localchat.server.body_budget import BodyBudget
 from localchat.server.config import ServerConfig
-from localchat.server.errors import ApiError
-from localchat.server.exception_handlers import HANDLERS
+from localchat.server.embeddings import embeddings
+from localchat.server.errors import ApiError, exception_handlers
 from localchat.server.health import health, metrics, props, root, slots
 from localchat.server.leases import AsyncEnginePool
 from localchat.server.llamacpp.endpoints import completion, infill
@@ -21,11 +20,7 @@ from localchat.server.ollama import answers as ollama
 from localchat.server.ollama.endpoints import running, show, tags, unsupported, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
-from localchat.server.openai.embeddings import embeddings
 from localchat.server.openai.models import model, models
-from localchat.server.openai_batches.endpoints import BatchEndpoints
-from localchat.server.openai_batches.runner import BatchRunner
-from localchat.server.openai_batches.store import BatchStore
 from localchat.server.openai_responses.endpoints import responses
 from localchat.server.rerank import rerank
 from localchat.server.state import Service
@@ -82,32 +77,26 @@ def create_app(
     engines: AsyncEnginePool,
     config: ServerConfig,
     private: Sequence[BaseRoute] = (),
-    batches: Path | None = None,
 ) -> Starlette:
-    """The application for these engines; its `state.service` is a Service.
+    """Create the application. Its `state.service` is a Service.
 
     private: routes under security.PRIVATE, which check a token of their own instead of an API key.
-    batches: the folder of files and batches; None: this server has none.
     """
     service = Service(engines, config)
 
-    batch_routes: list[Route] = []
-    if batches is not None:
-        runner = BatchRunner(service, BatchStore(batches))
-        service.workers.append(runner.work)
-        batch_routes = BatchEndpoints(service, runner).routes()
-
-    def count_refusal(error: ApiError) -> None:
-        service.metrics.count_error(error.code or "error", error.status)
+    def count(error: ApiError) -> None:
+        service.metrics.count_error(error.label, error.status)
 
     app = Starlette(
-        routes=[*ROUTES, *batch_routes, *private],
+        routes=[*ROUTES, *private],
+        # The access log comes first, so that it also logs the requests that the second rejects.
         middleware=[
             Middleware(AccessLogMiddleware),
-            Middleware(SecurityMiddleware, config=config, on_refused=count_refusal),
+            Middleware(SecurityMiddleware, config=config, on_refused=count),
         ],
-        exception_handlers=HANDLERS,
+        exception_handlers=exception_handlers(count),
     )
+    # The AccessLogMiddleware normalizes slashes, so that no redirect is needed.
     app.router.redirect_slashes = False
     app.state.service = service
     app.state.bodies = BodyBudget(config.limits.bodies_bytes)

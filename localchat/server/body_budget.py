@@ -9,7 +9,7 @@ from typing import Final
 from localchat.server.errors import unavailable
 
 FREE_BYTES: Final = 256 << 10
-"""Part of each body that needs no budget, so that large bodies do not block small requests."""
+"""Part of each body that needs no budget: large bodies must not block small requests."""
 _TRIM_BYTES: Final = 1 << 20
 _TRIM_PAUSE_S: Final = 1.0
 
@@ -24,15 +24,15 @@ class BodyBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are reserved now."""
+        """Bytes reserved now."""
         return self._used_bytes
 
     def reservation(self) -> "BodyReservation":
-        """Begin to read a body. The end of the `with` block returns its bytes."""
+        """Return the reservation of one body. The end of its `with` block returns the bytes."""
         return BodyReservation(self)
 
     def take(self, size_bytes: int) -> None:
-        """Reserve bytes. Raises ApiError (503) if the bodies in flight leave no room."""
+        """Reserve bytes. Raises ApiError (503) if the bodies in flight use up the budget."""
         if size_bytes > 0 and self._used_bytes + size_bytes > self._limit_bytes:
             error = unavailable("Other requests are sending large bodies; try again in a moment.")
             error.headers["connection"] = "close"
@@ -40,8 +40,9 @@ class BodyBudget:
         self._used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Return bytes. After a large body, the memory goes back to the system a moment later."""
+        """Return bytes. After a large body, free memory returns to the system a moment later."""
         self._used_bytes -= size_bytes
+        # One trim serves all large bodies that end within the pause.
         if size_bytes >= _TRIM_BYTES and self._trim_timer is None:
             loop = asyncio.get_running_loop()
             self._trim_timer = loop.call_later(_TRIM_PAUSE_S, self._trim, loop)
@@ -52,14 +53,14 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """The bytes of one body."""
+    """Reserved bytes of one body."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._taken_bytes = 0
 
     def resize(self, size_bytes: int) -> None:
-        """Reserve what a body of this size needs. Raises ApiError (503)."""
+        """Reserve the bytes that a body of this size needs. Raises ApiError (503)."""
         needed_bytes = max(0, size_bytes - FREE_BYTES)
         self._budget.take(needed_bytes - self._taken_bytes)
         self._taken_bytes = needed_bytes
@@ -78,7 +79,7 @@ class BodyReservation:
 
 
 def return_free_memory() -> None:
-    """Return free heap pages to the system. glibc keeps them otherwise; other libraries need no request."""
+    """Return free heap pages to the system. Only glibc needs the request."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""Server start: builds the engine pool, registers the server, loads the first model."""
+"""Start of a server: builds the engine pool, registers the server, and loads the first model."""
 
 import asyncio
 import time
@@ -23,21 +23,21 @@ from localchat.server.uvicorn_server import UvicornServer
 
 _POLL_S = 0.2
 _OWNER = "start"
-"""Client name of the first load, as `ps` shows it."""
+"""Client of the first load, as `ps` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Everything needed to build a server's engine pool."""
+    """Parameters of a server's engine pool."""
 
     own: ResolvedModel
-    """The server's own model, which requests without a known model name get."""
+    """The server's own model, which answers requests without a known model name."""
     settings_for: SettingsFor
     paths: Paths
     environ: Mapping[str, str]
     open_engine: OpenEngine
     notify: Callable[[str], None]
-    """Receives messages for the user."""
+    """Receives notices for the user."""
     keep_alive_s: float
     """See EnginePool."""
     editor_keep_alive_s: float = 0.0
@@ -60,16 +60,18 @@ class ServerContext:
         self._token = new_token()
         self._stop: Callable[[], None] = lambda: None
         self.private: list[Route] = LocalApi(engines, self._token, lambda: self._stop()).routes()
-        """Routes of the owner's own programs, for `create_app`."""
+        """Routes for the owner's programs; see `create_app`."""
 
     def on_stop(self, stop: Callable[[], None]) -> None:
-        """Set the function that ends the server; called on its event loop."""
+        """Set the function that stops the server. It is called on the server's event loop."""
         self._stop = stop
 
     @contextmanager
     def registered(self, url: str) -> Iterator[None]:
-        """Keep the server in the registry during the block. Without a writable state folder the server runs
-        unregistered. `url`: as this machine reaches the server."""
+        """Register the server during the block. `url`: address of the server on this machine.
+
+        Without a writable state folder the server runs unregistered.
+        """
         try:
             registration = register(self._paths, url, self._token, time.time())
         except OSError as problem:
@@ -84,7 +86,7 @@ class ServerContext:
 
 @contextmanager
 def open_server_context(spec: ServerSpec) -> Iterator[ServerContext]:
-    """A server context whose engines are unloaded at the end of the block."""
+    """Build the context of a server. The end of the block unloads its engines."""
     resolver = ModelResolver(
         spec.own,
         spec.settings_for,
@@ -115,10 +117,10 @@ def startup_task(
     notify: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> Callable[[UvicornServer], Awaitable[None]]:
-    """A task for `serve`: announces the address, then loads the server's own model.
+    """Return a task for `serve` that announces the address, then loads the server's own model.
 
-    The server answers meanwhile; `/health` is 503 until the model is ready. Runs once signal handlers are
-    set. A failed load (ModelInvalid, DoesNotFit, EngineDied) ends the server.
+    The server answers meanwhile, with 503 for `/health`. The task runs once signal handlers are set. A failed
+    load (ModelInvalid, DoesNotFit, EngineDied) ends the server.
     """
     service = app.state.service
     assert isinstance(service, Service)
@@ -128,8 +130,9 @@ def startup_task(
     async def run(server: UvicornServer) -> None:
         on_stop(server.stop)
         announce()
-        service.engines.models()  # starts the refresh, so that the first client finds the list complete
+        service.engines.models()  # starts the refresh, so that the first client gets a complete list
         async with await service.engines.lease("", user=_OWNER):
+            # This lease prevents a short keep-alive from unloading the model before it is ready.
             while not await _is_loaded(service.engines):
                 await asyncio.sleep(_POLL_S)
         service.ready = True
@@ -139,6 +142,6 @@ def startup_task(
 
 
 async def _is_loaded(engines: AsyncEnginePool) -> bool:
-    """True once the server's own model is loaded. Takes a lease, so that the pool caches its info."""
+    """Return True once the server's own model is loaded. The lease makes the pool cache its info."""
     async with await engines.lease("", user=_OWNER) as lease:
         return lease.info.loaded

@@ -1,6 +1,6 @@
-"""Cancellation: notices that a client left, undoes what a cancelled task started.
+"""Cancellation: detects that a client disconnected, and undoes what a cancelled task started.
 
-A module of its own because leases, answers and the local API need it and do not import each other.
+Leases, answers and the local API use this module, and do not import each other.
 """
 
 import asyncio
@@ -16,16 +16,6 @@ async def disconnected(receive: Receive) -> None:
     """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def to_its_end(work: Awaitable[T]) -> T:
-    """Await work that must not go on without its caller. A cancelled caller is cancelled when it has ended."""
-    future = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise
 
 
 async def shielded(work: Awaitable[T], undo: Callable[[T], object]) -> T:

@@ -1,4 +1,4 @@
-"""Configuration of a server, including every limit of a request."""
+"""Configuration of a server, with all limits of requests and connections."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +12,13 @@ class ServerLimits:
     """Limits of requests and connections."""
 
     body_bytes: int = 16 << 20
-    """Of a body as it is sent."""
+    """Size of a request body as sent."""
     bodies_bytes: int = 256 << 20
-    """Sum of all bodies that are being read, without the first 256 KiB of each."""
+    """Sum of all bodies in flight, without the first 256 KiB of each."""
     unpacked_bytes: int = 20 << 20
-    """Of a body after decompression."""
+    """Size of a body after decompression."""
     depth: int = 64
-    """Nesting of free-form JSON, such as a schema."""
+    """Nesting levels of free-form JSON, such as a schema."""
     values: int = 20_000
     """Values in free-form JSON."""
     messages: int = 4096
@@ -26,7 +26,7 @@ class ServerLimits:
     stops: int = 64
     """Stop strings."""
     stop_bytes: int = 256
-    """Of one stop string."""
+    """Size of a stop string."""
     biases: int = 1024
     """Tokens in `logit_bias`."""
     prompts: int = 64
@@ -35,65 +35,51 @@ class ServerLimits:
     inputs: int = 2048
     """Texts to embed."""
     header_s: float = 30.0
-    """Until the headers of a request have arrived."""
+    """Time for the headers of a request to arrive."""
     body_s: float = 30.0
-    """Until the body of a request has arrived."""
+    """Time for the body of a request to arrive."""
     idle_s: float = 75.0
-    """A connection without a request."""
+    """Time that a connection stays open without a request."""
     stall_s: float = 120.0
-    """A client that reads nothing, or next to nothing, of what is sent to it."""
+    """Time that a client may read almost nothing of its answer."""
     request_s: float = 3600.0
-    """A whole request."""
+    """Time for a whole request."""
     answer_tokens: int = 32_768
-    """The longest answer, whatever a client asks for."""
+    """Maximum length of an answer, whatever a client requests."""
     waiting: int = 128
     """Requests that no engine has started."""
     connections: int = 512
     probe_connections: int = 16
-    """Beyond these, for `/health` and `/metrics` alone."""
-    upload_bytes: int = 200 << 20
-    """Of a file that is uploaded."""
-    upload_s: float = 600.0
-    """Until an upload has arrived."""
-    stored_bytes: int = 4 << 30
-    """Of all files together."""
-    batch_lines: int = 50_000
-    batches: int = 64
-    """Batches of all clients that are not done."""
-    batch_requests: int = 16
-    """Lines of batches in flight; a quarter of them while a client waits for an answer."""
-    batch_s: float = 24 * 3600.0
-    """Until a batch expires."""
+    """Additional connections, for `/health` and `/metrics` only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Access rules, behaviour and limits of a server."""
+    """Access rules, behavior and limits of a server."""
 
     hosts: frozenset[str] = frozenset()
-    """Names allowed in the Host header, besides loopback's."""
+    """Names allowed in the Host header, in addition to loopback's."""
     any_address: bool = False
-    """Allow every IP address in the Host header, for a server bound to all of them: unlike a name, an address
-    cannot be rebound."""
+    """Allow every IP address in the Host header. Unlike a name, an address cannot be rebound."""
     origins: tuple[str, ...] = ()
-    """Allowed Origins, exact or with a `*` in place of the port or the host."""
+    """Allowed Origins. A `*` may replace the port or the host."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Empty: no key is needed."""
+    """Accepted keys. An empty tuple means that no key is needed."""
     alias: bool = True
-    """An unknown model name means the server's own model."""
+    """Serve unknown model names with the server's own model."""
     loop_guard: bool = True
     """End answers that repeat themselves."""
     documents: tuple[str, ...] = ()
-    """Learned documents that clients may ask, as MODEL@NAME."""
+    """Indexed documents that clients may query, as MODEL@NAME."""
     documents_folder: Path | None = None
-    """Where those are."""
+    """Folder of the indexed documents."""
     heartbeat_s: float = 5.0
-    """Silence in a stream before a comment."""
+    """Seconds of silence in a stream before a comment."""
     event_s: float = 15.0
-    """Time without an event before a heartbeat event, in protocols that have one."""
+    """Seconds without an event before a heartbeat event, in protocols that have one."""
     limits: ServerLimits = ServerLimits()
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Every name allowed in the Host header, in lower case; IPv6 addresses without brackets."""
+        """All names allowed in the Host header, in lower case; IPv6 addresses without brackets."""
         return frozenset((*_LOOPBACK, *(name.lower().strip("[]") for name in self.hosts)))

@@ -1,4 +1,4 @@
-"""Totals of engine counters by model, over unloads and restarts."""
+"""Totals of engine counters by model, across unloads and restarts."""
 
 import threading
 from collections import Counter
@@ -9,10 +9,9 @@ from localchat.engine.events import EngineStats
 
 COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 Counts: TypeAlias = Counter[tuple[str, str]]
-"""Values of counters by name and label: a count of EngineStats without a label, an error code, or a part of a
-route."""
+"""Values of counters by name and label. The label is empty, an error code, or a part of a route."""
 _PROGRESS: Final = ("finished", "steps", "prompt_tokens", "completion_tokens")
-"""Counts that show a restarted engine, because they begin again at 0."""
+"""Counts that reveal a restarted engine, because they start again at 0."""
 
 
 class EngineTotals:
@@ -21,12 +20,12 @@ class EngineTotals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: dict[str, Counts] = {}
-        """Totals of the engines that are gone, by model."""
+        """Totals of the engines that have ended, by model."""
         self._latest: dict[int, tuple[str, EngineStats]] = {}
-        """Models and last statistics of the engines that run, by id of the engine."""
+        """Model and last statistics of each running engine, by id of the engine."""
 
     def observe(self, model: str, engine: object, stats: EngineStats) -> None:
-        """Take the statistics of a running engine."""
+        """Record the statistics of a running engine."""
         with self._lock:
             earlier = self._latest.get(id(engine))
             if earlier is not None and _restarted(earlier[1], stats):
@@ -34,7 +33,7 @@ class EngineTotals:
             self._latest[id(engine)] = (model, stats)
 
     def end(self, model: str, engine: object, stats: EngineStats | None) -> None:
-        """Note that an engine is unloaded. `stats`: its last statistics; None: it could not report them."""
+        """Record that an engine is unloaded. `stats`: its last statistics, if it could report them."""
         if stats is not None:
             self.observe(model, engine, stats)
         with self._lock:

@@ -1,12 +1,18 @@
-"""API errors: maps our errors to a status, a type, a code and a message. error_formats.py writes them per
-protocol.
+"""Errors of the API: status, type, code and message, in the format of the client's protocol.
 
-A failure that a retry cannot cure is never a 5xx without `x-should-retry: false`, because client libraries
-try a 5xx three times. No message contains a path of this machine.
+A failure that a retry cannot fix is never a 5xx without `x-should-retry: false`, because client libraries send
+the request again three times. No message contains a path of this machine.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Scope
 
 from localchat.errors import (
     ContextExceeded,
@@ -21,13 +27,32 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
+from localchat.server.paths import is_anthropic, is_ollama, normalize_path, request_id
 
-INVALID: Final = "invalid_request_error"
+log = logging.getLogger("localchat.server")
+
 _NO_RETRY: Final = {"x-should-retry": "false"}
+_PROMPT_FIELDS: Final = {
+    "/completions": "prompt",
+    "/completion": "prompt",
+    "/responses": "input",
+}
+"""Field that is too long, by path, where it is not `messages`."""
+_ANTHROPIC_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_BATCH_ROUTES: Final = ("/files", "/batches")
+"""OpenAI's routes for batches, which this server does not have."""
 
 
 class ApiError(Exception):
-    """An error as the API reports it. `headers`: additional headers of the response."""
+    """An error as the API reports it."""
 
     def __init__(
         self,
@@ -35,39 +60,45 @@ class ApiError(Exception):
         code: str | None,
         message: str,
         *,
-        kind: str = INVALID,
+        kind: str = "invalid_request_error",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
         steps: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """`steps`: what would make room, for the extension field `x_localchat`."""
+        """kind: OpenAI's `type`. headers: additional headers of the response. steps: ways to make room, for
+        the extension field `x_localchat`."""
         super().__init__(message)
-        self.steps = tuple(steps)
         self.status = status
         self.code = code
         self.message = message
         self.kind = kind
         self.param = param
         self.headers = dict(headers or {})
+        self.steps = tuple(steps)
+
+    @property
+    def label(self) -> str:
+        """The code for logs and metrics."""
+        return self.code or "error"
 
 
 class PromptTooLong(ApiError):
-    """400: the prompt does not fit. Clients recognise its message word for word; unknown numbers (0) are left
-    out.
-
-    at_least: the prompt was so long that it was not counted to its end.
-    """
+    """400: the prompt does not fit. Clients recognize the message word for word."""
 
     def __init__(
         self, prompt_tokens: int, context_tokens: int, answer_tokens: int, *, at_least: bool = False
     ) -> None:
+        """An unknown number is 0 and left out. at_least: the prompt was not counted to its end."""
         sentence = f"This model's maximum context length is {context_tokens or 'exceeded'}"
         if context_tokens:
             sentence += " tokens"
         if context_tokens and prompt_tokens:
+            sentence += ". However, you requested "
+            if at_least:
+                sentence += "at least "
             sentence += (
-                f". However, you requested {'at least ' if at_least else ''}{prompt_tokens + answer_tokens} "
-                f"tokens ({prompt_tokens} in the messages, {answer_tokens} in the completion)"
+                f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the messages, "
+                f"{answer_tokens} in the completion)"
             )
         super().__init__(
             400,
@@ -86,6 +117,12 @@ def bad_request(
     return ApiError(400, code, message, param=param)
 
 
+def missing_field(param: str, message: str = "") -> ApiError:
+    """400: the request lacks a field. `message` replaces the usual sentence."""
+    message = message or f"The field {param!r} is required."
+    return bad_request(message, param=param, code="missing_required_parameter")
+
+
 def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
     """503: the same request may succeed later."""
     headers = {"retry-after": str(retry_s)}
@@ -95,72 +132,70 @@ def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> Ap
 def timed_out(seconds: float) -> ApiError:
     """504: the request exceeded the time limit."""
     message = f"The request took longer than {seconds:g} seconds and was cancelled."
-    return ApiError(504, "timeout", message, kind="server_error", headers=_NO_RETRY)
+    return _failure(504, "timeout", message)
 
 
 def internal_error() -> ApiError:
-    """500: a bug of ours. The log has the details, the client gets none."""
-    message = "Internal server error; see the server's log."
-    return ApiError(500, "internal_error", message, kind="server_error", headers=_NO_RETRY)
+    """500: a bug of ours. The client gets no details; the log has them."""
+    return _failure(500, "internal_error", "Internal server error; see the server's log.")
+
+
+def _failure(status: int, code: str, message: str) -> ApiError:
+    """Return a failure of the server that a retry cannot fix."""
+    return ApiError(status, code, message, kind="server_error", headers=_NO_RETRY)
 
 
 def model_not_found(name: str) -> ApiError:
     """404: no model has this name."""
-    shown = name if len(name) <= 100 else f"{name[:100]}…"
-    message = f"The model {shown!r} does not exist; GET /v1/models lists those that do."
+    if len(name) > 100:
+        name = f"{name[:100]}…"
+    message = f"The model {name!r} does not exist; GET /v1/models lists those that do."
     return ApiError(404, "model_not_found", message, param="model")
 
 
 def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) -> ApiError:
-    """The API error for one of ours. `requested_tokens`: the longest answer that the client asked for."""
+    """Convert an error of ours. `requested_tokens`: length of the answer that the client requested."""
     match error:
         case ContextExceeded():
             return _too_long(error, requested_tokens)
         case TemplateError():
             return bad_request(_with_hint(error), param="messages", code="chat_template_error")
         case UsageError():
-            return _engine_refusal(error)
+            field = error.details.get("field")
+            if isinstance(field, str):
+                return bad_request(_with_hint(error), param=field)
+            return bad_request(_with_hint(error), code=None)
         case ModelMissing():
             return model_not_found(str(error.details.get("model") or error.message))
         case DoesNotFit():
-            return ApiError(
-                503,
-                "does_not_fit",
-                error.message,
-                kind="server_error",
-                headers=_NO_RETRY,
-                steps=error.steps,
-            )
+            api_error = _failure(503, "does_not_fit", error.message)
+            api_error.steps = error.steps
+            return api_error
         case ModelInvalid():
             message = "The model file cannot be used; see the server's log."
-            return ApiError(500, "model_invalid", message, kind="server_error", headers=_NO_RETRY)
+            return _failure(500, "model_invalid", message)
         case EngineDied():
-            return unavailable(
-                "The engine stopped unexpectedly and is restarting; try again.", "engine_died"
-            )
+            message = "The engine stopped unexpectedly and is restarting; try again."
+            return unavailable(message, "engine_died")
         case EngineBusy():
-            retry = error.details.get("retry_after_s")
-            return unavailable(
-                _sentence(error.message), retry_s=retry if isinstance(retry, int) else 1
-            )
+            busy = unavailable(_sentence(error.message))
+            retry_s = error.details.get("retry_after_s")
+            if isinstance(retry_s, int):
+                busy.headers["retry-after"] = str(retry_s)
+            return busy
         case EngineClosed():
             return unavailable(_sentence(error.message), "model_unloaded")
         case NetworkError():
-            return _upstream(error.details.get("status"))
+            return _upstream_error(error.details.get("status"))
     return internal_error()
 
 
-def _engine_refusal(error: UsageError) -> ApiError:
-    """A refusal by the engine, with the wrong field if it named one."""
-    field = error.details.get("field")
-    if not isinstance(field, str):
-        return bad_request(_with_hint(error), code=None)
-    return bad_request(_with_hint(error), param=field)
+def _upstream_error(status: object) -> ApiError:
+    """Return the error for a failure of a remote server that this one forwards to.
 
-
-def _upstream(status: object) -> ApiError:
-    """A remote server that this one forwards to failed. Its message goes to the log only, as it may name
-    machines that clients should not know. `status`: of its response, if there was one."""
+    The log has its message, which might name machines that clients should not know. status: of its response;
+    None without a response.
+    """
     if status in (404, 405, 501):
         message = "The upstream server does not support this."
         return ApiError(501, "not_supported", message, headers=_NO_RETRY)
@@ -169,18 +204,13 @@ def _upstream(status: object) -> ApiError:
     message = "The connection to the upstream server failed"
     if isinstance(status, int):
         message = f"The upstream server answered with status {status}"
-    may_retry = not isinstance(status, int) or status >= 500
-    headers = {} if may_retry else _NO_RETRY  # a wrong key, for instance, stays wrong
-    return ApiError(
-        502,
-        "upstream_error",
-        f"{message}; see this server's log.",
-        kind="server_error",
-        headers=headers,
-    )
+    error = _failure(502, "upstream_error", f"{message}; see this server's log.")
+    if not isinstance(status, int) or status >= 500:
+        error.headers.clear()  # a retry may succeed
+    return error
 
 
-def _too_long(error: ContextExceeded, requested: int | None) -> ApiError:
+def _too_long(error: ContextExceeded, requested_tokens: int | None) -> ApiError:
     context = error.details.get("context_tokens") or 0
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
@@ -188,9 +218,9 @@ def _too_long(error: ContextExceeded, requested: int | None) -> ApiError:
         # Clients recognize the first sentence.
         sentence = f"This model's maximum context length is {context} tokens"
         message = f"{sentence}. {_with_hint(error)}"
-        return ApiError(400, "context_length_exceeded", message, param="input")
+        return bad_request(message, param="input", code="context_length_exceeded")
     at_least = bool(error.details.get("at_least"))
-    too_long = PromptTooLong(prompt, context, max(1, requested or 1), at_least=at_least)
+    too_long = PromptTooLong(prompt, context, max(1, requested_tokens or 1), at_least=at_least)
     too_long.steps = error.steps
     return too_long
 
@@ -207,3 +237,111 @@ def _sentence(text: str) -> str:
     if text.startswith(("http://", "https://")):
         return f"{text}."  # a URL keeps its case
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Return the response to a request, in the format of its protocol.
+
+    Path and headers decide, so that every refusal has the format that the client expects: a missing key, a
+    body that is not JSON, an unknown route.
+    """
+    if isinstance(error, PromptTooLong):
+        error.param = _PROMPT_FIELDS.get(normalize_path(scope["path"]), error.param)
+    if is_anthropic(scope):
+        body = anthropic_error(error, request_id(scope))
+    elif is_ollama(scope["path"]):
+        body = msgspec.json.encode({"error": error.message})
+    else:
+        body = openai_error(error)
+    headers = {"content-type": "application/json", **error.headers}
+    return Response(body, error.status, headers=headers)
+
+
+def openai_error(error: ApiError) -> bytes:
+    """Return the JSON of an error, for a response or the end of a stream."""
+    body: dict[str, object] = {
+        "message": error.message,
+        "type": error.kind,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.steps:
+        body["x_localchat"] = {"steps": error.steps}
+    return msgspec.json.encode({"error": body})
+
+
+def anthropic_error(error: ApiError, id_: str) -> bytes:
+    """Return the JSON of an error, for a response or the end of a stream."""
+    default = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if isinstance(error, PromptTooLong):
+        # Anthropic's clients recognize this sentence and shorten the conversation.
+        message = "prompt is too long"
+        if error.prompt_tokens and error.context_tokens:
+            message += f": {error.prompt_tokens} tokens > {error.context_tokens} maximum"
+    body = {"type": _ANTHROPIC_KINDS.get(error.status, default), "message": message}
+    return msgspec.json.encode({"type": "error", "error": body, "request_id": id_})
+
+
+ExceptionHandlers: TypeAlias = Mapping[Any, Callable[[Request, Any], Awaitable[Response]]]
+
+
+def exception_handlers(count: Callable[[ApiError], None]) -> ExceptionHandlers:
+    """Return Starlette's handlers: every exception becomes an error response. `count` gets each error."""
+
+    def respond(request: Request, error: ApiError) -> Response:
+        count(error)
+        return error_response(error, request.scope)
+
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        cause = error.__cause__
+        if isinstance(cause, LocalchatError) and error.kind == "server_error":
+            _log_error(cause)
+        return respond(request, error)
+
+    async def on_localchat_error(request: Request, error: LocalchatError) -> Response:
+        api_error = to_api_error(error)
+        if api_error.status >= 500:
+            _log_error(error)
+        return respond(request, api_error)
+
+    async def on_http_exception(request: Request, error: HTTPException) -> Response:
+        return respond(request, _routing_error(request, error))
+
+    async def on_client_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        # The client left before its request was complete: the response goes only to the log.
+        return Response(status_code=499)
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        # uvicorn logs the traceback.
+        return respond(request, internal_error())
+
+    return {
+        ApiError: on_api_error,
+        LocalchatError: on_localchat_error,
+        HTTPException: on_http_exception,
+        ClientDisconnect: on_client_disconnect,
+        Exception: on_bug,
+    }
+
+
+def _routing_error(request: Request, error: HTTPException) -> ApiError:
+    """Convert the refusal of an unknown route or method."""
+    # The path as the client sent it, before the AccessLogMiddleware normalized it.
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    path = raw.decode("ascii", "replace")[:200]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{path} does not support {request.method}; it supports {allowed}."
+        return ApiError(405, "method_not_allowed", message, headers={"allow": allowed})
+    if error.status_code == 404:
+        message = f"There is no route {path}."
+        if normalize_path(path).startswith(_BATCH_ROUTES):
+            message += " To answer a file of requests, use the command `localchat batch`."
+        return ApiError(404, None, message, kind="not_found_error")
+    return ApiError(error.status_code, None, error.detail)
+
+
+def _log_error(error: LocalchatError) -> None:
+    """Log the full message, which may contain paths that clients must not see."""
+    log.error("%s: %s", error.code, error.message)

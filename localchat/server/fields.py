@@ -1,8 +1,8 @@
 """Fields of requests that this server does not implement.
 
-A field that would change the answer is rejected unless its value has no effect. Fields that never change an
-answer pass. Every other unknown field is named in the response header `x-localchat-ignored`, because
-rejecting it would break clients that send fields of many servers.
+A field that would change the answer is rejected, unless its value has no effect. Fields that never change an
+answer pass. The response header `x-localchat-ignored` lists all other unknown fields: rejecting them would
+break clients that send fields of many servers.
 """
 
 import re
@@ -52,7 +52,7 @@ _HARMLESS: Final = frozenset(
         )
     ).split()
 )
-"""Fields that never change the text of an answer here."""
+"""Fields that never change the text of an answer."""
 
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     # Samplers.
@@ -81,7 +81,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "add_generation_prompt": (True,),
     "truncate_prompt_tokens": (-1,),
 }
-"""Values without effect of fields that change the answer. Null and empty values never have an effect."""
+"""Values without effect, for fields that change the answer. Null and empty values never have an effect."""
 
 
 _DEFAULTS: Final[Mapping[str, object]] = {
@@ -94,13 +94,13 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "repeat_last_n": -1,
     "penalty_last_n": -1,
 }
-"""Values of other fields that describe what this server does."""
+"""Values of other fields that match the behavior of this server."""
 
 
 def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
-    """Return the names of the fields that are ignored, in order.
+    """Return the names of ignored fields, in order. Raises ApiError for one that would change the answer.
 
-    body: the decoded JSON, which is valid for `kind`. Raises ApiError for a field that would change the answer.
+    body: decoded JSON that is valid for `kind`.
     """
     ignored: dict[str, None] = {}
     for path, value in _unknown_fields(body, _type_info(kind), ""):
@@ -114,27 +114,27 @@ def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
 
 def header_value(names: tuple[str, ...]) -> bytes:
     """Return names as the value of a header."""
-    shown = (_UNSAFE.sub("?", name[:_MAX_NAME]) or "?" for name in names)
-    return ", ".join(shown).encode("ascii")
+    safe_names = (_UNSAFE.sub("?", name[:_MAX_NAME]) or "?" for name in names)
+    return ", ".join(safe_names).encode("ascii")
 
 
 def _check_neutral(path: str, value: object, neutral: tuple[object, ...]) -> None:
     if value in neutral:
         return
-    shown = path[:_MAX_NAME]
+    param = path[:_MAX_NAME]
     advice = "leave it out"
     if neutral:
         advice = f"send {msgspec.json.encode(neutral[0]).decode()} or leave it out"
     raise bad_request(
-        f"The field {shown!r} would change the answer, and this server does not implement it; "
+        f"The field {param!r} would change the answer, and this server does not implement it; "
         f"{advice}.",
-        param=shown,
+        param=param,
         code="unsupported_parameter",
     )
 
 
 def _unknown_fields(value: object, info: inspect.Type, path: str) -> Iterator[tuple[str, object]]:
-    """Yield path and value of every field with a value that no struct declares. Items of lists share a path."""
+    """Yield path and value of each field that no struct declares. The items of a list share a path."""
     match info:
         case inspect.UnionType(types):
             for option in types:
@@ -160,7 +160,7 @@ def _type_info(kind: type) -> inspect.Type:
 
 @lru_cache
 def _fields(cls: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
-    """Types of a struct's fields by their names in JSON."""
+    """Return the types of a struct's fields by their names in JSON."""
     info = _type_info(cls)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: field.type for field in info.fields}

@@ -1,162 +1,51 @@
-"""Answer formatters: the interface that writes an answer in a protocol, and shared parts."""
+"""AnswerFormatter, the interface that writes an answer in a protocol, and parts that formatters share."""
 
 import secrets
-import time
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
 
 from localchat.engine.events import Done, Usage
-from localchat.server.content_blocks import CollectedAnswer
-from localchat.server.error_formats import openai_error
+from localchat.server.chat.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError
-from localchat.server.generation import Generation, OutputEvent
-from localchat.server.openai.protocol import Chunk, usage_info
-from localchat.server.sse import DONE, event
-from localchat.server.timings import RunningTimings, answer_timings
+from localchat.server.generation import OutputEvent
 
 
 class AnswerFormatter(Protocol):
-    """Writes one answer in a protocol, as events of a stream or as one response."""
+    """Writes one answer in a protocol, as a stream of events or as a response."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
-        """Events before the first token. `prompt_tokens`: of all prompts together."""
+        """Return the events before the first token. `prompt_tokens`: sum of all prompts."""
         ...
 
     def event(self, event: OutputEvent) -> bytes:
-        """Complete events for one output event; empty if the client did not ask for it."""
+        """Return complete events for an output event; empty if the client did not request it."""
         ...
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
-        """Events after the last choice, to the end of the stream."""
+        """Return the events after the last choice, up to the end of the stream."""
         ...
 
     def error(self, error: ApiError) -> bytes:
-        """The end of a stream that failed, in place of `finish`."""
+        """Return the end of a stream that failed, instead of `finish`."""
         ...
 
     def heartbeat(self) -> bytes:
-        """An event without content; empty if the protocol has none."""
+        """Return an event without content; empty if the protocol has none."""
         ...
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
-        """The whole answer as one JSON object."""
+        """Return the whole answer as one JSON object."""
         ...
 
 
-_AFTER_CHOICE: Final = b"]}\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
-    """Fields that every chunk of an OpenAI answer repeats."""
-
-    id: str
-    kind: str
-    model: str
-    fingerprint: str
-    created: int = field(default_factory=lambda: int(time.time()))
-    _before_choice: bytes = field(init=False, repr=False)
-    """An event up to its only choice, prepared once for all of an answer."""
-
-    def __post_init__(self) -> None:
-        before = event(self.chunk([])).removesuffix(_AFTER_CHOICE)
-        object.__setattr__(self, "_before_choice", before)
-
-    def chunk(
-        self,
-        choices: list[Any],
-        usage: Usage | None = None,
-        timings: dict[str, Any] | None = None,
-        progress: dict[str, float] | None = None,
-        extension: dict[str, Any] | None = None,
-    ) -> bytes:
-        """A chunk or a whole answer, as compact JSON."""
-        return msgspec.json.encode(
-            Chunk(
-                self.id,
-                self.kind,
-                self.created,
-                self.model,
-                self.fingerprint,
-                choices,
-                usage_info(usage) if usage else None,
-                timings,
-                progress,
-                extension,
-            )
-        )
-
-    def event(self, choice: object) -> bytes:
-        """One event with one choice."""
-        return b"".join((self._before_choice, msgspec.json.encode(choice), _AFTER_CHOICE))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkFormatter:
-    """Base of OpenAI's chat and completion formatters: their chunks, and how their streams end.
-
-    The timings are part of the last chunk, as in llama.cpp. Many clients read `choices[0]` of every chunk, so
-    without a usage chunk the end of the last choice waits for the timings.
-    """
-
-    header: ChunkHeader
-    with_usage: bool = False
-    with_timings: bool = False
-    """Add the metrics of the request to the timings."""
-    with_logprobs: bool = False
-    generation: Generation | None = None
-    """Set if every chunk has the timings so far."""
-    running: RunningTimings = field(default_factory=RunningTimings)
-    unfinished: set[int] = field(default_factory=set)
-    """Choices of a stream that have not ended."""
-    last_end: list[Any] = field(default_factory=list)
-    """The end of the last choice, until the timings are known."""
-
-    def choice_event(self, choice: object) -> bytes:
-        """Write one piece of a choice."""
-        if self.generation is None:
-            return self.header.event(choice)
-        generation = self.generation
-        timings = self.running.next_piece(generation.prompt_tokens, generation.cached_tokens)
-        return event(self.header.chunk([choice], timings=timings))
-
-    def end_event(self, index: int, choice: object) -> bytes:
-        """Write the end of a choice, or keep it until the stream ends."""
-        self.unfinished.discard(index)
-        if self.with_usage or self.unfinished:
-            return self.header.event(choice)
-        self.last_end.append(choice)
-        return b""
-
-    def finish(self, usage: Usage, done: Done | None) -> bytes:
-        return self.last_chunk(usage, done) + DONE
-
-    def last_chunk(
-        self, usage: Usage, done: Done | None, extension: dict[str, Any] | None = None
-    ) -> bytes:
-        """Write usage, timings, and the end of the last choice if it was kept."""
-        if not self.with_usage and not self.last_end and extension is None:
-            return b""
-        shown = usage if self.with_usage else None
-        timings = answer_timings(usage, done, own=self.with_timings)
-        return event(self.header.chunk(self.last_end, shown, timings, extension=extension))
-
-    def error(self, error: ApiError) -> bytes:
-        return event(openai_error(error))
-
-    def heartbeat(self) -> bytes:
-        return b""
-
-
 def new_id(prefix: str) -> str:
-    """A random id with this prefix."""
+    """Return a random id with this prefix."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
 def json_response(value: Any) -> Response:  # noqa: ANN401 - any JSON
-    """A response of compact JSON."""
+    """Return a response of compact JSON."""
     body = msgspec.json.encode(value)
     return Response(body, headers={"content-type": "application/json"})

@@ -1,7 +1,7 @@
 """Generation: runs prompts on an engine and converts its events for a protocol.
 
-It does what the API promises and engines do not: finish reasons, ids of tool calls, a single call for clients
-that want one.
+It adds what the APIs promise and engines do not provide: finish reasons, ids of tool calls, and a single call
+for clients that want only one.
 """
 
 import asyncio
@@ -37,12 +37,13 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.server.tracker import TrackedRequest
+from localchat.tries.best_answer import BestAnswer, best_answer
 from localchat.tries.spec import TriesSpec
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
 _TYPICAL_ANSWER_TOKENS = 256
-"""Room that a shortened prompt should leave for its answer, if the client asked for that much."""
+"""Tokens that a shortened prompt should leave for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,12 @@ class ChoiceEnd:
     choice: int
     reason: Reason
     why: str | None = None
-    """The stop string that ended it, or REPETITION."""
+    """The stop string that ended the choice, or REPETITION."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """Log probabilities of a choice's prompt, without its first token."""
+    """Log probabilities of a prompt, without its first token."""
 
     choice: int
     tokens: tuple[TokenLogprob, ...]
@@ -65,18 +66,18 @@ class PromptEcho:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far a prompt is computed, in tokens, for clients that ask for it."""
+    """Progress of a prompt in tokens, for clients that request it."""
 
     choice: int
-    """The first of the prompt."""
+    """The first choice of the prompt."""
     total: int
     cached: int
     processed: int
-    """Cached ones included."""
+    """Computed and cached tokens."""
     elapsed_ms: float
 
     def as_json(self) -> dict[str, float]:
-        """The fields of llama.cpp's `prompt_progress`."""
+        """Return the fields of llama.cpp's `prompt_progress`."""
         return {
             "total": self.total,
             "cache": self.cached,
@@ -86,54 +87,54 @@ class PromptProgress:
 
 
 OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | PromptProgress | ChoiceEnd
-"""One event for a formatter. A tool call starts with an event that has id and name and no arguments."""
+"""Event for a formatter. A tool call starts with an event that has an id, a name and no arguments."""
 
 
 class EarlyStop(Protocol):
     """Ends the text of a choice before the model does."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Take the next piece. Returns the text to send now, and True if the text ends there."""
+        """Add the next piece. Returns the text to send now, and True if the text ends there."""
         ...
 
     def flush(self) -> str:
-        """Text that was held back when the model ended the text."""
+        """Return the buffered text, once the model has ended the text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """The prompts of one generation and how their answers end."""
+    """Prompts of one generation, and options of their answers."""
 
     prompts: Sequence[Sequence[GenerateRequest]]
-    """Each prompt as a request and its fallbacks. The next fallback is tried if the model's template refuses
-    one, or, with `shorten_to_fit`, if one leaves too little room for its answer."""
+    """Requests of each prompt, best first. The next one is tried if the chat template refuses one or, with
+    `shorten_to_fit`, if one leaves too little room for its answer."""
     single_call: bool = False
     """End the answer after its first tool call."""
     loop_guard: bool = True
     """End an answer that repeats itself."""
     shorten_to_fit: bool = False
-    """The fallbacks are ever shorter versions of the prompt."""
+    """Treat the requests of a prompt as ever shorter versions of it."""
     progress: bool = False
     """Report the progress of prompts."""
     early_stop: Callable[[], EarlyStop] | None = None
-    """Makes the early stop of each choice."""
+    """Returns the early stop of a choice."""
     keep_alive_s: float | None = None
-    """How long the model then stays loaded without users; None: as the server was started."""
+    """Seconds that the model stays loaded afterwards without users. None means the server's default."""
     tries: TriesSpec | None = None
-    """The choices are tries at one answer."""
+    """Make the answer out of several tries."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers that say what of the request this server does otherwise."""
+    """Headers that report deviations from the request."""
 
     @property
     def choices(self) -> int:
-        """Number of answers, over all prompts."""
-        return sum(fallbacks[0].n for fallbacks in self.prompts)
+        """Number of answers to all prompts."""
+        return sum(requests[0].n for requests in self.prompts)
 
     @property
     def fills_gap(self) -> bool:
         """True for a completion in an editor."""
-        return any(isinstance(fallbacks[0].prompt, Infill) for fallbacks in self.prompts)
+        return any(isinstance(requests[0].prompt, Infill) for requests in self.prompts)
 
     @property
     def guided(self) -> bool:
@@ -142,10 +143,9 @@ class GenerationSpec:
         prompt = request.prompt
         if request.grammar is not None or not isinstance(prompt, Messages):
             return request.grammar is not None
-        strict = any(tool["function"].get("strict") for tool in prompt.tools)
-        return prompt.tool_choice not in ("auto", "none") or (
-            strict and prompt.tool_choice == "auto"
-        )
+        if prompt.tool_choice == "auto":
+            return any(tool["function"].get("strict") for tool in prompt.tools)
+        return prompt.tool_choice != "none"
 
 
 @dataclass(slots=True)
@@ -154,17 +154,14 @@ class _Choice:
 
     call_ids: dict[int, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
-    """Of the last call, as far as they came."""
+    """Pieces of the last call's arguments."""
     early_stop: EarlyStop | None = None
     ended: bool = False
 
 
 @dataclass(slots=True)
 class _TokenCounts:
-    """Tokens of one prompt and its answers.
-
-    Counted here until the engine's exact numbers arrive with Done.
-    """
+    """Tokens of one prompt and its answers, counted here until Done reports the exact numbers."""
 
     prompt: int
     cached: int = 0
@@ -173,89 +170,97 @@ class _TokenCounts:
 
 
 class Generation:
-    """Runs a GenerationSpec: `start`, then iterate `events`. The tracked request owns the streams."""
+    """Runs a GenerationSpec. Call `start`, then iterate `events`. The tracked request owns the streams."""
 
     def __init__(self, engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> None:
         self.spec = spec
         self.fallbacks_used: list[int] = []
-        """Index of the request that was accepted, for each prompt."""
+        """Index of the accepted request, for each prompt."""
         self.relaxed: tuple[str, ...] = ()
-        """Keywords of the request's JSON schemas that its answers are not held to; known after `start`."""
+        """Keywords of JSON schemas that are not enforced; known after `start`."""
         self._started_s = time.perf_counter()
         self._engine = engine
         self._tracked = tracked
         self._sources: list[tuple[list[Event], Stream]] = []
-        """Of each prompt, the events that came with its acceptance, and the stream of the others."""
-        make = spec.early_stop
-        self._choices = [_Choice(early_stop=make() if make else None) for _ in range(spec.choices)]
+        """Stream of each prompt, after the events that arrived with its acceptance."""
+        self._choices = [_Choice() for _ in range(spec.choices)]
+        if spec.early_stop is not None:
+            for choice in self._choices:
+                choice.early_stop = spec.early_stop()
         self._choices_of: dict[int, int] = {}
         """Number of choices of each prompt, by the index of its first choice."""
-        for fallbacks in spec.prompts:
-            self._choices_of[sum(self._choices_of.values())] = fallbacks[0].n
+        for requests in spec.prompts:
+            self._choices_of[sum(self._choices_of.values())] = requests[0].n
         self._cut_short = False
-        """A choice was ended by this server, while the engine would go on."""
+        """True once this server has ended a choice that the engine would continue."""
         self._counts: list[_TokenCounts] = []
         self._done: list[Done] = []
+        self.best: BestAnswer | None = None
+        """The tries that the answer is chosen from, after `start`."""
 
     @property
     def choices(self) -> int:
-        """Number of answers, over all prompts."""
+        """Number of answers to all prompts."""
         return len(self._choices)
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts together, after `start`."""
+        """Sum of all prompts, known after `start`."""
         return sum(counts.prompt for counts in self._counts)
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache, as far as they are known."""
+        """Prompt tokens from the prefix cache, as far as known."""
         return sum(counts.cached for counts in self._counts)
 
     async def start(self) -> None:
-        """Submit every prompt and wait until it is accepted; every refusal happens here. Raises
-        LocalchatError."""
-        for fallbacks in self.spec.prompts:
-            self._sources.append(await self._submit(fallbacks))
+        """Submit every prompt and wait until the engine accepts it. Raises LocalchatError if it does not."""
+        for requests in self.spec.prompts:
+            self._sources.append(await self._submit(requests))
 
-    async def _submit(self, fallbacks: Sequence[GenerateRequest]) -> tuple[list[Event], Stream]:
-        """Submit a prompt, by the first fallback that the engine accepts."""
-        for index, request in enumerate(fallbacks):
-            is_last = index + 1 == len(fallbacks)
+    async def _submit(self, requests: Sequence[GenerateRequest]) -> tuple[list[Event], Stream]:
+        """Submit a prompt by its first request that the engine accepts."""
+        for index, request in enumerate(requests):
+            is_last = index + 1 == len(requests)
             request = msgspec.structs.replace(
                 request, user=self._tracked.user, loop_guard=self.spec.loop_guard
             )
-            stream = self._engine.generate(request)
+            stream = self._send(request)
             self._tracked.attach(stream)
             try:
-                first, *rest = await stream.batch()
+                accepted, *events = await stream.batch()
             except (ContextExceeded, UsageError) as refusal:
                 if not is_last and self._may_fall_back(refusal):
                     continue
                 raise
-            assert isinstance(first, Accepted)
-            if not is_last and self.spec.shorten_to_fit and _is_cramped(first, request):
+            assert isinstance(accepted, Accepted)
+            # The prompt fits, but its answer would be cut off at once.
+            if not is_last and self.spec.shorten_to_fit and _is_cramped(accepted, request):
                 stream.close()
                 continue
-            self.relaxed = first.relaxed
-            self._counts.append(_TokenCounts(first.prompt_tokens))
+            self.relaxed = accepted.relaxed
+            self._counts.append(_TokenCounts(accepted.prompt_tokens))
             self.fallbacks_used.append(index)
-            return rest, stream
+            return events, stream
         raise AssertionError("a prompt has at least one request")
 
+    def _send(self, request: GenerateRequest) -> Stream:
+        if self.spec.tries is None:
+            return self._engine.generate(request)
+        self.best = best_answer(self._engine, request, self.spec.tries)
+        return self.best.stream
+
     def _may_fall_back(self, refusal: LocalchatError) -> bool:
-        """True if the next fallback may be accepted where this one was refused."""
+        """Return True if the engine may accept the next request of the prompt."""
         if isinstance(refusal, TemplateError):
             return True
         too_long = isinstance(refusal, ContextExceeded) or "too_much" in refusal.details
         return self.spec.shorten_to_fit and too_long
 
-    # ------------------------------------------------------------------------ events
-
     async def events(self) -> AsyncGenerator[list[OutputEvent], None]:
-        """Output events of all choices; what arrived together is one list. Close it (`aclosing`).
+        """Yield the output events of all choices, in lists that arrived together. Close it (`aclosing`).
 
-        The tracked request has usage and metrics at the end, however it ends. Raises LocalchatError.
+        However it ends, the tracked request then has usage and metrics. Raises LocalchatError.
         """
         try:
             first_choices = list(self._choices_of)
@@ -271,24 +276,31 @@ class Generation:
                 if self._ended_early:
                     break
         finally:
-            # The engine would go on while a slow client reads the end.
+            # The engine would continue while a slow client reads the end.
             for _, stream in self._sources:
                 stream.close()
-            self._tracked.usage = Usage(
-                self.prompt_tokens,
-                sum(counts.cached for counts in self._counts),
-                sum(counts.completion for counts in self._counts),
-                sum(counts.reasoning for counts in self._counts),
-            )
-            self._tracked.done = self._done[0] if self._done else None
+            self._tracked.usage = self._usage()
+            if self._done:
+                self._tracked.done = self._done[0]
+
+    def _usage(self) -> Usage:
+        if self.best is not None:
+            return self.best.usage
+        return Usage(
+            self.prompt_tokens,
+            sum(counts.cached for counts in self._counts),
+            sum(counts.completion for counts in self._counts),
+            sum(counts.reasoning for counts in self._counts),
+        )
 
     @property
     def _ended_early(self) -> bool:
-        """True if all choices have ended, not all of them by the engine."""
-        return self._cut_short and all(one.ended for one in self._choices)
+        """True if all choices have ended, and the engine has not ended all of them."""
+        return self._cut_short and all(choice.ended for choice in self._choices)
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
-        """Events of all prompts as they come, with the index of their prompt."""
+        """Yield the events of all prompts as they arrive, with the index of their prompt."""
+        # Nearly all requests have one prompt. They need neither tasks nor a queue.
         if len(self._sources) == 1:
             events, stream = self._sources[0]
             while events := events or await stream.batch():
@@ -324,7 +336,7 @@ class Generation:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     def _count(self, prompt: int, event: Event) -> None:
-        """Update the tracked request, even for events that the client does not see."""
+        """Update the tracked request, also for events that the client does not see."""
         tracked = self._tracked
         counts = self._counts[prompt]
         match event:
@@ -348,18 +360,18 @@ class Generation:
                 self._done.append(event)
 
     def _convert(self, base: int, event: Event) -> list[OutputEvent]:
-        """Output events for an event of the engine. `base`: the first choice of its prompt."""
+        """Convert an event of the engine. `base`: first choice of its prompt."""
         match event:
             case Text(choice, text, logprobs):
-                return self._text(Text(base + choice, text, logprobs) if base else event)
+                return self._text(Text(base + choice, text, logprobs))
             case Reasoning(choice, text):
                 return self._piece(Reasoning(base + choice, text))
             case ToolCall(choice):
                 return self._call(msgspec.structs.replace(event, choice=base + choice))
             case Finished(choice, reason, stop):
-                why = REPETITION if reason == REPETITION else stop or None
-                cut_off = reason in ("length", REPETITION)
-                return self._end(base + choice, why, cut_off=cut_off)
+                if reason == REPETITION:
+                    return self._end(base + choice, REPETITION, cut_off=True)
+                return self._end(base + choice, stop or None, cut_off=reason == "length")
             case Prefill(done, cached, total) if self.spec.progress:
                 elapsed_ms = (time.perf_counter() - self._started_s) * 1e3
                 return [PromptProgress(base, total, cached, done, elapsed_ms)]
@@ -382,7 +394,9 @@ class Generation:
         return output
 
     def _piece(self, event: Text | Reasoning) -> list[OutputEvent]:
-        return [] if self._choices[event.choice].ended else [event]
+        if self._choices[event.choice].ended:
+            return []
+        return [event]
 
     def _call(self, event: ToolCall) -> list[OutputEvent]:
         state = self._choices[event.choice]
@@ -406,16 +420,21 @@ class Generation:
         if state.ended:
             return []
         state.ended = True
-        # A stop string inside of the arguments leaves a call that nobody should run: then it ended by "stop".
-        complete = bool(state.call_ids) and not (why and _is_broken("".join(state.arguments)))
-        reason: Reason = "length" if cut_off else "tool_calls" if complete else "stop"
-        self._tracked.finish_reason = why if why == REPETITION else reason
-        rest = state.early_stop.flush() if state.early_stop is not None else ""
-        return [*([Text(choice, rest)] if rest else []), ChoiceEnd(choice, reason, why)]
+        reason: Reason = "stop"
+        if cut_off:
+            reason = "length"
+        # A stop string inside of the arguments leaves a broken call, which the client must not run.
+        elif state.call_ids and not (why and _is_broken("".join(state.arguments))):
+            reason = "tool_calls"
+        self._tracked.finish_reason = REPETITION if why == REPETITION else reason
+        output: list[OutputEvent] = []
+        if state.early_stop is not None and (text := state.early_stop.flush()):
+            output.append(Text(choice, text))
+        return [*output, ChoiceEnd(choice, reason, why)]
 
 
 def _is_broken(arguments: str) -> bool:
-    """True if the arguments of a call are not complete JSON."""
+    """Return True if the arguments of a call are incomplete JSON."""
     try:
         msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:
@@ -424,5 +443,5 @@ def _is_broken(arguments: str) -> bool:
 
 
 def _is_cramped(accepted: Accepted, request: GenerateRequest) -> bool:
-    """True if the prompt leaves less room than an answer of typical length takes."""
+    """Return True if the prompt leaves less room than a typical answer needs."""
     return accepted.max_tokens < min(request.max_tokens or 0, _TYPICAL_ANSWER_TOKENS)

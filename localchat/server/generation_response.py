@@ -1,8 +1,8 @@
-"""Answers one generation request over HTTP, and cancels it if the client leaves.
+"""Answers one generation request over HTTP, and cancels it if the client disconnects.
 
-Nothing is sent before the engine has accepted the request: until then every refusal is a real HTTP status. A
-handler that does not read from its connection never learns that the client left, so a task reads it all the
-time; when the client is gone the work is cancelled, in whatever phase it is.
+Nothing is sent before the engine has accepted the request, so a refusal gets a real HTTP status. Only a handler
+that reads from its connection notices a disconnect. A task therefore reads all the time, and a disconnect
+cancels the work in any phase.
 """
 
 import asyncio
@@ -20,25 +20,24 @@ from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine
 from localchat.errors import ContextExceeded, LocalchatError
 from localchat.server.cancellation import disconnected
-from localchat.server.content_blocks import CollectedAnswer
+from localchat.server.chat.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
 from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import Generation, GenerationSpec
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
-from localchat.server.state import Service, client_of, service_of, user_agent
+from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
-from localchat.server.tries import TriesGeneration
 from localchat.server.uvicorn_http import FILLER, WRITE
 
 log = logging.getLogger("localchat.server")
 
 SCHEMA_RELAXED = b"x-localchat-schema-relaxed"
-"""Header with the keywords of JSON schemas that the answer is not held to."""
+"""Header with the keywords of JSON schemas that are not enforced."""
 
 
 class Endpoint(Protocol):
-    """One validated request of a protocol."""
+    """A validated request of a protocol."""
 
     @property
     def model(self) -> str | None:
@@ -52,26 +51,26 @@ class Endpoint(Protocol):
 
     @property
     def requested_tokens(self) -> int | None:
-        """Longest answer that the client asked for."""
+        """Requested length of the answer in tokens."""
         ...
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
-        """The generation to run on this engine. Raises ApiError, LocalchatError."""
+        """Return the generation to run on this engine. Raises ApiError, LocalchatError."""
         ...
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> AnswerFormatter:
-        """The formatter of the answer; called once the engine has accepted the request."""
+        """Return the formatter of the answer. Called once the engine has accepted the request."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResponse:
-    """An ASGI application that answers one request. Raises ApiError while nothing was sent yet."""
+    """ASGI application that answers one request. Raises ApiError as long as nothing was sent."""
 
     request: Request
     endpoint: Endpoint
     framing: Framing = SSE
-    """Of the answer, if it is a stream."""
+    """Format of the answer if the client wants a stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = service_of(self.request)
@@ -79,7 +78,6 @@ class GenerationResponse:
             id=scope.get("localchat.id", ""),
             model=self.endpoint.model or "",
             user=user_agent(self.request),
-            background=client_of(self.request).background,
         )
         scope["localchat.request"] = tracked
         service.tracker.add(tracked)
@@ -90,7 +88,7 @@ class GenerationResponse:
         try:
             await _while_connected(self._answer(service, tracked, send), receive, tracked)
         except ApiError as error:
-            tracked.error = error.code or "error"
+            tracked.error = error.label
             raise
         except LocalchatError as error:
             tracked.error = error.code
@@ -101,15 +99,15 @@ class GenerationResponse:
             service.metrics.observe_request(tracked)
 
     async def _answer(self, service: Service, tracked: TrackedRequest, send: Send) -> None:
-        named = service.documents.split(self.endpoint.model or "")
-        lease = await service.lease(named.model, self.request)
+        model, documents = service.documents.split(self.endpoint.model or "")
+        lease = await service.lease(model, self.request)
         async with lease:
             tracked.model = lease.name
             spec = await self.endpoint.spec(lease)
-            if named.documents:
-                spec = await service.documents.before(spec, named.documents, lease)
+            if documents:
+                spec = await service.documents.before(spec, documents, lease)
             tracked.guided = spec.guided
-            generation = _generation(lease.engine, spec, tracked)
+            generation = Generation(lease.engine, spec, tracked)
             try:
                 await generation.start()
             except LocalchatError as error:
@@ -117,9 +115,9 @@ class GenerationResponse:
                     error.steps = await _steps(error, lease.engine)
                 raise
             if generation.relaxed:
-                log.warning(
-                    "%s: not held by the grammar: %s", tracked.id, ", ".join(generation.relaxed)
-                )
+                keywords = ", ".join(generation.relaxed)
+                log.warning("%s: schema keywords not enforced: %s", tracked.id, keywords)
+            # Only an accepted request may change how long its model stays loaded.
             if spec.fills_gap:
                 lease.fill_gap()
             if spec.keep_alive_s is not None:
@@ -179,36 +177,31 @@ class GenerationResponse:
                         if events := b"".join(map(formatter.event, batch)):
                             await stream.write(events)
                 assert tracked.usage is not None
-                last = formatter.finish(tracked.usage, tracked.done)
+                end = formatter.finish(tracked.usage, tracked.done)
             except (ApiError, LocalchatError) as error:
-                why = tracked.abort_error or error
-                last = formatter.error(self._count_error(service, tracked, why))
+                reason = tracked.abort_error or error
+                end = formatter.error(self._count_error(service, tracked, reason))
             except Exception:
+                # The status is sent already, so that an exception handler could not answer any more.
                 log.exception("%s failed in the middle of its stream", tracked.id)
-                last = formatter.error(self._count_error(service, tracked, internal_error()))
+                end = formatter.error(self._count_error(service, tracked, internal_error()))
             tracked.answered = True
-            await stream.end(last)
+            await stream.end(end)
 
     def _count_error(
         self, service: Service, tracked: TrackedRequest, error: ApiError | LocalchatError
     ) -> ApiError:
         """Log and count the error that ends an open stream."""
-        api_error = error if isinstance(error, ApiError) else to_api_error(error)
         if isinstance(error, LocalchatError):
             log.error("%s %s: %s", tracked.id, error.code, error.message)
-        tracked.error = api_error.code or "error"
-        service.metrics.count_error(tracked.error, api_error.status)
-        return api_error
-
-
-def _generation(engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> Generation:
-    if spec.tries is None:
-        return Generation(engine, spec, tracked)
-    return TriesGeneration(engine, spec, tracked, spec.tries)
+            error = to_api_error(error)
+        tracked.error = error.label
+        service.metrics.count_error(tracked.error, error.status)
+        return error
 
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:
-    """What would make room for a prompt that is too long; nothing where its length is unknown."""
+    """Return ways to make room for a prompt that is too long."""
     prompt = error.details.get("prompt_tokens")
     context = error.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):
@@ -221,7 +214,7 @@ async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, obje
 
 
 def _headers(generation: Generation) -> list[tuple[bytes, bytes]]:
-    """Headers that say how this answer differs from what was asked for."""
+    """Return the headers that report deviations from the request."""
     headers = list(generation.spec.headers)
     if generation.relaxed:
         headers.append((SCHEMA_RELAXED, ", ".join(generation.relaxed).encode("ascii", "replace")))
@@ -231,10 +224,10 @@ def _headers(generation: Generation) -> list[tuple[bytes, bytes]]:
 async def _while_connected(
     work: Awaitable[None], receive: Receive, tracked: TrackedRequest
 ) -> None:
-    """Do the work; a client that leaves cancels it.
+    """Do the work, unless the client disconnects.
 
-    It is done in the request's own task: one of its own would begin behind those of all requests that came
-    together, and the engine would have nothing to do until the last of them was read.
+    The work runs in the request's own task. A new task would start after those of all requests that arrived
+    together, and the engine would be idle until the last of them was read.
     """
     task = asyncio.current_task()
     assert task is not None, "no task runs"
@@ -243,7 +236,9 @@ async def _while_connected(
 
     def on_disconnect(_: "asyncio.Future[None]") -> None:
         ended = watching.cancelled() or tracked.work is not task
-        if not ended and not tracked.answered:  # the end of an answer reads as a disconnect too
+        if (
+            not ended and not tracked.answered
+        ):  # uvicorn also reports the end of an answer as a disconnect
             tracked.client_left = True
             tracked.close()
             tracked.cancel_work()
@@ -255,14 +250,14 @@ async def _while_connected(
         for _ in range(tracked.cancels):
             task.uncancel()
         if not tracked.cancels or task.cancelling():
-            raise  # somebody else has cancelled it, perhaps at the same moment
+            raise  # another task has cancelled the request too
         if tracked.abort_error is not None and not tracked.client_left:
             raise tracked.abort_error from None
     except (ApiError, LocalchatError):
         if tracked.client_left:
             return
         if tracked.abort_error is not None:
-            raise tracked.abort_error from None  # the server closed the streams itself
+            raise tracked.abort_error from None  # the server itself closed the streams
         raise
     finally:
         tracked.work = None

@@ -1,4 +1,4 @@
-"""GET /, /health, /props, /slots and /metrics."""
+"""Routes that report the state of the server: /, /health, /props, /slots and /metrics."""
 
 import asyncio
 from typing import Any
@@ -28,12 +28,12 @@ _PROBE = {
 
 
 async def root(request: Request) -> Response:
-    """Answer for probes of clients and for people."""
+    """Greet clients that probe the server, and people."""
     return Response("localchat is running\n", headers={"content-type": "text/plain"})
 
 
 async def health(request: Request) -> Response:
-    """503 until the server's own model is loaded, and from the moment the server stops."""
+    """Answer 503 until the server's own model is loaded, and once the server stops."""
     service = service_of(request)
     service.tracker.check_open()
     if not service.ready:
@@ -42,23 +42,25 @@ async def health(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Context and abilities of a model, for llama.cpp's clients. `?model=` names another model than the
-    server's own. Clients poll this route, so it loads no model and keeps none loaded."""
+    """Describe the server's own model, or the one that `?model=` names, for llama.cpp's clients.
+
+    Clients poll this route, so it neither loads a model nor keeps one loaded.
+    """
     engines = service_of(request).engines
     cards = {card.name: card for card in engines.models()}
     name = request.query_params.get("model", "")
     card = cards.get(name) or next(iter(cards.values()))
-    made = _from_card(card)
+    properties = _card_properties(card)
     for loaded, engine in engines.loaded():
         if loaded == card.name:
             try:
-                made |= await asyncio.to_thread(_from_engine, engine)
+                properties |= await asyncio.to_thread(_engine_properties, engine)
             except LocalchatError:
-                break  # it ended in between
-    return json_response(made)
+                break  # the engine exited between the two calls
+    return json_response(properties)
 
 
-def _from_card(card: ModelCard) -> dict[str, Any]:
+def _card_properties(card: ModelCard) -> dict[str, Any]:
     return {
         "default_generation_settings": {"n_ctx": card.context_tokens or card.context_train},
         "model_alias": card.name,
@@ -68,11 +70,11 @@ def _from_card(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _from_engine(engine: Engine) -> dict[str, Any]:
-    """Properties that only a loaded engine knows."""
+def _engine_properties(engine: Engine) -> dict[str, Any]:
+    """Return the properties that only a loaded engine knows."""
     info = engine.info()
     tools = _template_has_tools(engine)
-    return {
+    properties = {
         "default_generation_settings": {"n_ctx": info.context_tokens},
         "chat_template_caps": {"supports_tools": tools, "supports_tool_calls": tools},
         "architecture": info.architecture,
@@ -80,32 +82,33 @@ def _from_engine(engine: Engine) -> dict[str, Any]:
         "n_ctx_train": info.context_train,
         "kv_type": info.kv_type,
         "limits": info.limits,
-        **({"total_slots": info.max_rows} if info.max_rows else {}),
     }
+    if info.max_rows:
+        properties["total_slots"] = info.max_rows
+    return properties
 
 
 def _template_has_tools(engine: Engine) -> bool:
-    """True if the model's template renders tools."""
+    """Return True if the model's template renders tools."""
     try:
-        shown = engine.render(Messages((Message("user", "probe"),), tools=(_PROBE,)))
+        rendered = engine.render(Messages((Message("user", "probe"),), tools=(_PROBE,)))
     except TemplateError:
         return False
-    return "probe_of_tools" in shown
+    return "probe_of_tools" in rendered
 
 
 async def slots(request: Request) -> Response:
-    """Requests under way, in the form of llama.cpp's slots; never a text. A model that computes
-    nothing has one idle slot, as its slots are made when they are needed."""
-    made: list[dict[str, Any]] = []
-    for name, engine in service_of(request).engines.loaded():
-        try:
-            context, stats = await asyncio.to_thread(_context_and_stats, engine)
-        except LocalchatError:
-            continue  # it ended in between
+    """List the requests in progress as llama.cpp's slots, without any text.
+
+    An idle model has one idle slot.
+    """
+    slots: list[dict[str, Any]] = []
+    engines = service_of(request).engines
+    for name, _, (context, stats) in await engines.query_loaded(_context_and_stats):
         for running in stats.requests or (None,):
-            slot = {"id": len(made), "model": name, "n_ctx": context, "speculative": False}
-            made.append({**slot, **_progress(running)})
-    return json_response(made)
+            slot = {"id": len(slots), "model": name, "n_ctx": context, "speculative": False}
+            slots.append({**slot, **_progress(running)})
+    return json_response(slots)
 
 
 def _context_and_stats(engine: Engine) -> tuple[int, EngineStats]:
@@ -124,11 +127,7 @@ def _progress(running: RunningRequest | None) -> dict[str, Any]:
 
 
 async def metrics(request: Request) -> Response:
+    """Report Prometheus metrics."""
     service = service_of(request)
-    stats: list[tuple[str, Engine, EngineStats]] = []
-    for name, engine in service.engines.loaded():
-        try:
-            stats.append((name, engine, await asyncio.to_thread(engine.stats)))
-        except LocalchatError:
-            continue  # it ended in between; the next scrape leaves it out
+    stats = await service.engines.query_loaded(lambda engine: engine.stats())
     return Response(service.metrics.render(stats), headers={"content-type": CONTENT_TYPE})

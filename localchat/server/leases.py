@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -18,26 +19,28 @@ from localchat.server.cancellation import shielded
 
 R = TypeVar("R")
 _THREADS = 32
-"""So many requests may wait for a load at once; the event loop's default threads stay free."""
+"""Requests that may wait for a load at once. The event loop's default threads stay free."""
 
 
 class AsyncLease:
-    """A pool lease with the engine's info. The end of the `async with` block releases it, and only then may
-    the engine be unloaded."""
+    """A pool lease with the engine's info, for an `async with` block.
+
+    The engine can be unloaded only after the end of the block.
+    """
 
     def __init__(self, lease: Lease, info: EngineInfo) -> None:
         self._lease = lease
         self.info = info
         self.engine: Engine = lease.engine
         self.name: str = lease.name
-        """Name of the model, which may differ from the name in the request."""
+        """Name of the model. The request may use another one."""
 
     def fill_gap(self) -> None:
-        """Note that an editor completes code with this model, which then stays loaded for longer."""
+        """Note that an editor completes code with this model, so that it stays loaded longer."""
         self._lease.fill_gap()
 
     def keep_alive(self, seconds: float) -> None:
-        """Set how long this model stays loaded without users; see EnginePool's `keep_alive_s`."""
+        """Set the seconds that this model stays loaded without users; see EnginePool's `keep_alive_s`."""
         self._lease.keep_alive(seconds)
 
     def release(self) -> None:
@@ -57,30 +60,31 @@ class AsyncLease:
 
 
 class AsyncEnginePool:
-    """The engine pool for the server. Called from the event loop and never blocks it."""
+    """The engine pool for the server. Its methods run on the event loop and never block it."""
 
     def __init__(self, pool: EnginePool, resolver: ModelResolver) -> None:
         self.pool = pool
         self.resolver = resolver
         self._threads = ThreadPoolExecutor(_THREADS, "leases")
         self._infos: dict[int, tuple[Engine, EngineInfo]] = {}
-        """Loaded engines with their info, which does not change any more, by id of the engine."""
+        """Loaded engines with their final info, by id of the engine."""
         self._last_infos: dict[str, EngineInfo] = {}
-        """Info of each model at its last lease, by name, even if it was unloaded since."""
+        """Info of each model at its last lease, by name. The model may be unloaded since."""
         self._refresh: asyncio.Task[None] | None = None
 
     async def lease(self, model: str, *, user: str = "") -> AsyncLease:
         """Lease the engine of a model and load it if needed.
 
-        Returns once the engine accepts requests: the vocabulary is read, the weights may follow while a
+        Returns once the engine accepts requests: the vocabulary is read, and the weights may follow while a
         request streams `Loading`. A cancelled call leaves no lease.
 
-        model: a name, never a path; empty: the server's own model. user: the client's name, for `ps`.
+        model: a name, never a path. Empty means the server's own model. user: the client's name, for `ps`.
         Raises ModelMissing, ModelInvalid, DoesNotFit, EngineBusy, EngineDied.
         """
         lease = self.pool.lease_if_loaded(model, user)
         if lease is not None:
-            if (info := self._known_info(lease.engine)) is not None:
+            info = self._final_info(lease.engine)
+            if info is not None:
                 return AsyncLease(lease, info)
             lease.release()
         return await self._lease(
@@ -100,7 +104,7 @@ class AsyncEnginePool:
         def work() -> AsyncLease:
             lease = take(cancelled)
             try:
-                return AsyncLease(lease, self._known_info(lease.engine) or lease.engine.info())
+                return AsyncLease(lease, self._final_info(lease.engine) or lease.engine.info())
             except BaseException:
                 lease.release()
                 raise
@@ -111,23 +115,24 @@ class AsyncEnginePool:
             cancelled.set()
             raise
         self._last_infos[lease.name] = lease.info
-        if lease.info.loaded and self._known_info(lease.engine) is None:
+        # A loaded engine's info never changes. Caching it saves each request a question to the process.
+        if lease.info.loaded and self._final_info(lease.engine) is None:
             running = {id(engine) for _, engine in self.pool.engines()}
-            self._infos = {key: known for key, known in self._infos.items() if key in running}
+            self._infos = {key: item for key, item in self._infos.items() if key in running}
             self._infos[id(lease.engine)] = lease.engine, lease.info
         return lease
 
-    def _known_info(self, engine: Engine) -> EngineInfo | None:
-        """Info of an engine that has been loaded, without a question to its process."""
-        known = self._infos.get(id(engine))
-        return known[1] if known is not None else None
+    def _final_info(self, engine: Engine) -> EngineInfo | None:
+        """Return the cached info of a loaded engine."""
+        _, info = self._infos.get(id(engine), (engine, None))
+        return info
 
     def in_thread(self, work: Callable[[], R]) -> "asyncio.Future[R]":
         """Run a blocking call on one of the lease threads."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def models(self) -> list[ModelCard]:
-        """Every model that a request may name, the server's own first. Starts a refresh if the list is old."""
+        """Return the models that a request may name, the server's own first. Refreshes an old list."""
         if self.resolver.stale and (self._refresh is None or self._refresh.done()):
             self._refresh = asyncio.ensure_future(self.refresh())
         loaded = {name for name, _ in self.pool.engines()}
@@ -145,16 +150,27 @@ class AsyncEnginePool:
         )
 
     async def refresh(self) -> None:
-        """Read the installed models again. On failure the list stays as it was."""
+        """Read the installed models again. On failure the list does not change."""
         try:
             await self.in_thread(self.resolver.refresh)
         except (LocalchatError, OSError):
             return
 
     def loaded(self) -> list[tuple[str, Engine]]:
-        """Running engines with their model names."""
+        """Return the running engines with their model names."""
         return list(self.pool.engines())
 
+    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, Engine, R]]:
+        """Query each running engine on a thread. Returns model name, engine and result.
+
+        An engine that exits meanwhile is left out.
+        """
+        results: list[tuple[str, Engine, R]] = []
+        for name, engine in self.loaded():
+            with suppress(LocalchatError):
+                results.append((name, engine, await asyncio.to_thread(query, engine)))
+        return results
+
     def close(self) -> None:
-        """Unload every model. Every lease from now on raises EngineClosed. Blocking and idempotent."""
+        """Unload every model. Later leases raise EngineClosed. Blocking and idempotent."""
         self.pool.close()

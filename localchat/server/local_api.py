@@ -1,7 +1,7 @@
-"""Private HTTP API by which the owner's CLI and TUI attach to a running server.
+"""Private HTTP API for the owner's CLI and TUI, which attach to a running server.
 
-Every route requires the token of the server registry. It stands for the owner, who may name files, unload
-models and stop the server. Frames and routes: engine/attached/protocol.py.
+Every route requires the token of the server registry. The token represents the owner, who may name files,
+unload models and stop the server. Frames and routes: engine/attached/protocol.py.
 """
 
 import asyncio
@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from localchat import __version__
 from localchat.engine.attached.protocol import (
@@ -30,7 +29,6 @@ from localchat.engine.interface import Engine
 from localchat.engine.local import protocol
 from localchat.errors import LocalchatError
 from localchat.pool.entry import ServerStatus
-from localchat.server.cancellation import disconnected
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 
 T = TypeVar("T")
@@ -38,19 +36,18 @@ _MAX_BODY_BYTES = 64 << 20
 
 
 class LocalApi:
-    """The private routes. `stop`: ends the server; called after the response is sent."""
+    """The private routes."""
 
     def __init__(self, engines: AsyncEnginePool, token: str, stop: Callable[[], None]) -> None:
+        """`stop` ends the server. It is called after the response is sent."""
         self._engines = engines
         self._token = token.encode()
         self._stop = stop
 
     def routes(self) -> list[Route]:
-        """All routes, for the app."""
+        """Return all routes."""
         return [
-            Route(
-                f"{PREFIX}/generate", _AsgiRoute(self._authorized(self.generate)), methods=["POST"]
-            ),
+            Route(f"{PREFIX}/generate", self._authorized(self.generate), methods=["POST"]),
             Route(f"{PREFIX}/query", self._authorized(self.query), methods=["POST"]),
             Route(f"{PREFIX}/ps", self._authorized(self.ps), methods=["GET"]),
             Route(f"{PREFIX}/stop", self._authorized(self.stop), methods=["POST"]),
@@ -60,8 +57,8 @@ class LocalApi:
         self, handle: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
-            given = request.headers.get("authorization", "").encode("utf-8", "replace")
-            if not hmac.compare_digest(given, b"Bearer " + self._token):
+            header = request.headers.get("authorization", "").encode("utf-8", "replace")
+            if not hmac.compare_digest(header, b"Bearer " + self._token):
                 return Response("this is not the server's token", 403)
             try:
                 return await handle(request)
@@ -72,8 +69,6 @@ class LocalApi:
 
         return checked
 
-    # ------------------------------------------------------------------------ engines
-
     async def _lease(self, spec: AttachSpec, user: str) -> AsyncLease:
         resolver = self._engines.resolver
         return await self._engines.lease_spec(lambda: resolver.resolve_request(spec), user)
@@ -81,18 +76,22 @@ class LocalApi:
     async def generate(self, request: Request) -> Response:
         """Stream frames until Done or Failed. A client that disconnects cancels the request."""
         call = await _decode(request, GenerateCall)
-        return _FrameResponse(self._frames(call))
+        frames = (
+            protocol.frame_bytes(msgspec.msgpack.encode(frame))
+            async for frame in self._frames(call)
+        )
+        return StreamingResponse(frames, media_type=MEDIA_TYPE)
 
     async def _frames(self, call: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
         try:
             async with await self._lease(call.model, call.request.user) as lease:
-                # The file would be written by this process, with its rights.
-                asked = msgspec.structs.replace(call.request, prompt_logprobs_file="")
-                with lease.engine.generate(asked) as stream:
+                # This process would write the file, with its own rights.
+                request = msgspec.structs.replace(call.request, prompt_logprobs_file="")
+                with lease.engine.generate(request) as stream:
                     async for batch in stream.batches():
                         yield protocol.Events(tuple((0, event) for event in batch))
         except LocalchatError as error:
-            yield _failed(error)
+            yield protocol.Failed.of(0, error)
 
     async def query(self, request: Request) -> Response:
         """Answer one query with one frame."""
@@ -101,13 +100,11 @@ class LocalApi:
             async with await self._lease(call.model, call.user) as lease:
                 answer = await self._engines.in_thread(lambda: _answer(lease.engine, call.query))
         except LocalchatError as error:
-            answer = _failed(error)
-        return Response(msgspec.msgpack.encode(answer), media_type=MEDIA_TYPE)
-
-    # ------------------------------------------------------------------------ the server
+            answer = protocol.Failed.of(0, error)
+        return _frame_response(answer)
 
     async def ps(self, request: Request) -> Response:
-        """Status of the loaded models, as JSON."""
+        """Report the loaded models, as JSON."""
         models = await self._engines.in_thread(self._engines.pool.loaded)
         body = msgspec.json.encode(ServerStatus(__version__, tuple(models)))
         return Response(body, media_type="application/json")
@@ -117,14 +114,19 @@ class LocalApi:
         call = await _decode(request, StopCall)
         ended: int | None = None
         if call.model is None:
+            # The response must be sent before the server stops.
             asyncio.get_running_loop().call_later(0.1, self._stop)
         else:
             model = call.model
             try:
                 ended = await self._engines.in_thread(lambda: self._engines.pool.unload(model))
             except LocalchatError as error:
-                return Response(msgspec.msgpack.encode(_failed(error)), 409, media_type=MEDIA_TYPE)
-        return Response(msgspec.msgpack.encode(Stopped(ended)), media_type=MEDIA_TYPE)
+                return _frame_response(protocol.Failed.of(0, error), 409)
+        return _frame_response(Stopped(ended))
+
+
+def _frame_response(frame: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.msgpack.encode(frame), status, media_type=MEDIA_TYPE)
 
 
 class _BadRequest(Exception):
@@ -156,76 +158,12 @@ def _answer(engine: Engine, query: Query) -> msgspec.Struct:
         case protocol.PromptTokens(id_, messages):
             return protocol.TokensReply(id_, tuple(engine.prompt_tokens(messages)))
         case protocol.Embed(id_, texts, question, truncate):
-            vectors = (
-                engine.embed(texts, truncate=truncate)
-                if question is None
-                else engine.rerank(question, texts)
-            )
+            if question is None:
+                vectors = engine.embed(texts, truncate=truncate)
+            else:
+                vectors = engine.rerank(question, texts)
             return protocol.VectorsReply(id_, vectors, vectors.tokens)
         case protocol.GetInfo(id_):
             return protocol.InfoReply(id_, engine.info())
         case protocol.GetStats(id_):
             return protocol.StatsReply(id_, engine.stats())
-
-
-def _failed(error: LocalchatError) -> protocol.Failed:
-    sendable = protocol.sendable
-    return protocol.Failed(
-        0, error.code, sendable(error.message), sendable(error.hint), error.details
-    )
-
-
-# ---------------------------------------------------------------------------- ASGI
-
-
-class _AsgiRoute:
-    """Wraps a handler as an ASGI app.
-
-    A plain route function cannot use `receive` after the body is read.
-    """
-
-    def __init__(self, handle: Callable[[Request], Awaitable[Response]]) -> None:
-        self._handle = handle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._handle(Request(scope, receive, send))
-        await response(scope, receive, send)
-
-
-class _FrameResponse(Response):
-    """Streams frames. A disconnect ends the source at once, even while it waits for a frame."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(self, source: AsyncGenerator[msgspec.Struct, None]) -> None:
-        super().__init__()
-        self._source = source
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            results = await asyncio.gather(sending, leaving, return_exceptions=True)
-        if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
-            raise results[0]
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        source = self._source
-        try:
-            async for frame in source:
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": protocol.frame_bytes(msgspec.msgpack.encode(frame)),
-                        "more_body": True,
-                    }
-                )
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            await source.aclose()

@@ -1,7 +1,7 @@
-"""Prometheus metrics: observed from each request, and read from the engines on every scrape.
+"""Prometheus metrics, observed from each request and read from the engines on every scrape.
 
-Names and descriptions come from the table in localchat/metrics.py. No label holds a value that a client
-chose, so that their number stays small: no model names from requests, no texts, no keys.
+Names and descriptions come from the table in localchat/metrics.py. No label contains a value that a client
+chose, so that the number of labels stays small: no model names from requests, no texts, no keys.
 """
 
 import re
@@ -29,11 +29,11 @@ _TOKEN_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 
 
 def prompt_bucket(tokens: int) -> str:
-    """Label for the length of a prompt: the smallest bound that is not exceeded."""
-    return next(
-        (f"<={bound}" for bound in _PROMPTS if tokens <= bound),
-        f">{_PROMPTS[-1]}",
-    )
+    """Return the label for the length of a prompt: the smallest bound that is not exceeded."""
+    for bound in _PROMPTS:
+        if tokens <= bound:
+            return f"<={bound}"
+    return f">{_PROMPTS[-1]}"
 
 
 class Metrics:
@@ -89,7 +89,8 @@ class Metrics:
             self._observe(tracked, tracked.done)
 
     def _reason(self, text: str) -> str:
-        """A reason as the value of a label: without numbers, and one of a few."""
+        """Return a reason as the value of a label: without numbers, and one of at most 64."""
+        # Each new value of a label is a time series that Prometheus stores for good.
         reason = _NUMBER.sub("N", text)
         if len(self._reasons) < _MAX_REASONS:
             self._reasons.add(reason)
@@ -115,7 +116,7 @@ class Metrics:
             self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
 
     def render(self, stats: Sequence[tuple[str, Engine, EngineStats]]) -> bytes:
-        """The page for scrapers. `stats`: model name, engine and statistics of the running engines."""
+        """Return the page for scrapers. `stats`: model name, engine and statistics of the running engines."""
         for model, engine, engine_stats in stats:
             self.engine_totals.observe(model, engine, engine_stats)
         self._engines.latest = [(model, engine_stats) for model, _, engine_stats in stats]
@@ -142,20 +143,16 @@ class _EngineMetrics(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        yield _gauge("http_running", "Requests of the endpoint that an engine has begun.", ()).add(
-            (), self._tracker.running
-        )
-        yield _gauge("http_waiting", "Requests of the endpoint that wait for an engine.", ()).add(
-            (), self._tracker.waiting
-        )
+        about = "Requests of the endpoint that an engine has begun."
+        yield GaugeMetricFamily("localchat_http_running", about, self._tracker.running)
+        about = "Requests of the endpoint that wait for an engine."
+        yield GaugeMetricFamily("localchat_http_waiting", about, self._tracker.waiting)
         for name in (*_GAUGES, *_OLD_GAUGES):
             field = _OLD_GAUGES.get(name, name)
-            yield _gauge(name, METRICS[field].about, ("model",)).each(
-                [((model,), getattr(stats.now, field)) for model, stats in self.latest]
-            )
-        yield _gauge("process_bytes", "Resident memory of an engine's process.", ("model",)).each(
-            [((model,), stats.process_bytes) for model, stats in self.latest]
-        )
+            values = [(model, getattr(stats.now, field)) for model, stats in self.latest]
+            yield _gauge_by_model(name, METRICS[field].about, values)
+        sizes = [(model, stats.process_bytes) for model, stats in self.latest]
+        yield _gauge_by_model("process_bytes", "Resident memory of an engine's process.", sizes)
         yield from self._counters()
 
     def _counters(self) -> Iterable[Metric]:
@@ -186,16 +183,10 @@ class _EngineMetrics(Collector):
         yield routed
 
 
-class _Gauge(GaugeMetricFamily):
-    def add(self, labels: Sequence[str], value: float) -> "_Gauge":
-        self.add_metric(labels, value)
-        return self
-
-    def each(self, values: Iterable[tuple[Sequence[str], float]]) -> "_Gauge":
-        for labels, value in values:
-            self.add_metric(labels, value)
-        return self
-
-
-def _gauge(name: str, about: str, labels: Sequence[str]) -> _Gauge:
-    return _Gauge(f"localchat_{name}", about, labels=labels)
+def _gauge_by_model(
+    name: str, about: str, values: Iterable[tuple[str, float]]
+) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(f"localchat_{name}", about, labels=("model",))
+    for model, value in values:
+        gauge.add_metric((model,), value)
+    return gauge

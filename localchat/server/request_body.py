@@ -1,7 +1,6 @@
-"""Request bodies: read within limits, decompressed, decoded or refused.
+"""Request bodies: read within limits, decompressed and decoded.
 
-zstd is in the standard library from Python 3.14 on and in `backports.zstd` before; without it the refusal of
-zstd lists the encodings that work.
+The standard library has zstd from Python 3.14 on, `backports.zstd` before. Without either, zstd is rejected.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from localchat.server.body_budget import BodyBudget, BodyReservation
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, bad_request
+from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.fields import check_unknown_fields, note_ignored
 
 T = TypeVar("T")
@@ -29,34 +28,35 @@ _PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
 _UNKNOWN_FIELD: Final = re.compile(r"contains unknown field `(.*)`", re.DOTALL)
 _MAX_EXACT: Final = float(1 << 53)
-"""Below it a float holds every whole number exactly."""
+"""Below this limit a float represents every integer exactly."""
 _TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded", "text/plain")
-"""Types with which programs post JSON: LiteLLM sends none, curl that of a form, others that of a text."""
+"""Content types of programs that post JSON: LiteLLM sends none, curl that of a form, others that of a text."""
 _LARGE_BYTES: Final = 32 << 10
 """Compressed bodies above this size are decompressed on a thread."""
 _GZIP: Final = 31
-"""wbits of zlib for a gzip stream with the largest window."""
+"""zlib's wbits for a gzip stream with the largest window."""
 _WINDOW_LOG: Final = 23
-"""8 MiB: the window that every zstd decoder must support, and the largest that is accepted here."""
+"""Largest zstd window: 8 MiB, which every decoder must support."""
 _MAX_MEMBERS: Final = 16
-"""Concatenated streams in one body."""
+"""Maximum of concatenated streams in one body."""
 
 
 async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
-    """Read a body as JSON of this type. Raises ApiError; ClientDisconnect if the client leaves.
+    """Read a body as JSON of this type, and note the fields that are ignored.
 
-    The response names the fields that are ignored; see fields.py.
+    Raises ApiError; ClientDisconnect if the client disconnects.
     """
     budget: BodyBudget = request.app.state.bodies
     with budget.reservation() as reservation:
         body = await _read_body(request, limits, reservation)
         value = decode(body, kind, limits)
+        # A second decoding shows the fields that the type does not have.
         note_ignored(request.scope, check_unknown_fields(decode(body, object, limits), kind))
         return value
 
 
 async def _read_body(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
-    """Read the whole body and decompress it. Raises ApiError; ClientDisconnect if the client leaves."""
+    """Read the whole body and decompress it. Raises ApiError; ClientDisconnect."""
     _check_type(request)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.body_bytes:
@@ -69,6 +69,7 @@ async def _read_body(request: Request, limits: ServerLimits, reservation: BodyRe
             408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
         ) from None
     encoding = request.headers.get("content-encoding", "")
+    # A large body would block the event loop, and its size after decompression is unknown.
     if encoding and len(body) > _LARGE_BYTES:
         reservation.resize(len(body) + limits.unpacked_bytes)
         return await asyncio.to_thread(decompress, body, encoding, limits.unpacked_bytes)
@@ -93,24 +94,24 @@ async def _receive(request: Request, limits: ServerLimits, reservation: BodyRese
 
 
 def _check_type(request: Request) -> None:
-    """Accept JSON only: browsers let pages of other sites send other types without a preflight.
+    """Accept only JSON: browsers let pages of other sites send other types without a preflight.
 
-    A program may also name none, or what curl says of any body, as in Ollama's own examples.
+    Programs may also send no type, or curl's default as in Ollama's own examples.
     """
-    given = request.headers.get("content-type", "")
-    kind = given.partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "")
+    kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and (
         kind not in _TYPES_OF_PROGRAMS or _is_browser(request.headers)
     ):
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"The content type is {given[:100]!r}; it must be application/json.",
+            f"The content type is {content_type[:100]!r}; it must be application/json.",
         )
 
 
 def _is_browser(headers: Mapping[str, str]) -> bool:
-    """True for the headers of a browser: it sends Origin or Sec-Fetch-Site with a POST, old ones the name."""
+    """Return True for a browser: it sends Origin or Sec-Fetch-Site with a POST, or at least its name."""
     return (
         "origin" in headers
         or "sec-fetch-site" in headers
@@ -118,11 +119,8 @@ def _is_browser(headers: Mapping[str, str]) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------- JSON
-
-
 def decode(body: bytes, kind: type[T], limits: ServerLimits) -> T:
-    """Decode a JSON body to a type. Raises ApiError that names the wrong field."""
+    """Decode a JSON body to a type. Raises ApiError, which names the wrong field."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
         return _decode(body, kind)
@@ -145,7 +143,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
             raise
         return _decode_with_integers(body, kind, error)
     except msgspec.DecodeError:
-        # A client that cut a text inside of a character sends half of a surrogate pair; it becomes U+FFFD.
+        # A client that cuts a text inside of a character sends half of a surrogate pair. Replace it by U+FFFD.
         repaired = _SURROGATES.sub(_replace_lone_surrogate, body)
         if repaired == body:
             raise
@@ -166,54 +164,52 @@ def _decode_with_integers(body: bytes, kind: type[T], error: msgspec.ValidationE
 def _with_integers(value: Any) -> Any:  # noqa: ANN401 - any JSON
     match value:
         case dict():
-            return {key: _with_integers(one) for key, one in value.items()}
+            return {key: _with_integers(item) for key, item in value.items()}
         case list():
-            return [_with_integers(one) for one in value]
+            return [_with_integers(item) for item in value]
         case float() if value.is_integer() and abs(value) < _MAX_EXACT:
             return int(value)
     return value
 
 
-def _replace_lone_surrogate(found: re.Match[bytes]) -> bytes:
-    return found[0] if found[1] or found[2] else b"\\ufffd"
+def _replace_lone_surrogate(match: re.Match[bytes]) -> bytes:
+    if match[1] or match[2]:  # an escaped backslash, or a complete pair
+        return match[0]
+    return b"\\ufffd"
 
 
 def _invalid(error: msgspec.ValidationError) -> ApiError:
-    text = str(error)
-    path = _PATH.search(text)
-    at = path[1].lstrip(".") if path else ""
-    reason = text[: path.start()] if path else text
-    unknown = _UNKNOWN_FIELD.search(reason)
-    if unknown:
-        param = f"{at}.{unknown[1]}" if at else unknown[1]
+    """Convert msgspec's error, which names the path of the wrong value behind the reason."""
+    reason = str(error)
+    path = ""
+    if match := _PATH.search(reason):
+        path = match[1].lstrip(".")
+        reason = reason[: match.start()]
+    prefix = f"{path}." if path else ""
+    if unknown := _UNKNOWN_FIELD.search(reason):
+        param = f"{prefix}{unknown[1]}"[:100]
         return bad_request(
-            f"The field {param[:100]!r} is unknown.",
-            param=param[:100],
-            code="unsupported_parameter",
+            f"The field {param!r} is unknown.", param=param, code="unsupported_parameter"
         )
-    missing = _MISSING_FIELD.search(reason)
-    if missing:
-        param = f"{at}.{missing[1]}" if at else missing[1]
-        return bad_request(
-            f"The field {param!r} is required.", param=param, code="missing_required_parameter"
-        )
-    where = f"The field {at!r}" if at else "The body"
+    if missing := _MISSING_FIELD.search(reason):
+        return missing_field(f"{prefix}{missing[1]}")
+    subject = f"The field {path!r}" if path else "The body"
     return bad_request(
-        f"{where} has the wrong type: {reason[:1].lower()}{reason[1:]}.".replace("`", ""),
-        param=at or None,
+        f"{subject} has the wrong type: {reason[:1].lower()}{reason[1:]}.".replace("`", ""),
+        param=path or None,
         code="invalid_type",
     )
 
 
 def check_json_size(value: Any, limits: ServerLimits, param: str) -> None:  # noqa: ANN401 - any JSON
-    """Refuse free-form JSON that nests too deep or holds too many values.
+    """Reject free-form JSON with too many levels or values. Raises ApiError.
 
-    For schemas and the like, before anything recurses into them. Raises ApiError.
+    Call this before anything recurses into a schema.
     """
     level = [value]
     count = 0
     for _ in range(limits.depth):
-        containers = [one for one in level if isinstance(one, dict | list)]
+        containers = [item for item in level if isinstance(item, dict | list)]
         if not containers:
             return
         count += sum(map(len, containers))
@@ -223,11 +219,9 @@ def check_json_size(value: Any, limits: ServerLimits, param: str) -> None:  # no
                 param=param,
                 code="invalid_json",
             )
-        level = [
-            inner
-            for outer in containers
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        level = []
+        for container in containers:
+            level += container.values() if isinstance(container, dict) else container
     raise bad_request(
         f"The field {param!r} is nested deeper than {limits.depth} levels.",
         param=param,
@@ -235,17 +229,13 @@ def check_json_size(value: Any, limits: ServerLimits, param: str) -> None:  # no
     )
 
 
-# ---------------------------------------------------------------------------- compression
-
-
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The decompressed body. Raises ApiError.
+    """Decompress a body. `encoding`: the Content-Encoding header, or empty.
 
-    encoding: the Content-Encoding header, or empty. An unknown one is refused with 415, more than `max_bytes`
-    with 413, a body that cannot be decompressed with 400.
+    Raises ApiError: 415 for an unknown encoding, 413 for more than `max_bytes`, 400 for a damaged body.
     """
-    given = [name.strip().lower() for name in encoding.split(",")]
-    encodings = [name for name in given if name not in ("", "identity")]
+    names = [name.strip().lower() for name in encoding.split(",")]
+    encodings = [name for name in names if name not in ("", "identity")]
     if not encodings:
         return body
     make = DECOMPRESSORS.get(encodings[0])
@@ -261,7 +251,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int, subject: str = "The request is") -> ApiError:
-    """413. The rest of the body is not read, so the connection closes."""
+    """413: the body is too large. The rest of it is not read, so the connection closes."""
     return ApiError(
         413,
         "request_too_large",
@@ -273,13 +263,13 @@ def too_large(max_bytes: int, subject: str = "The request is") -> ApiError:
 def _decompress(body: bytes, make: Callable[[bytes], Any], max_bytes: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
-    rest = body
-    while rest or not pieces:
+    # A gzip body may consist of several streams, one after the other.
+    while body or not pieces:
         if len(pieces) == _MAX_MEMBERS:
             raise _unreadable(f"it has more than {_MAX_MEMBERS} parts")
-        decompressor = make(rest)
+        decompressor = make(body)
         try:
-            piece = decompressor.decompress(rest, max_bytes - size + 1)
+            piece = decompressor.decompress(body, max_bytes - size + 1)
         except (zlib.error, _ZSTD_ERROR) as error:
             raise _unreadable(str(error)) from error
         size += len(piece)
@@ -288,7 +278,7 @@ def _decompress(body: bytes, make: Callable[[bytes], Any], max_bytes: int) -> by
         if not decompressor.eof:
             raise _unreadable("it is cut off")
         pieces.append(piece)
-        rest = decompressor.unused_data
+        body = decompressor.unused_data
     return b"".join(pieces)
 
 
@@ -296,12 +286,8 @@ def _unreadable(why: str) -> ApiError:
     return bad_request(f"The compressed body cannot be read: {why}.", code="invalid_json")
 
 
-def _gzip(_: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
-    return zlib.decompressobj(_GZIP)
-
-
-def _deflate(body: bytes) -> Any:  # noqa: ANN401
-    """Deflate with a zlib header, as the standard demands, or without one."""
+def _deflate(body: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
+    """Return a decompressor for deflate, with the standard's zlib header or without."""
     wrapped = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
     return zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
 
@@ -326,8 +312,8 @@ def _zstd(_: bytes) -> Any:  # noqa: ANN401
 
 
 DECOMPRESSORS: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "gzip": _gzip,
+    "gzip": lambda body: zlib.decompressobj(_GZIP),
     "deflate": _deflate,
     **({"zstd": _zstd} if _ZSTD else {}),
 }
-"""Decompressors by Content-Encoding. Legacy names such as `x-gzip` are refused."""
+"""Decompressors by Content-Encoding. Legacy names such as `x-gzip` are rejected."""

@@ -1,4 +1,4 @@
-"""POST /v1/rerank: scores of documents for a query, by a reranker model, in Jina's and llama.cpp's form."""
+"""POST /v1/rerank: score documents for a query with a reranker model, in Jina's and llama.cpp's format."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from localchat.engine.interface import Engine, Vectors
 from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
-from localchat.server.errors import bad_request
+from localchat.server.errors import bad_request, missing_field
 from localchat.server.formatters import json_response
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
@@ -22,7 +22,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/rerank. `texts` is another name of `documents`."""
+    """POST /v1/rerank. `texts` is an alias of `documents`."""
 
     query: str
     documents: list[str | Document] | None = None
@@ -33,7 +33,7 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rerank(request: Request) -> Response:
-    """Score documents, the best first. Scores are the model's own: their order counts, not their size."""
+    """Score documents, best first. The scores are the model's own: only their order has a meaning."""
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, RerankBody, limits)
@@ -43,14 +43,12 @@ async def rerank(request: Request) -> Response:
     async with await service.lease(body.model, request) as lease:
         scores = await asyncio.to_thread(_scores, lease.engine, body.query, documents)
         model = body.model or lease.name
-    results: list[dict[str, Any]] = [
-        {
-            "index": at,
-            "relevance_score": score,
-            **({"document": {"text": documents[at]}} if body.return_documents else {}),
-        }
-        for at, (score, *_) in enumerate(scores)
-    ]
+    results: list[dict[str, Any]] = []
+    for index, ((score, *_), text) in enumerate(zip(scores, documents, strict=True)):
+        result: dict[str, Any] = {"index": index, "relevance_score": score}
+        if body.return_documents:
+            result["document"] = {"text": text}
+        results.append(result)
     results.sort(key=lambda result: -result["relevance_score"])
     tokens = sum(scores.tokens)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -60,19 +58,15 @@ async def rerank(request: Request) -> Response:
 
 
 def _documents(body: RerankBody, limits: ServerLimits) -> list[str]:
-    given = body.documents if body.documents is not None else body.texts
-    if given is None:
+    documents = body.texts if body.documents is None else body.documents
+    if documents is None:
+        raise missing_field("documents")
+    if not documents or len(documents) > limits.inputs:
         raise bad_request(
-            "The field 'documents' is required.",
-            param="documents",
-            code="missing_required_parameter",
-        )
-    if not given or len(given) > limits.inputs:
-        raise bad_request(
-            f"There are {len(given)} documents; 1 to {limits.inputs} are allowed.",
+            f"There are {len(documents)} documents; 1 to {limits.inputs} are allowed.",
             param="documents",
         )
-    return [each if isinstance(each, str) else each.text for each in given]
+    return [document if isinstance(document, str) else document.text for document in documents]
 
 
 def _scores(engine: Engine, query: str, documents: Sequence[str]) -> Vectors:

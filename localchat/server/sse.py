@@ -1,7 +1,7 @@
 """Server-sent events: one `data: ` line per event, and heartbeats.
 
-Lines end with LF only. The heartbeat is the comment `: keep-alive`, because some clients take a line that
-begins with `: ping` for the end.
+Lines end with LF only. The heartbeat is the comment `: keep-alive`, because some clients mistake a line that
+starts with `: ping` for the end.
 """
 
 import asyncio
@@ -17,41 +17,39 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 _HEADERS: Final = [
     (b"cache-control", b"no-cache"),
+    # nginx would collect the events otherwise.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """Form of a stream: its content type, and what is sent in silence (nothing if empty)."""
+    """Format of a stream."""
 
     content_type: bytes
     comment: bytes
+    """Sent during silence; empty if the format has no comments."""
 
 
 SSE: Final = Framing(b"text/event-stream; charset=utf-8", KEEP_ALIVE)
 NDJSON: Final = Framing(b"application/x-ndjson", b"")
-"""JSON objects, one a line: there is no place for comments."""
+"""JSON objects, one per line."""
 
 
 def event(payload: bytes) -> bytes:
-    """One event. `payload`: compact JSON, which has no line break."""
+    """Return an event. `payload` is compact JSON, without line breaks."""
     return b"data: %b\n\n" % payload
 
 
 def named_event(name: bytes, payload: bytes) -> bytes:
-    """One event with a name, for protocols whose clients dispatch by name."""
+    """Return an event with a name, for protocols whose clients dispatch by name."""
     return b"event: %b\ndata: %b\n\n" % (name, payload)
 
 
 class EventStream:
-    """An open stream with heartbeats during the `async with` block. Writing to a client that left has no
-    effect.
+    """An open stream with heartbeats, for an `async with` block.
 
-    heartbeat_s: seconds of silence before a comment. event_s: seconds without an event before one from
-    `heartbeat`, for clients that measure silence in events and do not see comments; `heartbeat` returns
-    nothing if the protocol has no such event. headers: of this answer, besides those of every stream.
-    write_piece: a shorter way for a piece of the body, see uvicorn_http; False where it cannot be taken.
+    Writing to a client that disconnected has no effect.
     """
 
     def __init__(
@@ -64,6 +62,9 @@ class EventStream:
         write_piece: Callable[[bytes], bool] = lambda piece: False,
         framing: Framing = SSE,
     ) -> None:
+        """heartbeat_s: seconds of silence before a comment. event_s: seconds without an event before one from
+        `heartbeat`, for clients that do not see comments; it returns nothing if the protocol has no such event.
+        headers: headers of this answer. write_piece: see Connection.write_piece in uvicorn_http.py."""
         self._send = send
         self._write_piece = write_piece
         self._heartbeat_s = heartbeat_s
@@ -74,11 +75,11 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         self._last_s = self._last_event_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        """Of the next heartbeat. A timer, because a task costs each request three turns of the event loop."""
+        """Timer of the next heartbeat. A task would cost each request three turns of the event loop."""
         self._busy = False
-        """An event waits for a slow client."""
+        """True while an event waits for a slow client."""
         self._late: asyncio.Task[None] | None = None
-        """A heartbeat that waits for a slow client."""
+        """Heartbeat that waits for a slow client."""
 
     async def __aenter__(self) -> "EventStream":
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
@@ -126,18 +127,22 @@ class EventStream:
             self._timer.cancel()
 
     def _beat(self) -> None:
-        """Send the heartbeats that are due. A client that reads nothing gets none: it has enough to read."""
+        """Send the heartbeat that is due, unless the client still has something to read."""
         now_s = self._loop.time()
-        made = b""
-        waits = self._busy or self._late is not None
-        if now_s >= self._last_event_s + self._event_s:
+        event_due = now_s >= self._last_event_s + self._event_s
+        comment_due = now_s >= self._last_s + self._heartbeat_s
+        heartbeat = b""
+        if not self._busy and self._late is None:
+            if event_due:
+                heartbeat = self._heartbeat()
+            if comment_due:
+                heartbeat = heartbeat or self._comment
+        if event_due:
             self._last_event_s = now_s
-            made = b"" if waits else self._heartbeat()
-        if made or now_s >= self._last_s + self._heartbeat_s:
-            made = made or (b"" if waits else self._comment)
+        if heartbeat or comment_due:
             self._last_s = now_s
-        if made and not self._write_piece(made):
-            self._late = asyncio.create_task(self._send_late(made))
+        if heartbeat and not self._write_piece(heartbeat):
+            self._late = asyncio.create_task(self._send_late(heartbeat))
         self._schedule()
 
     async def _send_late(self, heartbeat: bytes) -> None:

@@ -1,30 +1,26 @@
-"""State that all routes share: engine pool, configuration, request tracker, metrics."""
+"""The state that all routes share: engine pool, configuration, request tracker, metrics."""
 
 import hashlib
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from starlette.requests import Request
 
 from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
+from localchat.server.chat.options import Client
 from localchat.server.config import ServerConfig
 from localchat.server.documents import OfferedDocuments
 from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 from localchat.server.metrics import Metrics
-from localchat.server.openai.requests import Client
 from localchat.server.tracker import RequestTracker
 
-CLIENT = "localchat.client"
-"""Key of the scope with the Client of a request that came over no connection."""
 _MAX_NAME = 200
 _MAX_USER_AGENT = 120
 
 
 class Service:
-    """The state of one application. Routes get it from `service_of`."""
+    """State of one application. Routes get it from `service_of`."""
 
     def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
@@ -33,14 +29,14 @@ class Service:
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
         self.ready = True
-        """True once the server's own model has answered its first lease; cleared while it loads at the start.
-        """
-        self.workers: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Work beside requests: runs while the server serves, and is cancelled first when it stops."""
+        """False while the server's own model loads at the start."""
 
     async def lease(self, model: str | None, request: Request) -> AsyncLease:
-        """Lease the engine for a request. An unknown name means the server's own model, unless the
-        configuration forbids it; a name that looks like a path is never looked up. Raises ApiError."""
+        """Lease the engine for a request. Raises ApiError.
+
+        An unknown name means the server's own model, unless the configuration forbids it. A name that looks
+        like a path is never looked up.
+        """
         name = model or ""
         user = user_agent(request)
         if _is_model_name(name):
@@ -60,35 +56,26 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The Service of the application that got this request."""
-    found = request.app.state.service
-    assert isinstance(found, Service)
-    return found
+    """Return the Service of the application that received the request."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
 
 
 def user_agent(request: Request) -> str:
-    """The User-Agent header, safe to print in a log line."""
+    """Return the User-Agent header, safe to print in a log line."""
     return sanitize_line(request.headers.get("user-agent", ""))[:_MAX_USER_AGENT]
 
 
 def client_of(request: Request) -> Client:
-    """The client of a request. Clients with different API keys share no prefix cache; without keys all share
-    one."""
-    client: Client | None = request.scope.get(CLIENT)
-    if client is not None:
-        return client
-    return Client(key_hash(request.scope.get("localchat.key", "")), user_agent(request))
-
-
-def key_hash(key: str) -> str:
-    """What stands for an API key where the key itself must not: its hash; empty without a key."""
-    if key:
-        return hashlib.sha256(key.encode()).hexdigest()[:16]
-    return ""
+    """Return the client of a request. Each API key has a prefix cache of its own."""
+    key: str = request.scope.get("localchat.key", "")
+    salt = hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+    return Client(salt, user_agent(request))
 
 
 def fingerprint(info: EngineInfo) -> str:
-    """The `system_fingerprint` of OpenAI's API."""
+    """Return the `system_fingerprint` of OpenAI's API."""
     return f"fp_{info.fingerprint}"
 
 

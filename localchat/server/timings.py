@@ -1,4 +1,4 @@
-"""Timings of an answer as clients read them: llama.cpp's names, and our own."""
+"""Timings of an answer, under llama.cpp's names and our own."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from localchat.engine.events import Done, Usage
 
 
 def answer_timings(usage: Usage, done: Done | None, *, own: bool = False) -> dict[str, Any] | None:
-    """Return the timings of a complete answer, or None without measurements of the engine.
+    """Return the timings of a complete answer, None without measurements of the engine.
 
-    own: with the metrics of the request too, by their names in localchat/metrics.py.
+    own: add the metrics of the request, by their names in localchat/metrics.py.
     """
     if done is None:
         return None
@@ -29,7 +29,9 @@ def answer_timings(usage: Usage, done: Done | None, *, own: bool = False) -> dic
         timings["draft_n_accepted"] = done.speculation.accepted
     if done.why_missed:
         timings["why_missed"] = done.why_missed
-    return timings | _own_timings(done) if own else timings
+    if own:
+        timings |= _own_timings(done)
+    return timings
 
 
 def llamacpp_timings(usage: Usage, prompt_ms: float, predicted_ms: float) -> dict[str, Any]:
@@ -46,14 +48,14 @@ def llamacpp_timings(usage: Usage, prompt_ms: float, predicted_ms: float) -> dic
 
 @dataclass(slots=True)
 class RunningTimings:
-    """Timings of an answer while it is streamed: `timings_per_token` in llama.cpp's protocol."""
+    """Timings during a stream: `timings_per_token` in llama.cpp's protocol."""
 
     accepted_s: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
     pieces: int = 0
 
     def next_piece(self, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        """Count a piece of the answer, which is a token as a rule, and return the timings so far."""
+        """Count a piece of the answer, usually a token, and return the timings so far."""
         now_s = time.perf_counter()
         if self.first_s is None:
             self.first_s = now_s

@@ -10,33 +10,34 @@ from starlette.requests import Request
 from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
-from localchat.server.openai.chat import template_fallbacks
+from localchat.server.chat.template_variants import template_variants
 from localchat.server.state import service_of
 
 _BYTES_PER_TOKEN: Final = 3.6
-"""English has 4 to 4.5, code about 3, text in other scripts 2 to 4."""
+"""English text has 4 to 4.5 bytes per token, code about 3, other scripts 2 to 4."""
 _MESSAGE_TOKENS: Final = 4
-"""Markup of a template around a message."""
+"""Tokens of a template's markup around a message."""
 
 
 async def count_prompt_tokens(request: Request, model: str | None, prompt: Messages) -> int:
-    """Prompt tokens of a conversation. Raises ApiError, LocalchatError.
+    """Count the prompt tokens of a conversation. Raises ApiError, LocalchatError.
 
-    An estimate if template and tokenizer are on a remote server that does not offer them.
+    The count is an estimate if a remote server has the tokenizer and does not offer it.
     """
     async with await service_of(request).lease(model, request) as lease:
         try:
-            fallbacks = await template_fallbacks(lease, prompt)
-            return await asyncio.to_thread(_count, lease.engine, fallbacks)
+            variants = await template_variants(lease, prompt)
+            return await asyncio.to_thread(_count, lease.engine, variants)
         except NetworkError as error:
+            # These statuses mean that the remote server cannot count. Others are failures.
             if error.details.get("status") not in (404, 405, 501):
                 raise
             return estimated_tokens(prompt)
 
 
-def _count(engine: Engine, fallbacks: Sequence[Messages]) -> int:
-    """Tokens of the first variant that the template accepts. Raises LocalchatError."""
-    *others, last = fallbacks
+def _count(engine: Engine, variants: Sequence[Messages]) -> int:
+    """Count the tokens of the first variant that the template accepts. Raises LocalchatError."""
+    *others, last = variants
     for variant in others:
         try:
             return len(engine.prompt_tokens(variant))
@@ -46,10 +47,10 @@ def _count(engine: Engine, fallbacks: Sequence[Messages]) -> int:
 
 
 def estimated_tokens(prompt: object) -> int:
-    """Rough number of tokens of a conversation; 0 for another kind of prompt.
+    """Estimate the tokens of a conversation. Returns 0 for another kind of prompt.
 
-    A remote engine reports its count at the end of the answer, but some protocols want one at the start. A
-    number that is 20 % off serves a client that watches its context; zero does not.
+    A remote engine reports its count at the end of the answer, but some protocols need one at the start. For a
+    client that watches its context, a number that is 20 % off is better than 0.
     """
     if not isinstance(prompt, Messages):
         return 0

@@ -1,5 +1,4 @@
-"""POST /tokenize, /detokenize, /apply-template and the counts of input tokens, by the model's own tokenizer
-and template."""
+"""Routes that tokenize, detokenize, render and count with the model's own tokenizer and template."""
 
 import asyncio
 from typing import Any
@@ -8,15 +7,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
+from localchat.server.chat.request import ChatRequest, conversation
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, bad_request
+from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.formatters import json_response
 from localchat.server.leases import AsyncLease
-from localchat.server.openai.chat import with_tools
 from localchat.server.openai.protocol import ChatBody, DetokenizeBody, TemplateBody, TokenizeBody
-from localchat.server.openai.requests import conversation
+from localchat.server.openai.requests import as_chat, as_conversation
 from localchat.server.openai_responses.protocol import ResponsesBody
-from localchat.server.openai_responses.requests import as_chat
+from localchat.server.openai_responses.requests import as_chat as responses_as_chat
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
 from localchat.server.token_counts import count_prompt_tokens
@@ -27,13 +26,11 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, TokenizeBody, limits)
-    messages = conversation(body, limits) if body.messages is not None else None
+    messages = None
+    if body.messages is not None:
+        messages = conversation(as_conversation(body), limits)
     if messages is None and body.content is None and body.prompt is None:
-        raise bad_request(
-            "One of 'content' and 'messages' is required.",
-            param="content",
-            code="missing_required_parameter",
-        )
+        raise missing_field("content", "One of 'content' and 'messages' is required.")
     async with await service.lease(body.model, request) as lease:
         if messages is not None:
             tokens = await asyncio.to_thread(lease.engine.prompt_tokens, messages)
@@ -41,16 +38,16 @@ async def tokenize(request: Request) -> Response:
             tokens = await asyncio.to_thread(_tokens, lease, body)
         pieces = await asyncio.to_thread(_pieces, lease.engine, tokens, body, limits)
         context = lease.info.context_tokens
-    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
+    reply: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
     if body.with_pieces:
-        answer["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
+        reply["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
     if body.return_token_strs:
-        answer["token_strs"] = [pieces[token] for token in tokens]
-    return json_response(answer)
+        reply["token_strs"] = [pieces[token] for token in tokens]
+    return json_response(reply)
 
 
 def _tokens(lease: AsyncLease, body: TokenizeBody) -> list[int]:
-    """The tokens of a text, by the rules of the field that it is in."""
+    """Tokenize a text by the rules of its field."""
     if body.content is not None:
         text = body.content
         special = bool(body.parse_special)
@@ -69,21 +66,19 @@ def _tokens(lease: AsyncLease, body: TokenizeBody) -> list[int]:
 def _pieces(
     engine: Engine, tokens: list[int], body: TokenizeBody, limits: ServerLimits
 ) -> dict[int, str]:
-    """The texts of the tokens, if the body asks for them. Raises ApiError."""
-    asks = {"with_pieces": body.with_pieces, "return_token_strs": body.return_token_strs}
-    field = next((name for name, wanted in asks.items() if wanted), None)
-    if field is None:
+    """Return the texts of the tokens, if the client requests them. Raises ApiError."""
+    if not body.with_pieces and not body.return_token_strs:
         return {}
     if len(tokens) > limits.values:
         raise bad_request(
             f"There are {len(tokens)} tokens; pieces are returned for at most {limits.values}.",
-            param=field,
+            param="with_pieces" if body.with_pieces else "return_token_strs",
         )
     return {token: engine.detokenize([token]) for token in set(tokens)}
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Special tokens and chat template, as vLLM serves them for programs that tokenize over HTTP."""
+    """Describe special tokens and chat template, as vLLM does for programs that tokenize over HTTP."""
     service = service_of(request)
     async with await service.lease(request.query_params.get("model"), request) as lease:
         info = lease.info.tokenizer
@@ -109,20 +104,19 @@ async def chat_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a chat."""
     limits = service_of(request).config.limits
     body = await read_json(request, ChatBody, limits)
-    return await _input_tokens(request, with_tools(body) if body.functions else body)
+    return await _input_tokens(request, as_chat(body))
 
 
 async def responses_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a response."""
     limits = service_of(request).config.limits
-    return await _input_tokens(
-        request, as_chat(await read_json(request, ResponsesBody, limits)).chat
-    )
+    body = await read_json(request, ResponsesBody, limits)
+    return await _input_tokens(request, responses_as_chat(body).chat)
 
 
-async def _input_tokens(request: Request, body: ChatBody) -> Response:
-    prompt = conversation(body, service_of(request).config.limits)
-    tokens = await count_prompt_tokens(request, body.model, prompt)
+async def _input_tokens(request: Request, chat: ChatRequest) -> Response:
+    prompt = conversation(chat, service_of(request).config.limits)
+    tokens = await count_prompt_tokens(request, chat.fields.model, prompt)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
 
@@ -144,6 +138,6 @@ async def apply_template(request: Request) -> Response:
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, TemplateBody, limits)
-    messages = conversation(body, limits)
+    messages = conversation(as_conversation(body), limits)
     async with await service.lease(body.model, request) as lease:
         return json_response({"prompt": await asyncio.to_thread(lease.engine.render, messages)})

@@ -11,79 +11,78 @@ from localchat.server.errors import ApiError, unavailable
 
 @dataclass(eq=False, slots=True)
 class TrackedRequest:
-    """A request to an engine, with the numbers for log and metrics. Never holds any text of it."""
+    """A request to an engine, with its numbers for log and metrics. Contains no text of it."""
 
     id: str
     model: str = ""
     user: str = ""
     """The client's user agent."""
-    background: bool = False
-    """A line of a batch: no client waits for it."""
     guided: bool = False
     """A grammar, a schema or a tool constrains the answer."""
     work: "asyncio.Task[object] | None" = None
-    """The task that answers it."""
+    """Task that answers the request."""
     streams: list[Stream] = field(default_factory=list)
     abort_error: ApiError | None = None
-    """Why the server ended it."""
+    """Reason why the server ended the request."""
     client_left: bool = False
     cancels: int = 0
-    """How often the server itself has cancelled `work`."""
+    """Number of times the server itself has cancelled `work`."""
     started: bool = False
-    """An engine has started on the prompt."""
+    """True once an engine has started on the prompt."""
     answered: bool = False
     arrived_s: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
     usage: Usage | None = None
     done: Done | None = None
     why_missed: str = ""
-    """Why the prefix cache helped less than it could have."""
+    """Reason why the prefix cache missed."""
     finish_reason: str = ""
     error: str = ""
 
     def attach(self, stream: Stream) -> None:
-        """Own a stream: it is closed with the request, or at once."""
+        """Own a stream: close it with the request, or at once if the request is over."""
         self.streams.append(stream)
         if self.abort_error is not None or self.client_left:
             stream.close()
 
     def abort(self, error: ApiError) -> None:
-        """End it from the server's side: cancels its streams, and the client gets this error."""
+        """Cancel the streams of the request. The client gets this error."""
         if self.abort_error is None:
             self.abort_error = error
         if not self.streams:
-            self.cancel_work()  # it still waits for an engine
+            self.cancel_work()  # the task still waits for an engine
         self.close()
 
     def cancel_work(self) -> None:
-        """Cancel the task that answers it."""
+        """Cancel the task that answers the request."""
         if self.work is not None:
             self.work.cancel()
             self.cancels += 1
 
     def close(self) -> None:
-        """Cancel its streams."""
+        """Cancel the streams of the request."""
         for stream in self.streams:
             stream.close()
 
 
 class RequestTracker:
-    """All requests in progress. `max_waiting`: limit of those that no engine has started."""
+    """All requests in progress."""
 
     def __init__(self, max_waiting: int) -> None:
+        """`max_waiting` limits the requests that no engine has started."""
         self._max_waiting = max_waiting
         self._requests: set[TrackedRequest] = set()
         self._stopping = False
 
     @property
     def waiting(self) -> int:
-        """Requests of clients that no engine has started."""
-        return sum(not one.started and not one.background for one in self._requests)
+        """Number of requests that no engine has started."""
+        return sum(not request.started for request in self._requests)
 
     @property
     def running(self) -> int:
-        """Requests of clients that an engine has started."""
-        return sum(one.started and not one.background for one in self._requests)
+        """Number of requests that an engine has started."""
+        return sum(request.started for request in self._requests)
 
     def add(self, request: TrackedRequest) -> None:
         """Track a request. Raises ApiError if the queue is full or the server stops."""
@@ -105,11 +104,11 @@ class RequestTracker:
             raise _server_stopping()
 
     def stop_accepting(self) -> None:
-        """Refuse new requests from now on: the server stops."""
+        """Reject new requests from now on, because the server stops."""
         self._stopping = True
 
     def abort_all(self) -> None:
-        """End every request with an error: the server stops now."""
+        """End all requests with an error, because the server stops."""
         self.stop_accepting()
         for request in list(self._requests):
             request.abort(_server_stopping())

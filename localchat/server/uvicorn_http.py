@@ -1,8 +1,9 @@
-"""Hardens uvicorn's HTTP/1.1 connection: without it a slow or stalled client holds its connection forever.
+"""Hardens uvicorn's HTTP/1.1 connection against slow, stalled and broken clients.
 
 uvicorn waits without limit for the end of a request's headers and for a client that reads nothing, notices a
-half-closed socket late, and answers invalid HTTP in plain text. Here everything has a limit and every answer
-is JSON. Uses private methods of uvicorn's H11Protocol; tests/server/test_uvicorn_http.py checks them.
+half-closed socket late, and answers invalid HTTP in plain text. Connection limits every wait and answers in
+JSON. It overrides private methods of uvicorn's H11Protocol. tests/server/test_uvicorn_http.py and
+test_lifecycle.py fail without any of the overrides.
 """
 
 import asyncio
@@ -12,33 +13,32 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 import h11
-import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from localchat.server.config import ServerLimits
+from localchat.server.errors import ApiError, openai_error
 
 HEAD_BYTES: Final = 64 << 10
 """Limit of a request's headers: browsers send every cookie that any program on localhost ever set."""
 _LINGER_S = 2.0
-_PROBE_HEADER_S = 5.0
-_LEAST_READ_BYTES: Final = 48 << 10
-"""What a client must read of a long answer within `stall_s`."""
+_MIN_READ_BYTES: Final = 48 << 10
+"""Bytes of a long answer that a client must read within `stall_s`."""
 _PROBE_PAUSES_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
 FILLER: Final = "filler"
-"""Key in a request's state: bytes without meaning that may be sent between two pieces of a stream."""
+"""Key in a request's state: meaningless bytes that may be sent between two pieces of a stream."""
 
 PROBES_ONLY: Final = "probes_only"
-"""Key in a request's state: its connection is beyond the limit, and only a probe is answered on it."""
+"""Key in a request's state: the connection is beyond the limit, so that only probes are answered."""
 
 WRITE: Final = "write"
-"""Key in a request's state: its connection's `write_piece`."""
+"""Key in a request's state: the connection's `write_piece`."""
 
 
 class Connection(H11Protocol):
-    """One connection. `connection_class` makes a subclass with the `limits` of a server."""
+    """An HTTP/1.1 connection. `connection_class` returns a subclass with the `limits` of a server."""
 
     limits: ClassVar[ServerLimits] = ServerLimits()
 
@@ -53,32 +53,29 @@ class Connection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        """When the stall timer was started."""
+        """Size of the write buffer when the stall timer was started."""
         self._half_closed = False
         self.for_probes = False
         """True for a connection beyond the limit."""
         self.opened_s = self.loop.time()
-        """Time of the event loop at which the connection was opened."""
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Any byte that waits for the client counts as a stall: behind asyncio's limit of 64 KiB an answer could
-        # end, and its connection would wait forever for a client that reads nothing.
+        # Every byte that waits for the client counts as a stall. An answer below asyncio's limit of 64 KiB
+        # would end, and its connection would wait forever for a client that reads nothing.
         transport.set_write_buffer_limits(high=0)
-        header_s = self.limits.header_s
         if len(self.connections) > self.limits.connections:
             self.for_probes = self.app_state[PROBES_ONLY] = True
-            header_s = min(header_s, _PROBE_HEADER_S)
             if not self._has_reserved_place():
                 self._answer(503, "server_error", "server_busy", "Too many connections are open.")
                 return
-        self._header_timer = self.loop.call_later(header_s, self._on_headers_late)
+        self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
 
     def _has_reserved_place(self) -> bool:
-        """Return True if a reserved place is free, or becomes free by closing a connection without a request.
+        """Return True if a reserved place is free. Close an idle connection if necessary.
 
-        A client that holds connections open must not keep a supervisor from asking for the server's health.
+        A client that opens many connections must not prevent a supervisor from checking the server's health.
         """
         others = [
             connection
@@ -87,9 +84,13 @@ class Connection(H11Protocol):
             and connection.for_probes
             and connection is not self
         ]
-        idle = [connection for connection in others if connection.cycle is None]
         if len(others) < self.limits.probe_connections:
             return True
+        idle = [
+            connection
+            for connection in others
+            if connection.cycle is None or connection.cycle.response_complete
+        ]
         if idle:
             min(idle, key=lambda connection: connection.opened_s).transport.abort()
         return bool(idle)
@@ -99,8 +100,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client closed its sending side. Most such clients are gone, and their work must end at once;
-        but one that shut down only its own side still waits for the answer."""
+        """Handle a client that closed its sending side.
+
+        Most such clients are gone, and their work must end at once. Others still wait for the answer.
+        """
         self._half_closed = True
         waits = self.cycle is not None and not self.cycle.response_complete
         if not waits or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
@@ -109,17 +112,15 @@ class Connection(H11Protocol):
         return not self.transport.is_closing()
 
     def _probe(self, times: int) -> None:
-        """Write filler at growing intervals, to find out if the client is gone.
-
-        One that is gone rejects it, one that waits ignores it.
-        """
+        """Write filler at growing intervals. A client that waits ignores it, and one that is gone resets."""
         self._probe_timer = None
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         filler = self._filler()
         if filler is not None:
             self.transport.write(self.conn.send(filler) or b"")
-        elif self.conn.our_state is not h11.SEND_BODY:  # the pieces of an answer do the same
+        elif self.conn.our_state is not h11.SEND_BODY:
+            # Inside of an answer, its pieces serve as filler. Anywhere else a client cannot wait.
             self.transport.close()
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -129,8 +130,10 @@ class Connection(H11Protocol):
         self._probe_timer = self.loop.call_later(pause_s, self._probe, times + 1)
 
     def _filler(self) -> h11.InformationalResponse | h11.Data | None:
-        """An event that changes nothing: `100 Continue` before an answer, filler inside of a stream. None for
-        HTTP/1.0, which lacks the former, and for an answer that has no room for the latter."""
+        """Return an event without effect: `100 Continue` before an answer, filler inside of a stream.
+
+        None for HTTP/1.0, which lacks the former, and for an answer without room for the latter.
+        """
         if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
             return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
         filler: bytes | None = self.scope["state"].get(FILLER)
@@ -139,10 +142,10 @@ class Connection(H11Protocol):
         return None
 
     def write_piece(self, piece: bytes) -> bool:
-        """Write a piece of a chunked body whose first bytes were sent by ASGI's `send`.
+        """Write a piece of a chunked body directly. ASGI's `send` must have sent its first bytes.
 
-        Starlette's, uvicorn's and h11's layers below `send` cost half of the server's time for a token. False
-        for a piece that must take that way: the client reads too slowly, or its HTTP knows no chunks.
+        The layers of Starlette, uvicorn and h11 below `send` cost half of the server's time for a token.
+        Returns False if `send` must send the piece: the client reads too slowly, or its HTTP has no chunks.
         """
         if not piece or self.transport.is_closing():
             return True
@@ -156,8 +159,10 @@ class Connection(H11Protocol):
         return True
 
     def _should_upgrade(self) -> bool:
-        """Ignore upgrade requests, as RFC 9110, 7.8 allows. uvicorn would log two warnings for each, and
-        Java's client requests HTTP/2 every time."""
+        """Ignore upgrade requests, as RFC 9110, 7.8 allows.
+
+        uvicorn would log two warnings for each, and Java's client always requests HTTP/2.
+        """
         return False
 
     def data_received(self, data: bytes) -> None:
@@ -176,24 +181,22 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.transport.is_closing():
             return
-        if self.cycle is not None and self.for_probes:
-            self.cycle.keep_alive = False
         if self.cycle is not None and len({name for name, _ in self.headers} & _LENGTH_HEADERS) > 1:
-            # A proxy may have used the other header: what follows may be part of the body (RFC 9112, 6.1).
+            # A proxy may have used the other header, and data behind the body may belong to it (RFC 9112, 6.1).
             self.cycle.keep_alive = False
-        # Without reading, a disconnect goes unnoticed: keep reading after a request, and buffer up to a limit.
+        # Keep reading after a request, up to a limit. Otherwise a disconnect goes unnoticed.
         ended = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
         pipelined = ended and len(self.conn.trailing_data[0])
         if self.flow.read_paused and pipelined and pipelined <= HEAD_BYTES:
             self.flow.resume_reading()
-        # The limit for the headers of the next request counts from their first byte.
+        # The time for the headers of the next request starts with their first byte.
         incomplete = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if incomplete and self._header_timer is None:
             self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
         elif not incomplete and self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        # A body that ended after its answer has stopped the timer that the end of the answer had started.
+        # A body that ends after its answer stops the timer that the end of the answer started.
         is_idle = not incomplete and self.cycle is not None and self.conn.our_state is h11.IDLE
         if is_idle and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -201,9 +204,9 @@ class Connection(H11Protocol):
             )
 
     def on_response_complete(self) -> None:
-        """Read the rest of a body for a moment if the answer came first.
+        """Give a body that is incomplete after its answer a moment to arrive.
 
-        Closing at once could lose the answer for a client that still sends.
+        Closing at once could lose the answer of a client that still sends.
         """
         super().on_response_complete()
         if self._half_closed and self.cycle.response_complete:
@@ -226,8 +229,8 @@ class Connection(H11Protocol):
         self._stall_timer = self.loop.call_later(self.limits.stall_s, self._on_stalled)
 
     def _on_stalled(self) -> None:
-        """Drop a client that has read next to nothing. One that reads slowly may take longer than the limit."""
-        if self.transport.get_write_buffer_size() <= self._unsent_bytes - _LEAST_READ_BYTES:
+        """Drop a client that has read almost nothing. A client that reads slowly gets more time."""
+        if self.transport.get_write_buffer_size() <= self._unsent_bytes - _MIN_READ_BYTES:
             self._start_stall_timer()
         else:
             self.transport.abort()
@@ -240,17 +243,15 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not valid HTTP."""
-        if self._header_timer is not None:
-            self._header_timer.cancel()
         error = sys.exception()
         assert isinstance(error, h11.RemoteProtocolError)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()  # the answer has begun: no status can be sent any more
+            self.transport.close()  # too late for a status: the answer has begun
             return
         if str(error) == "no request line received":
             self.transport.close()  # an empty line after the last request is not a request
             return
-        if " Host: header" in str(error):  # none, or two; h11 refuses it before our middleware can
+        if " Host: header" in str(error):  # none, or two; h11 rejects it before our middleware
             self._answer(
                 403, "permission_error", "host_not_allowed", "Exactly one Host header is required."
             )
@@ -273,12 +274,13 @@ class Connection(H11Protocol):
 
     def _answer(self, status: int, kind: str, code: str | None, message: str) -> None:
         """Send an error that belongs to no request, and close the connection."""
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        body = msgspec.json.encode({"error": error})
-        later = "retry-after: 1\r\n" if status == 503 else ""
+        # A timer must not add a second answer while a slow client still reads this one.
+        self._cancel_timers()
+        body = openai_error(ApiError(status, code, message, kind=kind))
+        retry = "retry-after: 1\r\n" if status == 503 else ""
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n{later}connection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
@@ -292,5 +294,5 @@ _H11_ERRORS: Final = {
 
 
 def connection_class(limits: ServerLimits) -> type[Connection]:
-    """The connection class of a server with these limits."""
+    """Return the connection class of a server with these limits."""
     return type("LimitedConnection", (Connection,), {"limits": limits})

@@ -26,31 +26,31 @@ _THREADS = 64
 _POLL_S = 0.05
 _GRACE_S = 2
 _CUT_OFF_S = 1.5
-"""Of the grace, the time for clients to read the end of their answer."""
+"""Part of the grace in which clients can read the end of their answer."""
 _FILES = 256
-"""Open files in addition to connections: pipes of engine processes, logs, files being read."""
+"""Open files other than connections: pipes of engine processes, logs, model files."""
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WARN_EVERY_S = 10.0
 _RELISTEN = "._start_serving("
-"""The callback that asyncio runs a second after each connection that it could not accept."""
+"""asyncio's callback a second after each connection that it could not accept."""
 
 
 class UvicornServer(uvicorn.Server):
     """uvicorn's server with a graceful shutdown.
 
-    It refuses new requests, waits for those in progress, then ends them with an error and unloads every model.
-
-    drain_s: longest wait; a second signal ends it.
+    The shutdown rejects new requests, waits for those in progress, ends them with an error, and unloads all
+    models.
     """
 
     def __init__(self, app: Starlette, drain_s: float) -> None:
+        """`drain_s`: longest wait for requests in progress. A second signal ends it."""
         service = app.state.service
         assert isinstance(service, Service)
         self._service = service
         self._drain_s = drain_s
         self._next_warning_s = 0.0
-        self.workers: list[asyncio.Future[None]] = []
-        """Tasks beside requests, which are cancelled first when the server stops."""
+        self.background: asyncio.Future[None] | None = None
+        """Task that the shutdown cancels first, such as the load of the first model."""
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -71,31 +71,30 @@ class UvicornServer(uvicorn.Server):
         )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        # Python's default is six threads on two cores: six long texts to tokenize would block every chat.
+        # With Python's default of six threads on two cores, six long texts to tokenize would block every chat.
         threads = ThreadPoolExecutor(_THREADS, "server")
         loop = asyncio.get_running_loop()
         loop.set_default_executor(threads)
         loop.set_exception_handler(self._handle_loop_exception)
         raise_file_limit(self._service.config.limits.connections)
-        self.workers += [asyncio.create_task(work()) for work in self._service.workers]
         await super().serve(sockets)
 
     def _handle_loop_exception(
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Log one line if no file is left for new connections.
+        """Log one line if new connections exceed the limit of open files.
 
-        asyncio would log a traceback for each connection that waits, every second.
+        asyncio would log a traceback per second for each connection that waits.
         """
         error = context.get("exception")
         if self.should_exit and isinstance(error, ValueError) and _RELISTEN in context["message"]:
-            return  # a late attempt to listen again on a socket that was closed meanwhile
+            return  # asyncio tried to listen again on a socket that is closed now
         if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES:
             loop.default_exception_handler(context)
         elif loop.time() >= self._next_warning_s:
             self._next_warning_s = loop.time() + _WARN_EVERY_S
             log.warning(
-                "cannot accept connections (%s): new clients wait until others leave; raise `ulimit -n`",
+                "cannot accept connections (%s): new clients wait until others disconnect; raise `ulimit -n`",
                 error.strerror,
             )
 
@@ -106,24 +105,25 @@ class UvicornServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tracker = self._service.tracker
         tracker.stop_accepting()
-        for worker in self.workers:
-            worker.cancel()
+        if self.background is not None:
+            self.background.cancel()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
         while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
         tracker.abort_all()
-        # Threads that wait for an engine end only with it, and the event loop does not end before them. All
-        # threads of the server may be among them.
+        # Threads that wait for an engine end only with it, and the event loop waits for them. If all threads of
+        # the server wait, closing the engines needs a thread of its own.
         with ThreadPoolExecutor(1, "close") as thread:
             await loop.run_in_executor(thread, self._service.engines.close)
-        await asyncio.gather(*self.workers, return_exceptions=True)
+        if self.background is not None:
+            await asyncio.gather(self.background, return_exceptions=True)
         cut_off = loop.call_later(0 if self.force_exit else _CUT_OFF_S, self._cut_off)
         await super().shutdown(sockets)
         cut_off.cancel()
 
     def _cut_off(self) -> None:
-        """Drop clients that do not read the end of their answer. uvicorn would log a traceback for each."""
+        """Drop clients that do not read the end of their answer. uvicorn would log a traceback for each one."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -134,8 +134,10 @@ class UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Shut down gracefully on Ctrl+C, SIGTERM and SIGHUP (a closed terminal). Under nohup SIGHUP stays
-        ignored."""
+        """Shut down gracefully on Ctrl+C, SIGTERM and SIGHUP (a closed terminal).
+
+        Under nohup, SIGHUP stays ignored.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -158,31 +160,30 @@ def serve(
     drain_s: float = 5.0,
     background: Callable[[UvicornServer], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve on these sockets until a signal comes.
+    """Serve on these sockets until a signal arrives.
 
-    background: a task for the same event loop, such as the load of the first model. It is cancelled at the
-    end; its failure ends the server and is raised here.
+    background: task for the same event loop, such as the load of the first model. The end of the server cancels
+    it. Its failure ends the server and is raised here.
     """
     server = UvicornServer(app, drain_s)
 
+    def stop_after_failure(task: "asyncio.Future[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            server.stop()
+
     async def run() -> None:
-        task = asyncio.ensure_future(background(server)) if background is not None else None
-        if task is not None:
-            task.add_done_callback(lambda done: server.stop() if _failed(done) else None)
-            server.workers.append(task)
+        if background is not None:
+            server.background = asyncio.ensure_future(background(server))
+            server.background.add_done_callback(stop_after_failure)
         await server.serve(list(sockets))
-        if task is not None and _failed(task):
-            task.result()
+        if server.background is not None and not server.background.cancelled():
+            server.background.result()
 
     asyncio.run(run())
 
 
-def _failed(task: "asyncio.Future[None]") -> bool:
-    return not task.cancelled() and task.exception() is not None
-
-
 def raise_file_limit(connections: int) -> None:
-    """Raise the limit of open files, if allowed: macOS starts with 256."""
+    """Raise the limit of open files if allowed. The default of macOS is 256."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -195,16 +196,18 @@ def raise_file_limit(connections: int) -> None:
 
 
 def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets for a host; 127.0.0.1 includes IPv6's loopback if there is one. Port 0 means any free
-    port. Raises UsageError for an unknown host, LocalchatError for a port in use."""
+    """Return listening sockets for a host. 127.0.0.1 includes IPv6's loopback if available.
+
+    Port 0 picks a free port. Raises UsageError for an unknown host, LocalchatError for a port in use.
+    """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise UsageError(
             f"--host {host} is not an address of this machine ({error.strerror or error})",
             hint="127.0.0.1 is this machine only, 0.0.0.0 all its networks",
         ) from error
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     first = _listen(family, (str(address[0]), port), host)
     sockets = [first]
     if address[0] == "127.0.0.1" and socket.has_ipv6:
@@ -215,20 +218,20 @@ def bind_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _listen(family: int, address: tuple[str, int], shown: str) -> socket.socket:
-    # asyncio turns off Nagle's algorithm only for sockets that name TCP as protocol; with it on, the end of a
-    # response waits 40 ms for the client's acknowledgement.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+def _listen(family: int, address: tuple[str, int], host: str) -> socket.socket:
+    # asyncio turns off Nagle's algorithm only for sockets that name TCP as their protocol. With the algorithm,
+    # the end of a response waits 40 ms for the client's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
     except OSError as error:
-        made.close()
-        raise _bind_error(error, shown, address[1]) from error
-    return made
+        listener.close()
+        raise _bind_error(error, host, address[1]) from error
+    return listener
 
 
 def _bind_error(error: OSError, host: str, port: int) -> LocalchatError:

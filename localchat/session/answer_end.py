@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from localchat.chat.answer_end import REPETITION_PENALTY
+from localchat.chat.answer_end import FREQUENCY_PENALTY
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import without_loop
 from localchat.errors import UsageError
@@ -48,8 +48,7 @@ def offer_ways_on(session: LoopingSession, node: Node) -> None:
     """Offer ways to continue after an answer that repeats itself."""
     if node.end is None or node.end.reason != "repetition":
         return
-    again = f"answer again with a repetition penalty of {REPETITION_PENALTY}"
-    offers = [Offer(again, _PENALTY)]
+    offers = [Offer(f"answer again with a frequency penalty of {FREQUENCY_PENALTY}", _PENALTY)]
     if without_loop(node).content != node.message.content:
         offers.append(Offer("drop the repeats", _DROP))
     offers.append(Offer("go on", _GO_ON))
@@ -64,7 +63,7 @@ async def take_way_on(session: LoopingSession, action: str) -> None:
         raise UsageError("this offer is no longer open", hint="/regen answers again")
     session.view.remove(NOTICE_ID)
     if action == _PENALTY:
-        change = session.prepare_change(None, {"repetition_penalty": str(REPETITION_PENALTY)})
+        change = session.prepare_change(None, {"frequency_penalty": str(FREQUENCY_PENALTY)})
         change.apply()
         await session.regenerate()
         return

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from localchat.atomic import write_text
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import expand_home
-from localchat.config.settings import KEYS, find_key
+from localchat.config.settings import find_key
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.commands import FrontEnd, parse
@@ -131,7 +132,7 @@ class CommandRunner:
         key = find_key(key, "/set")
         value = value.strip()
         if not value:
-            raise UsageError(f"/set {key} needs a value", hint=f"it takes {KEYS[key].valid}")
+            raise UsageError(f"/set {key} needs a value", hint=f"it takes {PARAMETERS[key].valid}")
         if key == "model":
             return self.do_model(value)
         if key == "remote":

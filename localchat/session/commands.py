@@ -5,6 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
+from localchat.verbs import ALIASES, VERBS, slash_advice
 
 FrontEnd: TypeAlias = Literal["screen", "line"]
 """The screen, or the line mode of `localchat run -i`."""
@@ -43,7 +44,7 @@ COMMANDS: Final = (
     Command(
         "tries",
         "HOW",
-        "For the next message: vote N, best N, or critique.",
+        "For the next message: vote N, best N [judge], or critique.",
         required=True,
         screen_only=True,
     ),
@@ -93,29 +94,6 @@ QUESTIONS: Final = (
     ShellQuestion("Is my build good?", ("doctor",)),
 )
 
-_INSTEAD: Final = {
-    "/model": ("models", "list", "ls", "load", "run", "switch", "use"),
-    "/new": ("reset", "restart"),
-    "/system": ("prompt", "instructions"),
-    "/set": ("settings", "config", "configure", "options", "parameters", "params"),
-    "/regen": ("retry", "redo", "again", "regenerate"),
-    "/export FILE": ("save", "write"),
-    "/history": ("resume", "conversations", "sessions", "chats", "open", "rename", "delete"),
-    "/stats": ("metrics", "usage", "tokens", "cost", "status"),
-    "/pull NAME": ("download", "get", "fetch", "install"),
-    "/think": ("reasoning", "effort"),
-    "/help": ("commands", "keys", "shortcuts", "h"),
-    "@FILE in a message": ("file", "read", "attach", "add", "include"),
-    "F2": ("theme", "themes", "dark", "light", "colors"),
-}
-"""Counterparts of other programs' commands."""
-
-_SHELL: Final = (
-    *("batch", "bench", "cache", "completion", "cp", "doctor", "import", "learn"),
-    *("plan", "preset", "ps", "quality", "rm", "serve", "show", "stop", "tune"),
-)
-"""Verbs of the command line that are not slash commands."""
-
 _BY_NAME: Final = {
     name: command
     for command in (*COMMANDS, *LINE_COMMANDS)
@@ -146,15 +124,16 @@ def is_known(name: str) -> bool:
 def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     """Return a hint for a name without its slash that is not a command."""
     # Imported late: the first frame needs the commands, but no settings.
-    from localchat.config.settings import KEYS, find_key
+    from localchat.config.parameters import PARAMETERS
+    from localchat.config.settings import find_key
 
     name = name.lower()
-    for counterpart, names in _INSTEAD.items():
-        if name in names:
-            return f"use {counterpart}"
-    if name in _SHELL:
-        return f"in the shell there is `localchat {name}`"
-    keys = [key for key in KEYS if key.startswith(name)] if len(name) > 1 else []
+    if advice := slash_advice(name):
+        return f"use {advice}"
+    if name in VERBS or name in ALIASES:
+        verb = " ".join(ALIASES.get(name, (name,)))
+        return f"in the shell there is `localchat {verb}`"
+    keys = [key for key in PARAMETERS if key.startswith(name)] if len(name) > 1 else []
     if len(keys) == 1 and not matching(name):
         return f"use /set {keys[0]} VALUE"
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.memory_steps import MemoryStep
+    from localchat.fit.steps import MemoryStep
     from localchat.models.assess import ExpectedSpeed
     from localchat.models.onboarding import FirstRun
     from localchat.models.recommended_models import Recommendation

@@ -3,7 +3,7 @@
 import asyncio
 
 from localchat.errors import DoesNotFit, LocalchatError
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep
 from localchat.models.resolve import GUIDE
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup, SessionContext

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from localchat.chat.conversation import Conversation, Inclusion, Node
-from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
+from localchat.engine.events import AnswerProgress, Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
@@ -34,7 +34,7 @@ from localchat.session.engine_status import EngineStatus
 from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.remarks import NoticeKind, Remark, Remarks
-from localchat.session.tries import NextTries
+from localchat.session.tries import NextTries, tries_card
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
 # Imported late, when an answer begins: the first frame of the screen must not wait for it.
@@ -406,12 +406,18 @@ class ChatSession:
             think_budget=settings.think_budget,
             continue_last=continued is not None,
         )
-        run = self.tries.begin(self.context.owned(settings, messages, self.conversation), engine)
+        request = self.context.owned(settings, messages, self.conversation)
+        request = msgspec.structs.replace(request, n=1)
+        best = self.tries.start(engine, request)
         saving = asyncio.create_task(self._save(builder))
         try:
-            # `generate` returns once the engine process has rendered the prompt, which may be long.
-            with self._streaming(await asyncio.to_thread(engine.generate, run.request)) as stream:
-                async for batch in run.batches(stream, self._set_task):
+            if best is not None:
+                stream = best.stream
+            else:
+                # `generate` returns once the engine process has rendered the prompt, which may be long.
+                stream = await asyncio.to_thread(engine.generate, request)
+            with self._streaming(stream):
+                async for batch in stream.batches():
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)
                     for event in joined(batch):
                         if not self.status.loaded and isinstance(event, Text | Reasoning):
@@ -425,7 +431,9 @@ class ChatSession:
                         await asyncio.sleep(self._batch_s)
         finally:
             saving.cancel()
-        run.show_card(self.view, builder.node)
+        card = tries_card(best, builder.node) if best is not None and builder.node else None
+        if card is not None:
+            self.view.put(card)
 
     async def _save(self, builder: "AnswerBuilder") -> None:
         """Record the growing answer at regular times.
@@ -526,7 +534,9 @@ class ChatSession:
         Snapshots arrive ten times a second and are shown less often, because drawing takes CPU time from the
         engine.
         """
-        if self.status.update(event):
+        if isinstance(event, AnswerProgress):
+            self._set_task(event.phrase)
+        elif self.status.update(event):
             self._metrics_due = True
             self._show_metrics(_METRICS_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
 

@@ -1,160 +1,105 @@
-"""Several tries at the next answer of a conversation. One is shown, a card stores the others."""
+"""Several tries at the next answer of a conversation: parse the command, and show what was chosen from."""
 
-import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from localchat.chat.conversation import Node
-from localchat.engine.events import Done, Event, Finished, Reasoning, Text, ToolCall
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest
-from localchat.engine.stream import Stream
 from localchat.errors import UsageError
 from localchat.session.blocks import TriesBlock
-from localchat.session.view import SessionView
 
-# What tries need is imported when there are any: the first frame of the screen waits for none of it.
+# Imported by the functions that need it, so that the first frame of the screen does not wait for it.
 if TYPE_CHECKING:
-    from localchat.tries.collection import Tries
-    from localchat.tries.model_judge import ModelJudge
+    from localchat.tries.best_answer import BestAnswer
+    from localchat.tries.judge import Review
     from localchat.tries.spec import TriesSpec
 
-_FORM: Final = "vote N [KIND], best N, or critique"
+_USAGE: Final = "vote N [KIND], best N [judge], or critique"
 
 
-def parse_tries(words: str) -> "TriesSpec":
-    """The tries that a command asks for. Raises UsageError."""
-    from localchat.tries.extractor import extractor, last_number
-    from localchat.tries.spec import MOST_TRIES, TriesSpec
+def parse_tries(text: str) -> "TriesSpec":
+    """Parse the argument of /tries. Raise UsageError."""
+    from localchat.tries import MAX_TRIES
+    from localchat.tries.spec import TriesSpec, vote_extractor
 
-    name, _, rest = words.partition(" ")
-    number, _, kind = rest.strip().partition(" ")
-    if name == "critique" and not rest.strip():
-        return TriesSpec(critique=True)
-    if name not in ("vote", "best") or not number.isdecimal() or (kind and name == "best"):
-        raise UsageError(f"/tries {words}: it takes {_FORM}")
-    count = int(number)
-    if not 2 <= count <= MOST_TRIES:
-        raise UsageError(f"/tries {name} {count}: 2 to {MOST_TRIES} tries are possible")
-    if name == "best":
-        return TriesSpec(count, "best_of")
-    return TriesSpec(count, "vote", extractor(kind) if kind else last_number)
+    match text.split(maxsplit=2):
+        case ["critique"]:
+            return TriesSpec(critique=True)
+        case ["vote" | "best" as method, number, *options] if number.isdecimal():
+            count = int(number)
+        case _:
+            raise UsageError(f"/tries {text}: use {_USAGE}")
+    if not 2 <= count <= MAX_TRIES:
+        raise UsageError(f"/tries {method} {count}: use 2 to {MAX_TRIES} tries")
+    if method == "vote":
+        kind = options[0] if options else None
+        return TriesSpec(count, "vote", vote_extractor(kind, None))
+    if options not in ([], ["judge"]):
+        raise UsageError(f"/tries {text}: use {_USAGE}")
+    return TriesSpec(count, "best_of", judge=bool(options))
 
 
 def describe(spec: "TriesSpec") -> str:
-    """One sentence for the user who asked for them."""
+    """Return a sentence that confirms the tries to the user."""
     if spec.critique:
         return "the model reviews its next answer, and keeps a correction if that is better"
-    kept = "the one that most agree on" if spec.method == "vote" else "the likeliest"
+    if spec.judge:
+        kept = "the one that the model picks"
+    elif spec.method == "vote":
+        kept = "the one that most agree on"
+    else:
+        kept = "the most probable one"
     return f"the next message is tried {spec.count} times; {kept} is kept"
 
 
 class NextTries:
-    """What the user asked for the next answer; then it is one try again."""
+    """The tries that the user requested for the next answer."""
 
     def __init__(self) -> None:
         self.next: TriesSpec | None = None
 
-    def begin(self, request: GenerateRequest, engine: Engine) -> "TriesRun":
-        """Begin with a request that is sent now. Raises UsageError."""
+    def start(self, engine: Engine, request: GenerateRequest) -> "BestAnswer | None":
+        """Start a request with these tries, and forget them. None without any. Raise UsageError."""
         spec = self.next
-        if spec is not None and spec.needs_judge:
-            from localchat.tries.critique import refuse_guide
+        if spec is None:
+            return None
+        from localchat.tries.best_answer import best_answer
+        from localchat.tries.spec import refuse_guide
 
-            refuse_guide(engine.info().model, "/tries critique")
+        if spec.needs_judge:
+            refuse_guide(engine.info().model, "/tries")
         self.next = None
-        return TriesRun(spec, request, engine)
+        return best_answer(engine, request, spec)
 
 
-class TriesRun:
-    """One request, perhaps of several tries: gives the events of the answer that is kept."""
+def tries_card(best: "BestAnswer", node: Node) -> TriesBlock | None:
+    """Return the card with the tries that were not chosen. None if they did not end."""
+    report = best.report
+    if report is None:
+        return None
+    texts = _critique_texts(best.review) if best.review is not None else _try_texts(best)
+    body = "\n\n".join(f"{title}:\n{text.strip()}" for title, text in texts.items())
+    return TriesBlock(f"{node.id}/tries", report.sentence(), body)
 
-    def __init__(self, spec: "TriesSpec | None", request: GenerateRequest, engine: Engine) -> None:
-        """`spec` None: one try. Raises UsageError for a request whose tries would all be the same."""
-        one = msgspec.structs.replace(request, n=1)
-        self.request = request if spec is None else spec.widened(one)
-        self._spec = spec
-        self._engine = engine
-        self._tries = spec.begin() if spec is not None else None
-        self._texts: dict[str, str] = {}
-        """What the card shows, by title."""
-        self.label = ""
-        """Gain and cost in one line, once `batches` has ended."""
 
-    async def batches(
-        self, stream: Stream, progress: Callable[[str], None]
-    ) -> AsyncIterator[list[Event]]:
-        """Events of progress as they come, then those of the kept answer. `progress`: gets a line."""
-        spec = self._spec
-        tries = self._tries
-        if spec is None or tries is None:
-            async for batch in stream.batches():
-                yield batch
-            return
-        from localchat.tries.model_judge import ModelJudge, summed
+def _try_texts(best: "BestAnswer") -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for number, text in sorted(best.tries.texts.items()):
+        title = f"Try {number + 1}"
+        if number == best.chosen:
+            title += ", kept"
+        if number not in best.tries.vote.answers:
+            title += ", cancelled"
+        texts[title] = text
+    return texts
 
-        held: defaultdict[int, list[Event]] = defaultdict(list)
-        done: Done | None = None
-        async for batch in stream.batches():
-            passed: list[Event] = []
-            for event in batch:
-                tries.add(event)
-                match event:
-                    case Text() | Reasoning() | ToolCall() | Finished():
-                        held[event.choice].append(event)
-                    case Done():
-                        done = event
-                    case _:
-                        passed.append(event)
-            progress(tries.progress())
-            if passed:
-                yield passed
-            if tries.method == "vote" and tries.vote.open and tries.decided:
-                stream.close()
-                break
-        judge = ModelJudge(self._ask, self.request)
-        if spec.critique:
-            progress("judging the answer")
-            kept = await self._criticized(judge, tries, held[0])
-        else:
-            self.label = tries.report().sentence()
-            kept = [msgspec.structs.replace(one, choice=0) for one in held[tries.chosen]]
-            for number, text in sorted(tries.texts.items()):
-                mark = ", kept" if number == tries.chosen else ""
-                ended = "" if number in tries.vote.answers else ", cancelled"
-                self._texts[f"Try {number + 1}{mark}{ended}"] = text
-        if done is not None:
-            usage = summed(done.usage, judge.spent)
-            kept.append(msgspec.structs.replace(done, usage=usage))
-        progress("")
-        yield kept
 
-    async def _criticized(
-        self, judge: "ModelJudge", tries: "Tries", events: list[Event]
-    ) -> list[Event]:
-        if not tries.whole:
-            self.label = "critique: the answer did not end, so it was not judged"
-            return events
-        review = await judge.critique(tries.texts[0])
-        cost = f"{tries.tokens + judge.tokens:,} tokens, {tries.tokens:,} without it"
-        self.label = f"critique: {review.outcome} · {cost}"
-        if review.faults:
-            self._texts["Faults"] = "\n".join(f"- {fault}" for fault in review.faults)
-        if review.second is None or not review.replaced:
-            if review.second is not None:
-                self._texts["Second answer"] = review.second
-            return events
-        self._texts["First answer"] = review.first
-        return [Text(0, review.second), Finished(0, "stop")]
-
-    async def _ask(self, request: GenerateRequest) -> Stream:
-        return await asyncio.to_thread(self._engine.generate, request)
-
-    def show_card(self, view: SessionView, node: Node | None) -> None:
-        """Put the card below the answer, folded until it is opened; nothing below one try."""
-        if node is not None and self.label:
-            texts = (f"{title}:\n{text.strip()}" for title, text in self._texts.items())
-            view.put(TriesBlock(f"{node.id}/tries", self.label, "\n\n".join(texts)))
+def _critique_texts(review: "Review") -> dict[str, str]:
+    texts: dict[str, str] = {}
+    if review.faults:
+        texts["Faults"] = "\n".join(f"- {fault}" for fault in review.faults)
+    if review.replaced:
+        texts["First answer"] = review.first
+    elif review.correction is not None:
+        texts["Second answer"] = review.correction.text
+    return texts

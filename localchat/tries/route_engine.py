@@ -1,7 +1,7 @@
-"""Engine of a route: a small model answers first, a large one where a rule or the small one's doubt says so.
+"""Engine of a route: a small model answers, and a large one where a rule or a doubt asks for it.
 
-Where the small model's answer is looked at before it is shown, its text is held back until it is complete;
-events about its progress go on.
+If the small model's answer is checked before it is shown, its text is buffered until it is complete. Events
+about its progress pass at once.
 """
 
 import re
@@ -13,7 +13,6 @@ import msgspec
 
 from localchat.config.routes import Route
 from localchat.engine.events import (
-    Accepted,
     Done,
     EngineStats,
     Event,
@@ -28,12 +27,43 @@ from localchat.engine.request import GenerateRequest, Messages, TextPrompt
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.state_file import StateFile
-from localchat.tries import judge
-from localchat.tries.collection import LogprobMean
-from localchat.tries.model_judge import summed
-from localchat.tries.route_figures import RouteFigures
+from localchat.tries.best_answer import LogprobMean
+from localchat.tries.judge import Judge, sum_usage
+from localchat.tries.relay import Relay
 
-_LOCK_S = 1.0
+_LOCK_TIMEOUT_S = 1.0
+_NO_USAGE = Usage(0, 0, 0)
+
+
+class RouteFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answers and tokens of each model of a route."""
+
+    small: int = 0
+    """Answers of the small model."""
+    large: int = 0
+    """Answers of the large model."""
+    small_tokens: int = 0
+    large_tokens: int = 0
+    discarded_tokens: int = 0
+    """Tokens of the small model in verdicts, and in answers that the large model replaced."""
+
+    @property
+    def share(self) -> float:
+        """Share of the answers that the small model gave."""
+        return self.small / max(self.small + self.large, 1)
+
+    def saved(self, small_bytes: int, large_bytes: int) -> float:
+        """Return the share of weight reads saved against the large model alone. Negative if it cost more."""
+        alone = (self.small_tokens + self.large_tokens) * large_bytes
+        if not alone:
+            return 0.0
+        routed = (self.small_tokens + self.discarded_tokens) * small_bytes
+        routed += self.large_tokens * large_bytes
+        return 1 - routed / alone
+
+    def __add__(self, other: "RouteFigures") -> "RouteFigures":
+        names = self.__struct_fields__
+        return RouteFigures(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class RouteEngine:
@@ -46,100 +76,33 @@ class RouteEngine:
         open_large: Callable[[], Engine],
         state_dir: Path | None = None,
     ) -> None:
-        """`state_dir`: where the figures of all runs are kept; None: of this run alone."""
-        self._route = route
+        """`state_dir`: folder for the figures of all runs. None counts this run alone."""
+        self.route = route
         self._small = small
         self._open_large = open_large
         self._large: Engine | None = None
         self._lock = threading.Lock()
         self._figures = RouteFigures()
-        path = None if state_dir is None else state_dir / "routes" / f"{route.name}.json"
+        path = None
+        if state_dir is not None:
+            path = state_dir / "routes" / f"{route.name}.json"
         self._file = StateFile(path, RouteFigures, RouteFigures())
-        self._last = ""
+        self._last_answer = ""
         self._closed = False
 
-    # ------------------------------------------------------------------ answers
-
     def generate(self, request: GenerateRequest) -> Stream:
-        run = _Run(self, request)
-        threading.Thread(target=run.run, name="route", daemon=True).start()
-        return run.stream
-
-    def reason(self, request: GenerateRequest) -> str:
-        """Why the large model answers this at once; empty: the small one begins."""
-        route = self._route
-        prompt = request.prompt
-        texts = _texts(request)
-        if route.longer_than is not None and sum(map(len, texts)) > route.longer_than:
-            return f"longer than {route.longer_than:,} characters"
-        last = texts[-1] if texts else ""
-        if route.regex and re.search(route.regex, last, re.IGNORECASE):
-            return f"it matches {route.regex!r}"
-        if route.code and any("```" in text for text in texts):
-            return "it has code"
-        if route.tools and isinstance(prompt, Messages) and prompt.tools:
-            return "it has tools"
-        return ""
-
-    def doubts(self, request: GenerateRequest, text: str, mean: LogprobMean) -> tuple[str, int]:
-        """Why the small model's answer is not shown (empty: it is), and the tokens of its verdict."""
-        bound = self._route.doubt
-        value = mean.value
-        if bound is not None and value is not None and value < bound:
-            return f"mean log probability {value:.2f} is below {bound:g}", 0
-        if not self._route.judge or not isinstance(request.prompt, Messages):
-            return "", 0
-        faults, spent = self._faults(request, request.prompt, text)
-        return (f"it finds a fault: {faults[0]}" if faults else ""), spent
-
-    def _faults(
-        self, request: GenerateRequest, prompt: Messages, text: str
-    ) -> tuple[list[str], int]:
-        replace = msgspec.structs.replace
-        asked = replace(
-            prompt,
-            messages=judge.fault_messages(prompt.messages, text),
-            tools=(),
-            tool_choice="none",
-            continue_last=False,
-        )
-        verdict = replace(
-            request,
-            prompt=asked,
-            grammar=judge.FAULTS_GRAMMAR,
-            max_tokens=judge.JUDGE_TOKENS,
-            sampling=replace(request.sampling, temperature=0.0),
-            stop=(),
-            n=1,
-            logprobs=None,
-        )
-        pieces = []
-        spent = 0
-        is_whole = False
-        with self._small.generate(verdict) as stream:
-            for event in stream:
-                if isinstance(event, Text):
-                    pieces.append(event.text)
-                elif isinstance(event, Finished):
-                    is_whole = event.reason == "stop"
-                elif isinstance(event, Done):
-                    spent = event.usage.completion_tokens
-        # As in a critique, a verdict that was cut off does not count.
-        return (judge.found_faults("".join(pieces)) or []) if is_whole else [], spent
-
-    @property
-    def waits(self) -> bool:
-        """Whether an answer of the small model is looked at before it is shown."""
-        return self._route.waits
+        answer = _RoutedAnswer(self, request)
+        answer.relay.start()
+        return answer.relay.stream
 
     @property
     def small(self) -> Engine:
-        """The engine of the small model."""
+        """Engine of the small model."""
         return self._small
 
     @property
     def large(self) -> Engine:
-        """The engine of the large model, opened if it is not. Raises LocalchatError."""
+        """Engine of the large model, which is opened if necessary. Raises LocalchatError."""
         with self._lock:
             if self._closed:
                 raise EngineClosed("the engine was closed")
@@ -148,43 +111,45 @@ class RouteEngine:
             return self._large
 
     def count(self, figures: RouteFigures, why: str) -> None:
-        """Add an answer to the figures. `why`: who gave it, a phrase."""
+        """Add an answer to the figures. `why` says which model gave it."""
         with self._lock:
             self._figures += figures
-            self._last = why
+            self._last_answer = why
         try:
-            self._file.update(lambda before: before + figures, _LOCK_S)
+            self._file.update(lambda before: before + figures, _LOCK_TIMEOUT_S)
         except OSError:
-            return  # the figures of this run stay
+            return  # the figures of this run are complete anyway
 
     @property
     def figures(self) -> RouteFigures:
-        """Of all runs, where they are kept."""
+        """Figures of all runs if they are stored, else of this run."""
         if self._file.path is not None:
             return self._file.read()
         return self._figures
 
     def sentence(self) -> str:
-        """Who answered last, the share of the small model, and the saving."""
+        """Return who answered last, the share of the small model, and the saving."""
         figures = self.figures
+        route = self.route
         answers = figures.small + figures.large
         if not answers:
-            return f"{self._route.word}: {self._route.small} first, then {self._route.large}"
+            return f"{route.word}: {route.small} first, then {route.large}"
         with self._lock:
-            last = self._last
+            last_answer = self._last_answer
             large = self._large
-        told = f"{last}; " if last else ""
-        share = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%})"
-        text = f"{self._route.word}: {told}{share} by {self._route.small}"
+        text = f"{figures.small:,} of {answers:,} answers ({figures.share:.0%}) by {route.small}"
+        if last_answer:
+            text = f"{last_answer}; {text}"
+        text = f"{route.word}: {text}"
         if large is None:
             return text
         try:
             saved = figures.saved(self._small.info().file_bytes, large.info().file_bytes)
         except LocalchatError:
             return text
-        return f"{text}, which saves {saved:.0%} of the reads of {self._route.large}"
+        return f"{text}, which saves {saved:.0%} of the reads of {route.large}"
 
-    # ------------------------------------------------------------------ the rest of Engine
+    # Everything else is the small model's.
 
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
         return self._small.embed(texts, truncate=truncate)
@@ -205,12 +170,12 @@ class RouteEngine:
         return self._small.render(messages)
 
     def info(self) -> EngineInfo:
-        """Of the small model, under the name of the route, with the figures."""
+        """Describe the small model under the name of the route, with the figures."""
         info = self._small.info()
-        return msgspec.structs.replace(info, model=self._route.word, why=self.sentence())
+        return msgspec.structs.replace(info, model=self.route.word, why=self.sentence())
 
     def stats(self) -> EngineStats:
-        """Of the small model, with the counts of the route."""
+        """Return the stats of the small model with the counts of the route."""
         figures = self.figures
         return msgspec.structs.replace(
             self._small.stats(),
@@ -225,14 +190,14 @@ class RouteEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether the small model's process runs."""
+        """Return True if the small model's process runs."""
         return bool(getattr(self._small, "alive", True))
 
     @property
     def child_pid(self) -> int | None:
         """Process id of the small model."""
-        found = getattr(self._small, "child_pid", None)
-        return found if isinstance(found, int) else None
+        pid = getattr(self._small, "child_pid", None)
+        return pid if isinstance(pid, int) else None
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
@@ -243,113 +208,116 @@ class RouteEngine:
             large.close(deadline_s)
 
 
-class _Run:
-    """One request of a route, on a thread of its own."""
+class _RoutedAnswer:
+    """Answer to one request of a route."""
 
     def __init__(self, engine: RouteEngine, request: GenerateRequest) -> None:
         self._engine = engine
         self._request = request
-        self.stream = Stream(self._cancel)
-        self._inner: Stream | None = None
-        self._cancelled = threading.Event()
-        self._accepted = False
+        self.relay = Relay("route", self._produce)
 
-    def _cancel(self) -> None:
-        self._cancelled.set()
-        if self._inner is not None:
-            self._inner.close()
-
-    def run(self) -> None:
-        """Answer; every failure ends the stream."""
-        try:
-            self._answer()
-        except LocalchatError as problem:
-            self.stream.put(problem)
-        except Exception as problem:  # noqa: BLE001 - the request would wait for ever
-            self.stream.put(LocalchatError(f"the route failed: {problem!r}"))
-
-    def _answer(self) -> None:
+    def _produce(self) -> None:
         engine = self._engine
-        request = self._request
-        if why := engine.reason(request):
-            self._large(f"the large model answered: {why}", Usage(0, 0, 0))
-        elif engine.waits and request.n == 1:
-            self._looked_at()
+        if reason := _rule(engine.route, self._request):
+            self._answer_with_large(reason, _NO_USAGE)
+        # A check reads one text, so requests for several choices pass without it.
+        elif engine.route.waits and self._request.n == 1:
+            self._check_small()
         else:
-            for event in self._events(engine.small, request):
-                if isinstance(event, Done):
-                    tokens = event.usage.completion_tokens
-                    engine.count(
-                        RouteFigures(small=1, small_tokens=tokens), "the small model answered"
-                    )
-                self._send(event)
+            self._answer_with_small()
 
-    def _looked_at(self) -> None:
-        """Let the small model answer, and show it unless there is doubt."""
-        engine = self._engine
+    def _answer_with_small(self) -> None:
+        for event in self.relay.generate(self._engine.small, self._request):
+            if isinstance(event, Done):
+                self._count_small(event.usage.completion_tokens)
+            self.relay.send(event)
+
+    def _check_small(self) -> None:
+        """Show the small model's answer unless there is doubt about it."""
         logprobs = self._request.logprobs
+        # The mean log probability needs that of each token; the client gets what it asked for.
         request = msgspec.structs.replace(
             self._request, logprobs=0 if logprobs is None else logprobs
         )
-        held: list[Event] = []
+        buffered: list[Event] = []
         mean = LogprobMean()
-        pieces = []
-        done = None
-        for event in self._events(engine.small, request):
+        done: Done | None = None
+        for event in self.relay.generate(self._engine.small, request):
             match event:
                 case Text():
                     mean.add(event)
-                    pieces.append(event.text)
-                    plain = msgspec.structs.replace(event, logprobs=())
-                    held.append(event if logprobs is not None else plain)
+                    if logprobs is None:
+                        event = msgspec.structs.replace(event, logprobs=())
+                    buffered.append(event)
                 case Reasoning() | ToolCall() | Finished():
-                    held.append(event)
+                    buffered.append(event)
                 case Done():
                     done = event
                 case _:
-                    self._send(event)
+                    self.relay.send(event)
         if done is None:
             return
-        why, spent = engine.doubts(self._request, "".join(pieces), mean)
-        if self._cancelled.is_set():
+        text = "".join(event.text for event in buffered if isinstance(event, Text))
+        doubt, judge_usage = self._doubt(text, mean)
+        if self.relay.cancelled:
             return
-        used = done.usage.completion_tokens
-        if why:
-            usage = msgspec.structs.replace(done.usage, completion_tokens=used + spent)
-            self._large(f"the large model answered: {why}", usage)
+        usage = sum_usage(done.usage, judge_usage)
+        if doubt:
+            self._answer_with_large(doubt, usage)
             return
-        figures = RouteFigures(small=1, small_tokens=used, discarded_tokens=spent)
-        engine.count(figures, "the small model answered")
-        total = msgspec.structs.replace(done.usage, completion_tokens=used + spent)
-        self.stream.put(*held, msgspec.structs.replace(done, usage=total))
+        judge_tokens = usage.completion_tokens - done.usage.completion_tokens
+        self._count_small(done.usage.completion_tokens, judge_tokens)
+        self.relay.send(*buffered, msgspec.structs.replace(done, usage=usage))
 
-    def _large(self, why: str, spent: Usage) -> None:
-        """Let the large model answer. `spent`: by the small one before."""
-        for event in self._events(self._engine.large, self._request):
+    def _doubt(self, text: str, mean: LogprobMean) -> tuple[str, list[Usage]]:
+        """Return the doubt about the small model's answer, and the usage of a verdict."""
+        route = self._engine.route
+        value = mean.value
+        if route.doubt is not None and value is not None and value < route.doubt:
+            return f"mean log probability {value:.2f} is below {route.doubt:g}", []
+        if not route.judge or not isinstance(self._request.prompt, Messages):
+            return "", []
+        judge = Judge(
+            lambda request: self.relay.generate(self._engine.small, request), self._request
+        )
+        faults = judge.faults(text)
+        if not faults:
+            return "", judge.spent
+        return f"it finds a fault: {faults[0]}", judge.spent
+
+    def _answer_with_large(self, reason: str, spent: Usage) -> None:
+        """Let the large model answer. `spent`: usage of the small model before."""
+        engine = self._engine
+        for event in self.relay.generate(engine.large, self._request):
             if isinstance(event, Done):
-                used = event.usage.completion_tokens
-                self._engine.count(
-                    RouteFigures(
-                        large=1, large_tokens=used, discarded_tokens=spent.completion_tokens
-                    ),
-                    why,
+                figures = RouteFigures(
+                    large=1,
+                    large_tokens=event.usage.completion_tokens,
+                    discarded_tokens=spent.completion_tokens,
                 )
-                event = msgspec.structs.replace(event, usage=summed(event.usage, [spent]))
-            self._send(event)
+                engine.count(figures, f"the large model answered: {reason}")
+                event = msgspec.structs.replace(event, usage=sum_usage(event.usage, [spent]))
+            self.relay.send(event)
 
-    def _send(self, event: Event) -> None:
-        """Pass an event on; a request is accepted once."""
-        if isinstance(event, Accepted):
-            if self._accepted:
-                return
-            self._accepted = True
-        self.stream.put(event)
+    def _count_small(self, tokens: int, judge_tokens: int = 0) -> None:
+        figures = RouteFigures(small=1, small_tokens=tokens, discarded_tokens=judge_tokens)
+        self._engine.count(figures, "the small model answered")
 
-    def _events(self, engine: Engine, request: GenerateRequest) -> Stream:
-        self._inner = engine.generate(request)
-        if self._cancelled.is_set():
-            self._inner.close()
-        return self._inner
+
+def _rule(route: Route, request: GenerateRequest) -> str:
+    """Return the rule that sends a request to the large model at once, if any."""
+    prompt = request.prompt
+    texts = _texts(request)
+    if route.longer_than is not None and sum(map(len, texts)) > route.longer_than:
+        return f"longer than {route.longer_than:,} characters"
+    last_text = texts[-1] if texts else ""
+    if route.regex and re.search(route.regex, last_text, re.IGNORECASE):
+        return f"it matches {route.regex!r}"
+    if route.code and any("```" in text for text in texts):
+        return "it has code"
+    if route.tools and isinstance(prompt, Messages) and prompt.tools:
+        return "it has tools"
+    return ""
 
 
 def _texts(request: GenerateRequest) -> list[str]:

@@ -1,39 +1,38 @@
-"""How often a request is tried, and how one answer is made of that."""
+"""Spec of the tries at one answer. It imports nothing heavy, because every prompt imports it."""
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from localchat.engine.request import GenerateRequest, Grammar
 from localchat.errors import UsageError
-from localchat.tries.collection import Method, Tries
-from localchat.tries.extractor import Extractor, extractor, folded_text, json_text, last_number
 
-MOST_TRIES = 16
+if TYPE_CHECKING:
+    from localchat.engine.request import GenerateRequest, Grammar
+    from localchat.tries.vote import Extractor
+
+Method = Literal["vote", "best_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class TriesSpec:
-    """More tries at one answer. With neither a method nor `critique`, there is one."""
+class TriesSpec(msgspec.Struct, frozen=True):
+    """Method that makes one answer out of several tries, or improves a single one."""
 
     count: int = 1
     method: Method | None = None
-    extractor: Extractor = last_number
+    """How to choose among the tries. None if there is only one."""
+    extractor: "Extractor | None" = None
+    """Finds what a vote counts. None counts the last number of each try."""
     judge: bool = False
-    """The model itself picks the best."""
+    """Let the model pick the best try."""
     critique: bool = False
+    """Let the model review and correct its only try."""
 
     @property
     def needs_judge(self) -> bool:
         """Return True if the model has to judge answers."""
         return self.judge or self.critique
 
-    def begin(self) -> Tries:
-        """The tries of a request that is sent now."""
-        return Tries(self.count, self.method or "best_of", self.extractor)
-
-    def widened(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with as many choices as there are tries. Raises UsageError."""
+    def widen(self, request: "GenerateRequest") -> "GenerateRequest":
+        """Return the request with one choice for each try. Raise UsageError if all would be equal."""
         if self.method is None:
             return request
         if request.sampling.temperature == 0:
@@ -42,19 +41,30 @@ class TriesSpec:
             )
         logprobs = request.logprobs
         if self.method == "best_of" and not self.judge and logprobs is None:
-            logprobs = 0
+            logprobs = 0  # the log probability of each token, without alternatives
         return msgspec.structs.replace(request, n=self.count, logprobs=logprobs)
 
 
-def counted(kind: str | None, grammar: Grammar | None) -> Extractor:
-    """What a vote counts. Without a kind a whole answer that a grammar shapes, else the last number.
+def vote_extractor(kind: str | None, grammar: "Grammar | None") -> "Extractor":
+    """Return what a vote counts. Raise UsageError for an unknown kind.
 
-    Raises UsageError.
+    Without a kind, a vote counts whole answers if a grammar constrains them, and last numbers otherwise.
     """
+    from localchat.tries import vote
+
     if kind is not None:
-        return extractor(kind)
+        return vote.extractor(kind)
     if grammar is None:
-        return last_number
+        return vote.last_number
     if grammar.kind == "json_schema":
-        return json_text
-    return folded_text
+        return vote.json_text
+    return vote.folded_text
+
+
+def refuse_guide(model: str, feature: str) -> None:
+    """Raise UsageError if the built-in guide would have to judge answers. `model` is its name."""
+    if model == "guide":
+        raise UsageError(
+            f"{feature}: the built-in guide cannot judge answers",
+            hint="choose another model with -m MODEL; localchat list shows yours",
+        )

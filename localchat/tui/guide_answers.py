@@ -50,7 +50,7 @@ class GuideAnswer(NamedTuple):
 
 def for_screen(answer: str, keys: Mapping[str, str]) -> GuideAnswer:
     """Rewrite an answer of the guide. `keys`: the keymap of the settings."""
-    from localchat.engine.guide import OFFER, REFUSALS
+    from localchat.engine.guide.rules import OFFER, REFUSALS
 
     questions: tuple[str, ...] = ()
     if answer.startswith(OFFER):

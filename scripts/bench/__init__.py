@@ -1,1 +1,1 @@
-"""Benchmarks, each a script; LOG.md has the dated results."""
+"""Benchmarks, each a script. LOG.md has the newest figure of each."""

@@ -23,8 +23,9 @@ from localchat.engine.interface import Engine
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Sampling
-from localchat.tries.collection import Tries
-from localchat.tries.extractor import folded_text, last_number
+from localchat.tries.best_answer import Tries, best_answer
+from localchat.tries.spec import TriesSpec
+from localchat.tries.vote import folded_text, last_number
 
 GUIDE = Path(localchat.__file__).parent / "guide" / "guide.gguf"
 COLOURS = ("red", "blue", "green", "yellow", "black", "white")
@@ -77,19 +78,16 @@ def ask(engine: Engine, question: Question, tries: int, seed: int, temperature: 
     request = GenerateRequest(
         Messages((Message("user", question.text),), thinking="off"),
         sampling=Sampling(temperature=temperature, seed=seed),
-        n=tries,
         max_tokens=16,
         grammar=Grammar("regex", question.form),
         salt=f"{seed} {tries}",  # every N computes its prompt
     )
     counted = last_number if question.kind == "sums" else folded_text
-    vote = Tries(tries, "vote", counted)
-    with engine.generate(request) as stream:
-        for event in stream:
-            vote.add(event)
-            if vote.vote.open and vote.decided:
-                break
-    return vote
+    best = best_answer(engine, request, TriesSpec(tries, "vote", counted))
+    with best.stream as stream:
+        for _ in stream:
+            pass
+    return best.tries
 
 
 def main() -> None:
@@ -114,14 +112,13 @@ def main() -> None:
                     vote = ask(engine, question, tries, number, options.temperature)
                     if not number:
                         continue  # warms up
-                    report = vote.report()
                     total = totals.setdefault((question.kind, tries), Total())
-                    said = (report.answer or "").strip('"')
+                    said = (vote.vote.leader or "").strip('"')
                     total.asked += 1
                     total.right += said == question.right
-                    total.ended += report.ended
-                    total.tokens += report.tokens
-                    total.seconds += report.seconds
+                    total.ended += len(vote.vote.answers)
+                    total.tokens += vote.tokens
+                    total.seconds += vote.seconds
     finally:
         engine.close()
     print(f"{'':8} {'N':>2} {'right':>8} {'tries ended':>12} {'tokens':>7} {'s':>7} {'ratio':>6}")

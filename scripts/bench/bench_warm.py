@@ -39,9 +39,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from localchat.bench.workload import prose  # noqa: E402 - found by the path above
 from localchat.engine.local.process import child_environment  # noqa: E402
 from localchat.kv_store.entry import read_head  # noqa: E402
+from localchat.measure.workload import prose  # noqa: E402 - found by the path above
 from scripts.bench.server import servers  # noqa: E402
 from scripts.bench.server.client import Answer, Body, alone, chat  # noqa: E402
 

@@ -12,9 +12,10 @@ from localchat.fit.hardware import Gpu
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda import window_plan
-from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, plan
-from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.plan import window_plan
+from localchat_cuda.plan.memory_plan import kv_token_bytes, plan
 from scripts.bench.cuda.shapes import GEMMA3_27B, GEMMA4_31B, GPT_OSS_20B
 
 GB = 1_000_000_000

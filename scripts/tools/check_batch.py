@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from localchat.bench.workload import TokenScale, prose
+from localchat.measure.workload import TokenScale, prose
 
 ROOT = Path(__file__).resolve().parents[2]
 _QUESTIONS = (

@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from localchat.bench.server_process import ServerCommand, server_process
-from localchat.bench.variants import is_running
-from localchat.bench.workload import parse_shape
+from localchat.measure.server_process import ServerCommand, server_process
+from localchat.measure.variants import is_running
+from localchat.measure.workload import parse_shape
 
 _WANTED: Final = 0.03
 _TIMES: Final = ("ttft", "tpot", "itl", "e2el")

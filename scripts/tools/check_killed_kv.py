@@ -24,8 +24,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from localchat.bench.workload import prose  # noqa: E402 - found by the path above
 from localchat.kv_store.entry import EntryInvalid, read_head, read_payload  # noqa: E402
+from localchat.measure.workload import prose  # noqa: E402 - found by the path above
 from scripts.bench.server import servers  # noqa: E402
 from scripts.bench.server.client import Body, alone, chat  # noqa: E402
 

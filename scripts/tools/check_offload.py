@@ -101,7 +101,7 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.fit.load_options import LoadOptions
     from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
-    from localchat_llamacpp.memory_plan import plan
+    from localchat_llamacpp.plan.memory_plan import plan
 
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
     load_options = LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)

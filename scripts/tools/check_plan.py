@@ -32,18 +32,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from localchat.backend_api.registry import usable_machine
-from localchat.bench.capacity import RequestLengths, capacity, simulate, simulated_requests
-from localchat.bench.client import RequestSample
-from localchat.bench.endpoint import BenchEndpoint, prepared
-from localchat.bench.load import LoadSpec, run_load
-from localchat.bench.memory_roof import MemoryRoof
-from localchat.bench.record import BenchRecord, MachineRecord, now
-from localchat.bench.server_process import ServerCommand, server_process
-from localchat.bench.service_plan import measured_source
-from localchat.bench.statistics import LatencyTarget, figures
-from localchat.bench.sweep import BenchVariant, Sweep, SweepSpec
-from localchat.bench.variants import is_running
-from localchat.bench.workload import Shape, messages, parse_shape
+from localchat.measure.capacity import RequestLengths, capacity, simulate, simulated_requests
+from localchat.measure.client import RequestSample
+from localchat.measure.endpoint import BenchEndpoint, prepared
+from localchat.measure.load import LoadSpec, run_load
+from localchat.measure.memory_roof import MemoryRoof
+from localchat.measure.records import BenchRecord, MachineRecord, now
+from localchat.measure.server_process import ServerCommand, server_process
+from localchat.measure.service_plan import measured_source
+from localchat.measure.statistics import LatencyTarget, figures
+from localchat.measure.sweep import Sweep, SweepSpec
+from localchat.measure.variants import BenchVariant, is_running
+from localchat.measure.workload import Shape, messages, parse_shape
 
 _BEYOND: Final = 3
 """Clients for each slot that saturate the server."""

@@ -27,12 +27,11 @@ from typing import Any
 import msgspec
 import psutil
 
-from localchat.bench.endpoint import BenchEndpoint
-from localchat.bench.memory_roof import MemoryRoof
-from localchat.bench.server_process import ServerCommand, server_process
-from localchat.bench.statistics import Difference, difference
-from localchat.bench.sweep import (
-    BenchVariant,
+from localchat.measure.endpoint import BenchEndpoint
+from localchat.measure.memory_roof import MemoryRoof
+from localchat.measure.server_process import ServerCommand, server_process
+from localchat.measure.statistics import Difference, difference
+from localchat.measure.sweep import (
     Point,
     PointMeasured,
     PointStarted,
@@ -40,7 +39,8 @@ from localchat.bench.sweep import (
     SweepEvent,
     SweepSpec,
 )
-from localchat.bench.tuner import TUNE_SHAPES, scores
+from localchat.measure.tuner import TUNE_SHAPES, scores
+from localchat.measure.variants import BenchVariant
 
 _WANTED = 0.03
 _CLIENTS = 1
@@ -134,8 +134,8 @@ class _Watch:
         spent_s = _cpu_s() - self._before_s  # the request that warms up is in it, for all alike
         rate = point.figures.completion_tokens * point.figures.requests / spent_s
         found = msgspec.structs.replace(point.figures, tokens_per_s=rate)
-        self.by_cpu.append(Point(point.place, point.round, found))
-        place, clock = point.place, point.figures.tokens_per_s
+        self.by_cpu.append(Point(point.key, point.round, found))
+        place, clock = point.key, point.figures.tokens_per_s
         sys.stderr.write(
             f"{point.round} {place.variant} {place.shape}: {clock:.1f} tok/s, {rate:.1f} a CPU second\n"
         )

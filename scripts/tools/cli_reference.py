@@ -16,9 +16,9 @@ from unittest import mock
 
 import click
 
-from localchat.cli.group import VERBS
 from localchat.cli.main import run
-from localchat.config.settings import KEYS
+from localchat.config.parameters import PARAMETERS
+from localchat.verbs import VERBS
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 
@@ -87,10 +87,10 @@ def reference() -> str:
         for words in commands()
     )
     rows = "".join(
-        f"| `{name}` | `{key.flag}` | {key.valid} | {key.about} |\n".replace(
+        f"| `{name}` | `{row.flag}` | {row.valid} | {row.help} |\n".replace(
             "[remotes]", "`[remotes]`"
         )
-        for name, key in KEYS.items()
+        for name, row in PARAMETERS.items()
     )
     return f"{_HEAD}{_SETTINGS}{rows}\n## Help pages\n{pages}"
 
@@ -100,10 +100,19 @@ def commands() -> Iterator[tuple[str, ...]]:
     yield ()
     yield ("help", "all")
     for verb, entry in VERBS.items():
-        yield (verb,)
-        command = import_module(entry.module).command
-        if isinstance(command, click.Group):
-            yield from ((verb, name) for name in command.commands)
+        yield from _with_subcommands((verb,), import_module(entry.module).command)
+
+
+def _with_subcommands(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:
+    yield words
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        # Groups list subcommands by name; the page keeps the order of their definition.
+        names = dict.fromkeys((*command.commands, *command.list_commands(context)))
+        for name in names:
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from _with_subcommands((*words, name), subcommand)
 
 
 def page(words: Sequence[str]) -> str:

@@ -18,18 +18,12 @@ from localchat.backend_api.registry import (
     require_for_file,
 )
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
+from localchat.fit import speed
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import (
-    NO_MEASUREMENTS,
-    Estimate,
-    MeasurementCache,
-    PastRun,
-    Run,
-    SpeedHistory,
-)
+from localchat.fit.speed import Estimate, PastRun, Run, SpeedHistory, Spread
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary, read_summary
 from tests.support.gguf_files import Size, llama
 from tests.support.memory_plans import PLAN
@@ -96,9 +90,8 @@ class Fake(MinimalBackend):
 
     def expected_rate(
         self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = (),
-        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:  # fmt: skip
-        return Estimate(past[0].tokens_per_s) if past else self._rate
+        return EXACT.around(past[0].tokens_per_s) if past else self._rate
 
     def available(self) -> Availability:
         return self._availability
@@ -229,8 +222,9 @@ def test_the_reason_tells_why_the_usual_backend_was_passed_over(
     assert "a part of it" in choose_for_load(model, "gguf", LoadOptions(), GPU).why
 
 
-SLOW, FAST, NEARLY = Estimate(100.0), Estimate(120.0), Estimate(119.0)
-GUESS = Estimate(900.0, untried=True)
+EXACT = Spread(1.0, 1.0)
+SLOW, FAST, NEARLY = EXACT.around(100.0), EXACT.around(120.0), EXACT.around(119.0)
+GUESS = EXACT.around(900.0, untried=True)
 SHORT: Plan = {**WHOLE, "context_tokens": PLAN.context_tokens - 1}
 
 
@@ -257,7 +251,7 @@ def test_of_two_that_hold_the_whole_model_on_the_gpu_the_clearly_faster_runs_it(
     assert once.backend.name == "llamacpp"
     if chosen == "cuda":
         assert found.why == (
-            "llama.cpp is expected to write 100 tokens a second here, not 120, so a GGUF file runs on the "
+            "llama.cpp is expected to generate 100 tok/s here, not 120, so a GGUF file runs on the "
             "CUDA backend"
         )
 
@@ -272,9 +266,10 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_past_runs_decide_over_what_is_expected(
-    install: Callable[..., None], path: Path, tmp_path: Path
+    install: Callable[..., None], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(Fake("llamacpp", rate=SLOW, **WHOLE), Fake("cuda", rate=GUESS, **WHOLE))
+    monkeypatch.setattr(speed, "_MIN_PAST_BYTES", 0)
     history = SpeedHistory(tmp_path)
     run = Run(
         path=str(path), file_bytes=read_summary(path).file_bytes, quantization="", backend="cuda",

@@ -74,11 +74,11 @@ def test_errors_are_taken_out_to_be_asked_again(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"some": "json"}\n', "its line 1 is no answer of a batch"),
-        ("a text without a line end", "its line 1 is no answer of a batch"),
+        ('{"some": "json"}\n', "its line 1 is not a batch answer"),
+        ("a text without a line end", "its line 1 is not a batch answer"),
         ('{"id": "batch_req_2_0000000000000099"}\n', "another line 2"),
         ('{"id": "batch_req_9_0000000000000016"}\n', "another line 9"),
-        ('{"id": "batch_req_2_0000000000000016"}\n' * 2, "line 2 of the input once more"),
+        ('{"id": "batch_req_2_0000000000000016"}\n' * 2, "line 2 of the input again"),
     ],
 )
 @pytest.mark.parametrize("retry_errors", [False, True])

@@ -4,7 +4,7 @@ import msgspec
 
 from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import EngineInfo, MemoryParts
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep
 from tests.support.cli_program import INFO
 
 MB = 10**6

@@ -99,7 +99,7 @@ def test_a_process_that_hangs_without_computing_is_killed(
     say(process, "x")
     os.kill(pid_of(process), signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_LATEST", 1)
+        patch.setattr(module, "_WALL_TIME_FACTOR", 1)
         with pytest.raises(TemplateError, match="takes longer"):
             say(process, "y")
     assert say(process, "z") == "z"

@@ -9,11 +9,11 @@ import pytest
 
 from localchat.cli.main import run
 from tests.support.cli_program import Item, ScriptedApp
-from tests.support.speed_benchmark import put_probe
+from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.terminal_screen import Call, Outcome, Screen
 
 RATE = 20e9
-"""Bytes of weights a second."""
+"""Bytes per second that the RAM delivers."""
 
 
 @pytest.fixture
@@ -27,9 +27,8 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path) -> Call:
     """Run the command on a script. `stdin`: bytes that are piped in. The model is named by the
-    environment unless `named` is false. The speed benchmark, which takes ten seconds where other tests keep
-    the machine busy, finds RATE at once."""
-    put_probe(monkeypatch, lambda code: RATE)
+    environment unless `named` is false. The RAM reads RATE, which no test measures."""
+    put_bandwidth(monkeypatch, RATE)
 
     def called(
         app: ScriptedApp | Sequence[Item],

@@ -196,7 +196,7 @@ def test_a_second_server_says_what_the_first_holds(
     first, again, advice = running_server_notices(paths, held.name)
     assert first.startswith("another server runs at http://127.0.0.1:")
     assert held.name in first
-    assert "once more" in again
+    assert "a second time" in again
     assert "localchat stop" in advice
     assert len(list(running_server_notices(paths, "another"))) == 2
 

@@ -44,7 +44,7 @@ def test_a_busy_machine_does_not_keep_the_first_question_waiting() -> None:
         raise UsageError("nobody reads this")
 
     try:
-        assert found_soon(find, patience_s=0.01) is None
+        assert found_soon(find, timeout_s=0.01) is None
     finally:
         done.set()
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from localchat import __version__
 from localchat.cli import flag_groups
-from localchat.cli.group import VERBS
 from localchat.cli.verb_words import similar_verb
 from localchat.config.settings import DEFAULT_SAMPLING, Settings
 from localchat.session.commands import QUESTIONS
+from localchat.verbs import ALIASES, HEADINGS, VERBS
 from scripts.tools import cli_reference
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.cli_questions import asked
@@ -30,6 +30,24 @@ def test_help_names_every_verb(call: Call) -> None:
     code, out, err = call(NOTHING, "--help")
     assert (code, err) == (0, "")
     assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+def test_help_groups_the_verbs_by_task(call: Call) -> None:
+    lines = call(NOTHING, "--help").out.splitlines()
+    for folder, heading in HEADINGS.items():
+        start = lines.index(f"{heading}:") + 1
+        section = lines[start : lines.index("", start)]
+        names = [verb.name for verb in VERBS.values() if verb.folder == folder]
+        assert [line.split()[0] for line in section] == names
+    assert not any(line.split()[:1] == [alias] for line in lines for alias in ALIASES)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_is_its_verb_without_a_notice(call: Call, alias: str) -> None:
+    by_alias = call(NOTHING, alias, "--help")
+    assert by_alias == call(NOTHING, *ALIASES[alias], "--help")
+    assert by_alias == call(NOTHING, "help", alias)
+    assert (by_alias.code, by_alias.err) == (0, "")
 
 
 def test_short_help_has_the_flags_of_a_day_and_names_the_long_one(call: Call) -> None:
@@ -312,15 +330,17 @@ def test_wrong_usage_ends_with_2_and_one_clear_message(
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None:
-    code, out, _ = call(NOTHING, "completion", shell)
-    assert code == 0
+    code, out, err = call(NOTHING, "config", "completion", shell)
+    assert (code, err) == (0, "")
     assert "_LOCALCHAT_COMPLETE" in out
+    # Start-up files of shells contain the word of earlier versions.
+    assert call(NOTHING, "completion", shell) == (code, out, err)
 
 
 @given(st.text(max_size=12))
 def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
-    assert similar_verb(word, VERBS) in (None, "help", "version", "models", *VERBS)
-    assert all(similar_verb(verb, VERBS) == verb for verb in VERBS)
+    assert similar_verb(word) in (None, "help", "version", "models", *VERBS, *ALIASES)
+    assert all(similar_verb(verb) == verb for verb in VERBS)
 
 
 def test_a_lone_history_or_config_shows_what_there_is(call: Call) -> None:
@@ -364,3 +384,14 @@ def test_questions_lead_to_commands_that_exist() -> None:
     for question in QUESTIONS:
         assert question.commands
         assert {command.split()[0] for command in question.commands} <= VERBS.keys()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("words", ["localchat config preset e", "localchat preset e"])
+def test_every_shell_completes_below_a_verb_and_below_its_alias(
+    call: Call, monkeypatch: pytest.MonkeyPatch, shell: str, words: str
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", "e" if shell == "fish" else str(words.count(" ")))
+    monkeypatch.setenv("_LOCALCHAT_COMPLETE", f"{shell}_complete")
+    assert "edit" in call(NOTHING).out

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat.cli.chat.run import prompt_command as ask
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import find_paths
 from localchat.config.settings import (
-    KEYS,
     SAMPLING_KEYS,
-    SERVER_KEYS,
     Given,
     Settings,
     convert,
@@ -25,13 +24,16 @@ from localchat.config.settings_file import read_settings, write_setting
 from localchat.engine.request import Sampling
 from localchat.errors import LocalchatError, UsageError
 
+SERVER_KEYS = ("keep_alive",)
+"""Keys whose flags only `localchat serve` has."""
+
 
 def test_every_key_has_type_words_and_flag() -> None:
-    assert tuple(KEYS) == Settings.__struct_fields__
+    assert tuple(PARAMETERS) == Settings.__struct_fields__
     assert set(SAMPLING_KEYS) == set(Sampling.__struct_fields__) - {"text_bias"}
     flags = {name for param in ask.params for name in (*param.opts, *param.secondary_opts)}
-    for key, words in KEYS.items():
-        name, _, option = words.flag.partition(" ")
+    for key, parameter in PARAMETERS.items():
+        name, _, option = parameter.flag.partition(" ")
         assert name in flags or key in SERVER_KEYS, key
         assert option in ("", key)
 
@@ -42,7 +44,7 @@ def test_every_flag_that_is_a_setting_is_named_as_its_key() -> None:
     own |= {"continue_last", "conversation"}
     own |= {"best_of", "judge", "vote", "vote_by", "critique", "no_cache_disk"}
     named = {param.name for param in ask.params} - own
-    assert named | set(SAMPLING_KEYS) | set(SERVER_KEYS) == set(KEYS)
+    assert named | set(SAMPLING_KEYS) | set(SERVER_KEYS) == set(PARAMETERS)
 
 
 def test_an_empty_variable_is_not_set() -> None:
@@ -50,7 +52,7 @@ def test_an_empty_variable_is_not_set() -> None:
 
 
 @given(
-    st.sampled_from(list(KEYS)),
+    st.sampled_from(list(PARAMETERS)),
     st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.lists(st.text())),
 )
 def test_any_value_becomes_the_type_or_a_usage_error(key: str, value: object) -> None:
@@ -61,7 +63,8 @@ def test_any_value_becomes_the_type_or_a_usage_error(key: str, value: object) ->
         refusal = refused
     if refusal is not None:
         assert re.search(
-            rf"{key} must be ({re.escape(KEYS[key].valid)}|at most [\d,]+), not .", refusal.message
+            rf"{key} must be ({re.escape(PARAMETERS[key].valid)}|at most [\d,]+), not .",
+            refusal.message,
         )
 
 

@@ -186,7 +186,7 @@ def test_a_damaged_block_is_computed_again_and_the_events_say_so(tmp_path: Path,
     bench = started(tmp_path)
     if harm == "gone":
         assert bench.disk_tier is not None
-        bench.disk_tier._namespace._tree._list_again()
+        bench.disk_tier._namespace._tree._refresh()
         path.unlink()
     id_ = bench.ask(request([*tokens, 65]))
     bench.run_until_idle()

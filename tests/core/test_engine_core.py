@@ -327,9 +327,9 @@ def test_a_long_prompt_is_indexed_for_drafts_while_it_is_computed() -> None:
     number = bench.ask(request(ALPHABET * 1200, max_tokens=40))
     while not bench.requests[number].completion_tokens:
         bench.step()
-    drafts = bench.requests[number].sequences[0].proposer
+    drafts = bench.requests[number].sequences[0].drafts
     assert drafts is not None
-    assert drafts.index()
+    assert drafts.ngrams.index()
     bench.run_until_idle()
     assert bench.received[number].done.speculation.accepted > 20
 

@@ -133,6 +133,8 @@ COUNTED_LOOPS = {
     "ordinals": "In the {n}th act the king meets the queen and they talk about the war. ",
     "chapter": "Chapter {n}: the hero meets a dragon.\nHe runs away.\n\n",
     "twice": "Scene {n} is about love. After Scene {n} the people of the town went home again. ",
+    # SmolLM2's answer to "Make a weekly workout plan as a table."
+    "workout": "Today:\nMonday: {n}x{n}\nTuesday: {n}x{n}\nWednesday: {n}x{n}\nThursday: {n}x{n}\n\n",
 }
 
 

@@ -20,14 +20,14 @@ from tests.support.memory_plans import PLAN
 )
 def test_the_sentence_says_backend_and_place(gpu_layers: int, gpu_bytes: int, told: str) -> None:
     plan = replace(PLAN, layers=33, gpu_layers=gpu_layers, gpu_bytes=gpu_bytes)
-    assert placed(chosen_because("llamacpp", "gguf", asked=False), plan) == told
+    assert placed(chosen_because("llamacpp", "gguf", is_requested=False), plan) == told
 
 
 def test_who_was_asked_for_and_who_was_passed_over_is_said() -> None:
-    assert placed(chosen_because("cuda", "safetensors", asked=True), PLAN) == (
+    assert placed(chosen_because("cuda", "safetensors", is_requested=True), PLAN) == (
         "the CUDA backend was asked for, on the CPU."
     )
-    told = chosen_because("mine", "gguf", asked=False, refusals=["llamacpp: not installed."])
+    told = chosen_because("mine", "gguf", is_requested=False, refusals=["llamacpp: not installed."])
     assert told == "a GGUF file runs on mine (llamacpp: not installed)"
     assert placed("", PLAN) == ""
 

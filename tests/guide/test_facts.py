@@ -158,8 +158,7 @@ def test_the_arithmetic_is_right() -> None:
 
 
 def test_verbs_and_flags_are_those_of_the_command_line() -> None:
-    from localchat.cli.group import VERBS
-    from localchat.cli.verb_words import ALIASES
+    from localchat.verbs import ALIASES, VERBS
 
     missing = set(FACTS["verbs"]) - {*VERBS, *ALIASES}
     if missing & {"serve", "history"}:
@@ -170,13 +169,17 @@ def test_verbs_and_flags_are_those_of_the_command_line() -> None:
 def test_flags_are_those_of_the_command_line() -> None:
     import click
 
-    from localchat.cli.group import VERBS
     from localchat.cli.main import root
+    from localchat.verbs import VERBS
 
     def flags(command: click.Command) -> set[str]:
         own = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
-        inner = command.commands.values() if isinstance(command, click.Group) else ()
-        return own.union(*(flags(one) for one in inner))
+        if not isinstance(command, click.Group):
+            return own
+        context = click.Context(command)
+        names = command.list_commands(context)
+        inner = [command.get_command(context, name) for name in names]
+        return own.union(*(flags(one) for one in inner if one is not None))
 
     with click.Context(root) as context:
         verbs = [root.get_command(context, name) for name in VERBS]

@@ -12,9 +12,10 @@ from topic_classifier import known_answers
 
 from localchat.cli.context import AppContext
 from localchat.engine.events import Text
-from localchat.engine.guide import UNKNOWN, GuideEngine, topics_file
-from localchat.engine.guide_sums import holds
-from localchat.engine.guide_topics import Topics
+from localchat.engine.guide.engine import GuideEngine
+from localchat.engine.guide.rules import UNKNOWN
+from localchat.engine.guide.sums import holds
+from localchat.engine.guide.topics import Topics, topics_file
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.fit.load_options import LoadOptions

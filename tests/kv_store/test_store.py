@@ -241,7 +241,7 @@ def test_the_least_seconds_per_byte_go_first_and_a_parent_never_before_its_child
     assert [one.key for one in gone] == [b"cheap", b"old", b"fresh leaf", b"root"]
     assert [one.key for one in victims(files, 30, now_s)] == [b"cheap"]
     assert not victims(files, 40, now_s)
-    assert len(victims(files, 1000, now_s, most_files=1)) == 3
+    assert len(victims(files, 1000, now_s, max_files=1)) == 3
 
 
 def writer_of(folder: Path, first: int) -> list[str]:

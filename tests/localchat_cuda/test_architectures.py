@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.model_config import read_config
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
 from tests.support import tiny_models
@@ -190,8 +189,7 @@ def test_random_weights_run(pair: tuple[Any, Path], quantization: Quantization |
     if ours.config.mixture is not None and ours.config.gemma is not None:
         quantization = None
     ours.config = replace(ours.config, quantization=quantization)
-    names = ARCHITECTURES[ours.config.architecture].NAMES
-    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    ours.weights = load(ours.config, RandomWeights(CPU), CPU, dtype=torch.float32)
     found = ours.prompt(tokens_of(11, 9), 9)
     assert bool(found.isfinite().all())
     assert float(found.std()) > 0.0

@@ -18,13 +18,13 @@ from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import PastRun
+from localchat.fit.speed import PastRun
 from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.environment import check_gpu, torch_cuda
-from localchat_cuda.model_config import read_config
-from localchat_cuda.preflight import expected_rate, plan_for
+from localchat_cuda.plan.preflight import expected_rate, plan_for
 from localchat_cuda.weights.source import read_headers
 from tests.support import tiny_models
 from tests.support.speaking_checkpoint import write_speaking
@@ -61,7 +61,7 @@ def test_looking_imports_neither_torch_nor_triton(folder: Path) -> None:
     [
         (HOPPER, "", "without CUDA"),
         (Gpu(0, "GTX 1080", 8 << 30, 8 << 30, (6, 1), "580.1"), "13.0", "compute capability 6.1"),
-        (Gpu(0, "A100", 8 << 30, 8 << 30, (8, 0), "470.57"), "12.8", "driver 470.57 is older"),
+        (Gpu(0, "A100", 8 << 30, 8 << 30, (8, 0), "470.57"), "12.8", "driver 470.57 is too old"),
     ],
 )
 def test_obstacles_are_named_with_a_remedy(gpu: Gpu, toolkit: str, said: str) -> None:

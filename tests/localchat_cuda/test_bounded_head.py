@@ -8,11 +8,11 @@ import torch
 
 from localchat.engine.events import Text
 from localchat.fit.load_options import LoadOptions
-from localchat_cuda import memory_plan
-from localchat_cuda.memory_plan import plan
-from localchat_cuda.model_config import parse_config
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.plan import memory_plan
+from localchat_cuda.plan.memory_plan import plan
+from localchat_cuda.plan.weight_sizes import head_bounds_bytes
 from localchat_cuda.runner.model import DeviceModel
-from localchat_cuda.weight_sizes import head_bounds_bytes
 from tests.support import tiny_models
 from tests.support.cuda_configs import QWEN25
 from tests.support.cuda_machines import CONFIG, GB, gpu, header

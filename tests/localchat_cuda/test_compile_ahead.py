@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +20,11 @@ from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import trace, workers
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
-from localchat_cuda.ggml_forms import FORMS
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.ggml_forms import FORMS, GGUF_FORMS
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -259,11 +261,17 @@ def test_steps_of_any_kind_need_no_other_kernels(
 
 def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
     """The interpreter runs Python and takes what Triton's front end refuses; its other stages take minutes."""
-    raw = {**TINY, "intermediate_size": 256, "quantization_config": GGUF}
-    formats = tuple(tuple((name, type_) for name in LINEARS) for type_ in FORMS)
-    job = job_of(raw, HOPPER, slots=8, context=600)._replace(formats=formats)
-    read, failed = json.loads(child(["-c", READ], (job, "ggml"), tmp_path))
-    assert not failed
+    raw = {**TINY, "intermediate_size": 256}
+    formats = tuple(tuple((name, type_) for name in LINEARS) for type_ in GGUF_FORMS)
+    gguf = job_of({**raw, "quantization_config": GGUF}, HOPPER, slots=8, context=600)
+    # The one format that no GGUF file has: 8 bits with zeros.
+    with_zeros = {**GPTQ, "bits": 8, "sym": False}
+    int8 = job_of({**raw, "quantization_config": with_zeros}, HOPPER, slots=8, context=600)
+    read = Counter[str]()
+    for job in (gguf._replace(formats=formats), int8):
+        counts, failed = json.loads(child(["-c", READ], (job, "ggml"), tmp_path))
+        assert not failed
+        read.update(counts)
     assert read["_few_kernel"] >= 4 * len(FORMS)  # up to 4 rows and to 8, after a norm and not
     assert read["_tiles_kernel"] >= 2 * len(FORMS)  # up to 32 rows and more
     assert read["_dequantize_kernel"] >= len(FORMS)

@@ -8,8 +8,8 @@ import torch
 
 from localchat_cuda.compile_ahead import workers
 from localchat_cuda.compile_ahead.trace import CompileJob
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.kernels.launch import traits
-from localchat_cuda.model_config import parse_config
 from tests.support.compile_ahead_steps import TINY, can_of, child, random_shapes
 from tests.support.cuda_configs import AWQ
 from tests.support.tiny_engine_core import ON_GPU
@@ -39,7 +39,7 @@ def record(*, src, metadata, metadata_group, times, cache_hit):
 triton.knobs.compilation.listener = record
 (job, more), gpu = pickle.load(sys.stdin.buffer), torch.device("cuda", 0)
 config, can = job.config, job.capabilities
-weights = load(config, ARCHITECTURES[config.architecture].NAMES, RandomWeights(gpu), gpu)
+weights = load(config, RandomWeights(gpu), gpu)
 pages = Pages(config, can.kv_tokens // 64 + 1, can.context_tokens, gpu, torch.float16)
 runner = CudaRunner(DeviceModel(config, weights, pages, kernels=True), can)
 warm_up(runner)

@@ -11,10 +11,9 @@ import torch
 import transformers
 
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import weight_sizes
-from localchat_cuda.architectures import gemma4
 from localchat_cuda.checkpoint_model import CheckpointModel, DeviceKind
-from localchat_cuda.model_config import read_config
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.plan import weight_sizes
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
 from tests.support import tiny_models
@@ -264,7 +263,7 @@ def test_keys_that_a_gemma_4_shares_are_not_reported_as_unread(tmp_path: Path) -
         held[f"model.layers.{layer}.self_attn.v_proj.scale"] = torch.zeros(1)
         safetensors.torch.save_file(held, tmp_path / "model.safetensors")
         source = CheckpointWeights(tmp_path, tiny_models.CPU)
-        load(config, gemma4.NAMES, source, tiny_models.CPU, notify=said.append)
+        load(config, source, tiny_models.CPU, notify=said.append)
         assert len(said) == count
     assert "layers.0.self_attn.v_proj.scale" in said[0]
 
@@ -308,8 +307,8 @@ def test_unloaded_parts_and_changed_dtypes_are_reported(device: DeviceKind, tmp_
     said: list[str] = []
     model = CheckpointModel(tmp_path, device, said.append)
     assert [line.split(":")[0] for line in said] == [
-        "Numbers in this model leave the range of fp16, in which it is stored",
-        "This model can read images, but only its text part is loaded; images are refused.",
+        "Numbers in this model exceed the range of fp16, in which it is stored. It runs in bf16.",
+        "This model can read images, but only its text part is loaded. Images are rejected.",
     ]
     assert model.config.dtype == "bfloat16"
     assert model.info.context_train == 131072

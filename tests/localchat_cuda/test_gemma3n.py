@@ -11,14 +11,15 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import memory_plan
-from localchat_cuda.architectures import gemma3n
 from localchat_cuda.compile_ahead import trace
-from localchat_cuda.model_config import parse_config, read_config, rounded_config
-from localchat_cuda.rope_config import Rotation
-from localchat_cuda.weight_sizes import dummy_bytes, input_rows, token_bytes, weights_bytes
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.reader import parse_config, read_config
+from localchat_cuda.config.rope import Rotation
+from localchat_cuda.plan import memory_plan
+from localchat_cuda.plan.weight_sizes import dummy_bytes, input_rows, token_bytes, weights_bytes
 from localchat_cuda.weights.formats.weight import Weight, dequantized
-from localchat_cuda.weights.loader import LayerWeights, load
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import LayerWeights
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights
 from tests.support import tiny_models
 from tests.support.cuda_machines import GB, gpu
@@ -102,7 +103,7 @@ def test_what_reads_rows_without_a_norm_is_never_rounded(to: Any, pair: tuple[An
     model, folder = pair
     config = rounded_config(read_config(folder), to, "it")
     source = CheckpointWeights(folder, CPU)
-    held = load(config, gemma3n.NAMES, source, CPU)
+    held = load(config, source, CPU)
     for layer in held.layers:
         kept: list[Weight] = [layer.linears[name] for name in FLOATING]
         assert all(isinstance(each, torch.Tensor) for each in kept)
@@ -110,11 +111,11 @@ def test_what_reads_rows_without_a_norm_is_never_rounded(to: Any, pair: tuple[An
     assert not held.packed
     planned = weights_bytes(config, source.headers.values())
     assert held.bytes <= planned <= 1.001 * held.bytes
-    random = load(config, gemma3n.NAMES, RandomWeights(CPU), CPU)
+    random = load(config, RandomWeights(CPU), CPU)
     assert random.bytes == held.bytes
     assert random.bytes <= dummy_bytes(config) <= 1.001 * random.bytes
     ours, rounded, tokens = Tiny(folder, torch.float32), deepcopy(model), tokens_of(42, 30)
-    ours.weights = load(config, gemma3n.NAMES, source, CPU, dtype=torch.float32)
+    ours.weights = load(config, source, CPU, dtype=torch.float32)
     for layer, theirs in zip(ours.weights.layers, rounded.model.layers, strict=True):
         take_rounded(layer, theirs)
     found, wanted = ours.prompt(tokens, 30), wanted_of(rounded, tokens)
@@ -174,11 +175,11 @@ def test_a_config_that_names_no_layers_has_those_of_transformers() -> None:
     [
         ({"altup_active_idx": 1}, "4 streams of the residual, of which 1 is active"),
         ({"altup_num_inputs": 1}, "1 streams of the residual"),
-        ({"intermediate_size": [8192] * 29}, "intermediate_size is no list of 30"),
+        ({"intermediate_size": [8192] * 29}, "intermediate_size is not a list of 30"),
         ({"intermediate_size": [0] * 30}, "intermediate_size is 0"),
-        ({"activation_sparsity_pattern": [1.0] * 30}, "no list of 30 shares"),
-        ({"activation_sparsity_pattern": 0.95}, "no list of 30 shares"),
-        ({"num_kv_shared_layers": 30}, "a kind of layer that is not there"),
+        ({"activation_sparsity_pattern": [1.0] * 30}, "not a list of 30 shares"),
+        ({"activation_sparsity_pattern": 0.95}, "not a list of 30 shares"),
+        ({"num_kv_shared_layers": 30}, "a kind of layer that is missing"),
     ],
 )
 def test_other_configs_are_refused(change: dict[str, Any], words: str) -> None:

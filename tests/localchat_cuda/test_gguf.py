@@ -17,14 +17,13 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
-from localchat_cuda import preflight
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.gguf_config import TOKENIZER_KINDS, config_of, layer_formats
+from localchat_cuda.config.gguf import TOKENIZER_KINDS, config_of, layer_formats
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_files import open_gguf
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.kernels.ggml import FEW_ROWS, GgmlWeight
 from localchat_cuda.kernels.launch import interpreted
-from localchat_cuda.model_config import parse_config
+from localchat_cuda.plan import preflight
 from localchat_cuda.tokenizer import CheckpointTokenizer
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load
@@ -252,9 +251,9 @@ def test_kernels_compute_the_logits_of_the_dequantized_model(tmp_path: Path) -> 
     script = ROOT / "scripts" / "tools" / "guide" / "checkpoint.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True)
     plain, model = Tiny(tmp_path, torch.float32), Tiny(tmp_path, torch.float32, kernels=True)
-    config, names = open_gguf(GUIDE).config, ARCHITECTURES["qwen2"].NAMES
+    config = open_gguf(GUIDE).config
     source = GgufWeights(read_header(GUIDE), CPU)
-    model.weights = load(config, names, source, CPU, dtype=torch.float32)
+    model.weights = load(config, source, CPU, dtype=torch.float32)
     linears = model.weights.layers[0].linears
     assert all(isinstance(weight, GgmlWeight) for weight in linears.values())
     assert model.weights.packed_rows(CPU) == FEW_ROWS
@@ -286,7 +285,7 @@ def test_a_file_is_planned_before_it_is_opened() -> None:
     assert plan.weights_bytes >= sum(each.size_bytes for each in opened.headers[0].tensors)
     without = preflight.plan_for(shape, LoadOptions(), replace(machine, gpus=()))
     assert without.advice == ("Leave out --backend cuda: llama.cpp runs it on the CPU.",)
-    with pytest.raises(UsageError, match="quantized already"):
+    with pytest.raises(UsageError, match="already quantized"):
         preflight.plan_for(shape, LoadOptions(quantize="int4"), machine)
 
 

@@ -37,7 +37,7 @@ from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.ggml_types import NUMBER_FORMATS
 from localchat.model_files.open_gguf import read_header
-from localchat_cuda.gguf_config import checkpoint_names, config_of
+from localchat_cuda.config.gguf import checkpoint_names, config_of
 from localchat_cuda.weights.gguf_source import GgufWeights
 from tests.support.answers import ask
 from tests.support.ggml_blocks import random_rows

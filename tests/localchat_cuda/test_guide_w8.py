@@ -18,7 +18,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.weights.model_weights import ModelWeights
 from tests.support.tiny_models import Stretch, Tiny
 
 ROOT = Path(__file__).parents[2]

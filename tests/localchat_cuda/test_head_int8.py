@@ -12,14 +12,14 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions
-from localchat_cuda import memory_plan
-from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.memory_plan import plan
-from localchat_cuda.model_config import parse_config, read_config
-from localchat_cuda.weight_sizes import head_int8_bytes
-from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.plan import memory_plan
+from localchat_cuda.plan.memory_plan import plan
+from localchat_cuda.plan.weight_sizes import head_int8_bytes
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights
 from tests.support import tiny_models
 from tests.support.answers import ask
@@ -31,8 +31,7 @@ from tests.support.tiny_models import CPU, Tiny, tokens_of
 
 def rounded(folder: Path, dtype: torch.dtype) -> ModelWeights:
     config = read_config(folder)
-    names = ARCHITECTURES[config.architecture].NAMES
-    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=dtype, head_int8=True)
+    return load(config, CheckpointWeights(folder, CPU), CPU, dtype=dtype, head_int8=True)
 
 
 def logs(logits: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:

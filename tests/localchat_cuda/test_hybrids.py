@@ -12,8 +12,8 @@ import torch
 from localchat.backend_api.interface import Alias, Save, StepPlan
 from localchat.engine.events import Done
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import weight_sizes
-from localchat_cuda.model_config import read_config
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.plan import weight_sizes
 from localchat_cuda.runner.step_executor import StepExecutor
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import (

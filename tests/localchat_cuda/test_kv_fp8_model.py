@@ -12,7 +12,7 @@ from localchat.errors import UsageError
 from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.backend import ReferenceBackend
-from localchat_cuda.memory_plan import kv_token_bytes
+from localchat_cuda.plan.memory_plan import kv_token_bytes
 from tests.support import tiny_models
 from tests.support.answers import ask
 from tests.support.speaking_checkpoint import write_speaking

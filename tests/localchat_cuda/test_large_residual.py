@@ -8,8 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from localchat_cuda import layers
 from localchat_cuda.kernels import int4
+from localchat_cuda.layers import dense as layers
 from tests.support import tiny_models
 from tests.support.tiny_models import Stretch, Tiny, tokens_of
 

@@ -13,10 +13,10 @@ from localchat.engine.events import Prefill
 from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.memory_plan import kv_token_bytes, kv_types, plan
-from localchat_cuda.model_config import parse_config, read_config, rounded_config
-from localchat_cuda.weight_sizes import token_bytes, unpacked_bytes, weights_bytes
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.reader import parse_config, read_config
+from localchat_cuda.plan.memory_plan import kv_token_bytes, kv_types, plan
+from localchat_cuda.plan.weight_sizes import token_bytes, unpacked_bytes, weights_bytes
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
 from scripts.bench.cuda.stress import stress
@@ -125,8 +125,7 @@ def test_layers_of_four_bits_are_transformers(kind: str, stored: str, tmp_path: 
 def test_weights_that_make_keys_and_values_are_not_rounded_at_the_load(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("glm4-moe-lite"), tmp_path)
     config = rounded_config(read_config(tmp_path), "int4", "it")
-    names = ARCHITECTURES[config.architecture].NAMES
-    weights = load(config, names, CheckpointWeights(tmp_path, CPU), CPU, dtype=torch.float32)
+    weights = load(config, CheckpointWeights(tmp_path, CPU), CPU, dtype=torch.float32)
     plain = Tiny(tmp_path, torch.float32).weights
     assert weights.packed
     for rounded, own in zip(weights.layers, plain.layers, strict=True):
@@ -143,8 +142,8 @@ def test_a_layer_after_the_last_one_is_neither_loaded_nor_counted(tmp_path: Path
     held["model.layers.2.stray.weight"] = torch.zeros(1)
     safetensors.torch.save_file(held, path)
     assert weights_bytes(config, [read_safetensors(path)]) == counted + 4
-    source, names = CheckpointWeights(tmp_path, CPU), ARCHITECTURES[config.architecture].NAMES
-    load(config, names, source, CPU, notify=said.append)
+    source = CheckpointWeights(tmp_path, CPU)
+    load(config, source, CPU, notify=said.append)
     [note] = said
     assert "layers.2.stray" in note and "more" not in note
 
@@ -209,8 +208,8 @@ def test_dense_layers_are_counted_as_such() -> None:
         (LITE, {"first_k_dense_replace": None}, "first_k_dense_replace is None"),
         (LITE, {"attention_bias": True}, "biases in the attention"),
         (FLASH, {"n_group": 8, "topk_group": 4}, "from some groups"),
-        (FLASH, {"mlp_layer_types": ["dense"]}, "mlp_layer_types is no list of 47"),
-        (FLASH, {"partial_rotary_factor": 0.5}, "32 of 64 columns rotated"),
+        (FLASH, {"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 47"),
+        (FLASH, {"partial_rotary_factor": 0.5}, "rotations of 32 of 64 columns"),
         (FLASH, {"quantization_config": {"quant_method": "fp8"}}, "experts quantized as FP8"),
     ],
 )

@@ -11,10 +11,10 @@ from localchat.backend_api.interface import LoadRequest
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda import draft_plan
 from localchat_cuda.backend import ReferenceBackend
-from localchat_cuda.memory_plan import plan
-from localchat_cuda.model_config import parse_config
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.plan import draft_plan
+from localchat_cuda.plan.memory_plan import plan
 from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
 from tests.support.cuda_machines import GB, gpu, header

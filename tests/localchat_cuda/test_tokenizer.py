@@ -123,7 +123,7 @@ def test_a_token_without_a_row_may_stand_in_both_lists(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(folder: Path) -> None:
-    with pytest.raises(ModelInvalid, match="says 100 in all"):
+    with pytest.raises(ModelInvalid, match="states 100"):
         CheckpointTokenizer(folder, 100)
 
 

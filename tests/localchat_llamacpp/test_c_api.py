@@ -46,7 +46,9 @@ def test_a_struct_with_one_field_more_or_other_defaults_is_refused(
     change: str, words: str, tmp_path: Path
 ) -> None:
     problem = _refusal(fake_llamacpp(tmp_path / "fake.so", change))
-    assert problem.message.startswith("the fake (llama.cpp 9.9.9) cannot be used: its structs are ")
+    assert problem.message.startswith(
+        "the fake (llama.cpp 9.9.9) cannot be used: localchat does not know"
+    )
     assert words in problem.message
     assert "LOCALCHAT_LLAMACPP_LIBRARY" in problem.hint
 
@@ -80,5 +82,5 @@ def test_where_the_end_of_a_struct_cannot_be_seen_its_values_still_decide(
     assert bind(known, "known").llama_context_default_params().no_perf == 1
     # What comes after the fields that are known goes back as the library wrote it, and does no harm.
     assert bind(longer, "longer").llama_context_default_params().no_perf == 1
-    with pytest.raises(LocalchatError, match="its structs are none that localchat knows"):
+    with pytest.raises(LocalchatError, match="localchat does not know its structs"):
         bind(other, "other")

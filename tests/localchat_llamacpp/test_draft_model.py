@@ -12,7 +12,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.draft_shape import draft_shape
-from localchat_llamacpp.memory_plan import plan
+from localchat_llamacpp.plan.memory_plan import plan
 from tests.support.greedy import NEARLY_GREEDY
 from tests.support.llamacpp_core import Core, request
 from tests.support.llamacpp_driver import Start
@@ -42,8 +42,8 @@ def _free_drafts(core: Core) -> None:
     model = core.core._draft_model
     assert model is not None
     model.token_s = model.prompt_token_s = 0.0
-    model.observe = lambda *_: None  # type: ignore[method-assign]
-    model.charge = lambda net: None  # type: ignore[method-assign]
+    model.observe = lambda *_, **__: 0.0  # type: ignore[method-assign]
+    model.settle = lambda saved: None  # type: ignore[method-assign]
     model.cost.seconds = lambda rows: 1.0  # type: ignore[method-assign]
 
 

@@ -23,8 +23,8 @@ from localchat.model_files.open_gguf import read_header
 from localchat.models.info.gguf_info import describe_gguf
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
-from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.model import GgufModel
+from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from tests.support.embedding_reference import bert, pooled, qwen3, rank_score, weights_of
 from tests.support.gguf_files import Size, Value
 from tests.support.gguf_files import llama as gguf_llama

@@ -1,7 +1,6 @@
 """Experts in RAM and layers on several GPUs: the plan, what llama.cpp is told, and the expected speed."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +14,19 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import ExpertsOnCpu, LoadOptions
 from localchat.fit.memory_plan import GpuShare, MemoryPlan, spendable_gpus, weights_split
 from localchat.fit.report import placed, verdict
-from localchat.fit.speed_history import NO_MEASUREMENTS, MeasurementCache
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
-from localchat.models.published_models import published_model
+from localchat.models.published_shapes import published_model
 from localchat_llamacpp import native_model
-from localchat_llamacpp.layer_split import layer_weights, split_layers, tensor_split
-from localchat_llamacpp.memory_plan import plan
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Placement, load_weights
-from localchat_llamacpp.speed import estimate
-from localchat_llamacpp.speed.benchmark import Costs, Layer
-from localchat_llamacpp.speed.estimate import DecodeSetup, bytes_per_token, offloaded_rate
+from localchat_llamacpp.plan.buffers import layer_weights, split_layers, tensor_split
+from localchat_llamacpp.plan.memory_plan import plan
+from localchat_llamacpp.plan.speed import expected_rate, routed_token_bytes
 from tests.support.llamacpp_models import LAYERS, write_experts
+from tests.support.ram_bandwidth import put_bandwidth
 
 GB = 10**9
 EXPERTS, DENSE = "qwen3:30b-a3b", "qwen3:14b"
@@ -245,22 +242,14 @@ def _greedy(weights: native_model.Weights) -> list[int]:
 def test_a_token_reads_its_experts_from_ram_and_the_rest_from_the_card(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def costs(
-        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: MeasurementCache
-    ) -> Costs:
-        return Costs(dict.fromkeys(codes, 40.0 * GB), dict.fromkeys(layers, 1e-3), 1e-4)
-
-    monkeypatch.setattr(estimate, "costs", costs)
+    put_bandwidth(monkeypatch, 40.0 * GB)
     machine, shape = desk(8), shape_of(EXPERTS)
-    running = DecodeSetup(shape, "f16", True)
     split = planned(EXPERTS, machine)
     by_layers = planned(EXPERTS, machine, 0)
-    fast, slow = (
-        offloaded_rate(running, one, machine, 8, NO_MEASUREMENTS) for one in (split, by_layers)
-    )
+    fast, slow = (expected_rate(shape, one, machine, 8) for one in (split, by_layers))
     assert fast is not None and slow is not None
     assert fast.tokens_per_s > 1.2 * slow.tokens_per_s
-    experts = sum(bytes_per_token(shape, split.experts_on_cpu).values())
+    experts = routed_token_bytes(shape, split.experts_on_cpu)
     assert 0.3 < experts / shape.token_bytes < 0.8
     # Reading alone is a bound that the estimate must respect.
     floor_s = experts / (40 * GB) + (shape.token_bytes - experts) / (300 * GB)

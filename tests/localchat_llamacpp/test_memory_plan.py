@@ -16,10 +16,10 @@ from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
-from localchat_llamacpp.compute_buffers import SPARE_STATES, Steps, context_cells, window_cells
 from localchat_llamacpp.load import report
-from localchat_llamacpp.memory_plan import plan
 from localchat_llamacpp.native import Buffer
+from localchat_llamacpp.plan.buffers import SPARE_STATES, Steps, context_cells, window_cells
+from localchat_llamacpp.plan.memory_plan import plan
 from tests.support.gguf_files import ARCHITECTURES, Q4_0, Size, Tensor, gemma3, llama, write_model
 
 GB = 10**9

@@ -11,7 +11,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
-from localchat_llamacpp import memory_plan as planner
+from localchat_llamacpp.plan import memory_plan as planner
 from tests.support.gguf_files import write_model
 
 GB = 10**9

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from tests.support.llamacpp_core import Core, request
 from tests.support.llamacpp_driver import Start
 from tests.support.llamacpp_hybrids import WRITERS
@@ -48,13 +49,9 @@ def test_an_identical_prompt_and_a_continued_one_hit(start: Start, kind: str) ->
 class _Oracle:
     """Proposes tokens of a known text, each third proposal wrong at its third place."""
 
-    off = ""
-    speedup = None
-
     def __init__(self, text: list[int], at: int) -> None:
         self.text, self.at, self.calls = text, at, 0
         self.draft: list[int] = []
-        self.drafted = self.accepted = 0
 
     def chances(self, limit: int) -> list[float]:
         self.calls += 1
@@ -66,21 +63,11 @@ class _Oracle:
     def take(self, count: int) -> tuple[int, ...]:
         return tuple(self.draft[:count])
 
-    def charge(self, lost: float) -> None:
-        pass
+    def withdraw(self) -> None:
+        """Nothing is kept."""
 
-    def advance(
-        self,
-        tokens: list[int],
-        drafted: int = 0,
-        rows: int = 0,
-        seconds: float = 0.0,
-        again: int = 0,
-        of_step: int = 0,
-    ) -> None:
+    def advance(self, tokens: list[int], drafted: int = 0) -> None:
         self.at += len(tokens)
-        self.drafted += drafted
-        self.accepted += min(drafted, len(tokens) - 1)
 
     def append(self, tokens: list[int]) -> None:
         self.at += len(tokens)
@@ -89,25 +76,24 @@ class _Oracle:
         return True
 
 
-def _drafting(core: Core, id_: int, text: list[int]) -> _Oracle:
+def _drafting(core: Core, id_: int, text: list[int]) -> SequenceDrafts:
     core.core.process_commands()
     # A step costs the same, however wide it is, so that drafts always pay.
     core.core.output_processor.step_costs.seconds = lambda rows: 1.0  # type: ignore[method-assign]
-    proposer = _Oracle(text, 0)
-    sequence = core.core.output_processor.requests[id_].sequences[0]
-    assert sequence.proposer is not None
-    sequence.proposer = proposer  # type: ignore[assignment]
-    return proposer
+    drafts = core.core.output_processor.requests[id_].sequences[0].drafts
+    assert drafts is not None
+    drafts.ngrams = _Oracle(text, 0)  # type: ignore[assignment]
+    return drafts
 
 
 def test_rejected_drafts_take_the_state_back(start: Start, kind: str) -> None:
     text = _plain(start, kind, PROMPT, 60)
     core = Core(start(kind).runner)
     id_ = core.ask(request(PROMPT, max_tokens=60))
-    proposer = _drafting(core, id_, text)
+    drafts = _drafting(core, id_, text)
     core.run_until_idle()
     assert core.received[id_].tokens == text
-    assert 0 < proposer.accepted < proposer.drafted
+    assert 0 < drafts.accepted < drafts.drafted
 
 
 def test_drafts_among_neighbours_and_preempted_give_the_same_text(start: Start, kind: str) -> None:

@@ -19,8 +19,8 @@ from localchat_cuda.backend import CudaBackend
 from tests.support.cuda_configs import QWEN25
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.gguf_files import Q4_0, Size, llama, write_split
+from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.shards import SHARDS
-from tests.support.speed_benchmark import put_rates
 from tests.support.terminal_screen import Screen
 
 GB = 10**9
@@ -36,7 +36,7 @@ Call = Callable[..., Outcome]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     """Set the machine that is found."""
-    put_rates(monkeypatch, {})
+    put_bandwidth(monkeypatch, 20e9)
 
     def put(found: Machine) -> None:
         monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: found)
@@ -86,7 +86,7 @@ def test_fit_reads_the_headers_of_a_name_that_is_not_here(call: Call, hub: FakeH
     assert (found["model"], found["path"]) == (f"hf.co/{NAME}:Q4_0", None)
     assert found["weights_bytes"] >= len(SMALL) * 0.8
     assert found["why"] == "A GGUF file runs on llama.cpp, on the CPU."
-    assert "is not here; its headers are read" in err
+    assert "is not on this machine; reading its headers" in err
     assert not hub.requests("store")
 
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_the_engine_lacks_says_what_to_take(call: Call, hub: F
 def test_a_shape_that_is_not_known_offline_says_which_are(call: Call) -> None:
     code, _, err = call("fit", "qwen2.5:7b-q3_k_s", "--offline")
     assert code == 5
-    assert "its published shape is not known" in err
+    assert "its published shape is unknown" in err
     assert "qwen2.5:7b-q4_k_m, " in err
     assert "qwen2.5:7b-awq" in err
 

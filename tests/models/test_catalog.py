@@ -11,7 +11,7 @@ from localchat.backend_api.interface import Backend
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
-from localchat.models.published_models import published_model
+from localchat.models.published_shapes import published_model
 from localchat.models.quantizations import is_quantization
 from localchat_cuda.backend import CudaBackend
 from localchat_llamacpp.backend import LlamaCppBackend

@@ -16,10 +16,9 @@ from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.models.catalog import CatalogEntry, read_catalog
 from localchat.models.names import parse
-from localchat.models.published_models import gguf_shape, published_model
-from localchat.models.published_shapes import read_published_shapes
+from localchat.models.published_shapes import gguf_shape, published_model, read_published_shapes
 from localchat.units import size
-from localchat_llamacpp.memory_plan import plan
+from localchat_llamacpp.plan.memory_plan import plan
 
 TABLE = Path(__file__).with_name("fit_golden.txt")
 GB = 10**9

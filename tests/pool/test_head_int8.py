@@ -16,7 +16,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelSpec
 from localchat.pool.resolver import ModelResolver, engine_options
-from localchat_llamacpp.memory_plan import _check
+from localchat_llamacpp.plan.memory_plan import check_options
 
 
 def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
@@ -53,10 +53,10 @@ def test_a_text_of_it_has_another_fingerprint() -> None:
 
 
 def test_llamacpp_refuses_it_with_the_way() -> None:
-    _check(LoadOptions())
+    check_options(LoadOptions())
     with pytest.raises(UsageError, match="cannot round the output head") as caught:
-        _check(LoadOptions(head_int8=True))
+        check_options(LoadOptions(head_int8=True))
     assert "--head-int8" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cannot round a model to fp8") as caught:
-        _check(LoadOptions(quantize="fp8"))
+        check_options(LoadOptions(quantize="fp8"))
     assert "--quantize" in str(caught.value.hint)

@@ -115,7 +115,7 @@ def test_name_that_meant_no_model_is_looked_for_once_in_a_while(
     with pytest.raises(ModelMissing, match="new"):
         pool.lease_if_loaded("new")
     machine.sizes["new"] = 1  # pulled meanwhile
-    monkeypatch.setattr("localchat.pool.pool._KNOWN_NAME_S", 0.0)
+    monkeypatch.setattr("localchat.pool.pool._CACHED_NAME_S", 0.0)
     assert pool.lease_if_loaded("new") is None
     pool.lease("new").release()
     assert machine.opened == ["new"]
@@ -126,7 +126,7 @@ def test_names_that_clients_make_up_do_not_add_up(start: Start) -> None:
     for number in range(1000):
         with pytest.raises(ModelMissing):
             pool.lease(f"made up {number}")
-    assert len(pool._known_names) == 256
+    assert len(pool._cached_names) == 256
     assert pool.lease_if_loaded("made up 3") is None
     with pytest.raises(ModelMissing):
         pool.lease_if_loaded("made up 999")
@@ -179,7 +179,7 @@ def test_a_client_may_keep_an_engine_for_longer(start: Start) -> None:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat.pool.pool._LOOK_S", 0.005)
+    monkeypatch.setattr("localchat.pool.pool._MEMORY_CHECK_S", 0.005)
 
 
 class Memory:

@@ -63,7 +63,7 @@ def answered(engine: LocalEngine, prompt: str, **options: object) -> Answer:
 def run(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localchat", "-m", str(model), "--no-attach", "--temp", "0"]
     # The catalog's penalty ends the loop that this test needs.
-    command += ["-o", "repetition_penalty", "1"]
+    command += ["-o", "frequency_penalty", "0"]
     # The variables of this process name the folders of the test, not those of a person.
     return subprocess.run(
         [*command, *arguments],
@@ -124,7 +124,7 @@ def test_the_command_line_says_why_an_answer_ended(smollm2: Path) -> None:
     loop = run(smollm2, "--ctx", "1024", FRANCE)
     assert loop.returncode == 0
     assert "The answer repeated" in loop.stderr
-    assert "-o repetition_penalty 1.1" in loop.stderr
+    assert "-o frequency_penalty 0.3" in loop.stderr
     data = run(smollm2, "--schema", PEOPLE, "--max-tokens", "12", "Describe a meeting.")
     assert (data.returncode, data.stdout) == (1, "")
     assert "The JSON was not complete after 12 tokens" in data.stderr

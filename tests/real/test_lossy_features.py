@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localchat.fit.load_options import RoundedType
-from localchat_cuda.model_config import rounded_config
+from localchat_cuda.config.model import rounded_config
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
 from tests.real.conftest import GEMMA, SMOLLM2, model_path
@@ -59,5 +59,5 @@ def test_rounded_weights_stay_near(real_model: RealModel, to: RoundedType) -> No
     model = Tiny(real_model.folder, torch.float32)
     config = rounded_config(model.config, to, "it")
     source = CheckpointWeights(real_model.folder, CPU)
-    model.weights = load(config, model.architecture.NAMES, source, CPU, dtype=torch.float32)
+    model.weights = load(config, source, CPU, dtype=torch.float32)
     assert 0 < real_model.divergence(model) < ROUNDED_LIMITS[to]

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 
-import pytest
 from starlette.types import Message
 
-from localchat.server.cancellation import disconnected, shielded, to_its_end
+from localchat.server.cancellation import disconnected, shielded
 
 
 def test_cancelled_caller_undoes_the_late_result() -> None:
@@ -30,35 +29,6 @@ def test_cancelled_caller_undoes_the_late_result() -> None:
 
     asyncio.run(asyncio.wait_for(run(), 90))
     assert undone == ["late"]
-
-
-def test_caller_is_cancelled_once_work_that_must_not_go_on_alone_has_ended() -> None:
-    async def run() -> list[str]:
-        done: list[str] = []
-        begun, go_on = asyncio.Event(), asyncio.Event()
-
-        async def work() -> None:
-            begun.set()
-            await go_on.wait()
-            done.append("work")
-
-        async def caller() -> None:
-            try:
-                await to_its_end(work())
-            finally:
-                done.append("caller")
-
-        task = asyncio.create_task(caller())
-        await begun.wait()
-        task.cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return done
-
-    assert asyncio.run(run()) == ["work", "caller"]
 
 
 def test_late_failure_after_a_cancelled_caller_is_dropped() -> None:

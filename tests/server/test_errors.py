@@ -293,6 +293,16 @@ def test_an_unknown_route_is_a_404_in_json(stage: Stage, path: str) -> None:
         )
 
 
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/batches/batch_1", "/files/"])
+def test_a_batch_route_is_a_404_that_names_the_batch_command(stage: Stage, path: str) -> None:
+    for body in (None, {"a": 1}):
+        error = ask(stage, path, body)
+        assert error.status == 404
+        assert error.error["type"] == "not_found_error"
+        assert "`localchat batch`" in error.error["message"]
+    assert "batch" not in ask(stage, "/v1/nothing", {}).error["message"]
+
+
 def test_a_wrong_method_is_a_405_in_json(stage: Stage) -> None:
     reply = ask(stage, "/v1/chat/completions")
     assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import localchat
-from localchat.bench.workload import prose
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
+from localchat.measure.workload import prose
 from tests.support.http_server import UNHURRIED, Wire, running
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"

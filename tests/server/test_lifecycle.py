@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from localchat.engine.events import Finished, Text
 from localchat.engine.interface import Vectors
 from localchat.errors import EngineClosed
 from localchat.server import uvicorn_server
-from localchat.server.cancellation import to_its_end
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.uvicorn_http import Connection
@@ -190,6 +190,15 @@ def test_probes_are_answered_while_half_open_connections_hold_all_places() -> No
                 assert probe.reply().status == 200
 
 
+def test_probes_are_answered_while_answered_probes_hold_all_places() -> None:
+    limits = replace(UNHURRIED.limits, connections=2, probe_connections=2)
+    with serving(replace(UNHURRIED, limits=limits)) as stage, ExitStack() as stack:
+        for _ in range(8):
+            probe = stack.enter_context(Wire(stage.port))
+            probe.ask("/health")
+            assert probe.reply().status == 200
+
+
 def _healthy(stage: Stage) -> bool:
     with Wire(stage.port) as wire:
         wire.ask("/health")
@@ -244,10 +253,15 @@ def test_a_reader_that_is_slower_than_the_limit_but_reads_is_kept() -> None:
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         text = " ".join(map(str, range(1_000_000)))
         stage.scripts["long"] = ScriptedAnswer((text,))
-        slow.ask("/v1/completions", {"prompt": "long"})
-        slow.head()
+        slow.ask("/health")
+        assert slow.reply().status == 200
         (connection,) = stage.server.server_state.connections
         assert isinstance(connection, Connection)
+        # A fixed size keeps the kernel from taking the whole answer as soon as the client reads.
+        server_socket = connection.transport.get_extra_info("socket")
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        slow.ask("/v1/completions", {"prompt": "long"})
+        slow.head()
         assert settled(lambda: connection.flow.write_paused)
         unsent = connection.transport.get_write_buffer_size()
         body = slow.exactly(len(text) - unsent + 100_000)
@@ -297,29 +311,6 @@ def test_a_server_that_stops_answers_those_who_wait_for_vectors(
         assert engine.began.wait(90)
     with wire:
         assert wire.reply().error["code"] == "model_unloaded"
-
-
-def test_a_server_that_stops_lets_its_workers_write_even_if_all_threads_wait_for_an_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(uvicorn_server, "_THREADS", 1)
-    engine, written = Embedding(), threading.Event()
-
-    async def work() -> None:
-        await to_its_end(asyncio.to_thread(written.set))
-
-    with running(engine, engines=Owned) as (port, server), Wire(port) as wire:
-        wire.ask("/v1/embeddings", {"input": "a"})
-        assert engine.began.wait(90)
-        (connection,) = server.server_state.connections
-        assert isinstance(connection, Connection)
-
-        async def begin() -> None:
-            server.workers.append(asyncio.create_task(work()))
-            await asyncio.sleep(0)
-
-        asyncio.run_coroutine_threadsafe(begin(), connection.loop).result(90)
-    assert written.is_set()
 
 
 class Embedding(ScriptedEngine):
@@ -400,6 +391,17 @@ def test_a_server_that_stops_lets_what_runs_end_first() -> None:
         wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
         wire.until(b"assistant")
     assert wire.reply_rest()[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_of_any_kind_skips_the_wait_for_requests(number: int) -> None:
+    with serving(drain_s=600.0) as stage, Wire(stage.port) as wire:
+        stage.scripts["slow"] = ScriptedAnswer(("a ",) * 1000, gap_s=0.1)
+        wire.ask("/v1/completions", {"prompt": "slow"})
+        assert settled(lambda: len(stage.engine.requests) == 1)
+        for _ in range(2):
+            stage.server.handle_exit(number, None)
+        assert wire.reply().error["code"] == "server_stopping"
 
 
 def test_a_server_that_stops_is_not_healthy_while_something_runs() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from localchat.server import uvicorn_http
 from localchat.server.uvicorn_http import HEAD_BYTES, Connection
 from tests.support.http_server import (
     UNHURRIED,
@@ -111,6 +112,17 @@ def test_a_body_that_breaks_after_the_answer_gets_no_second_one(stage: Stage) ->
         wire.ask("/v1/completions", b"2\r\n{}\r\n", headers=headers)
         assert wire.reply().status == 415
         wire.send(b"no size\r\n")
+        assert wire.closed()
+
+
+def test_a_body_that_stays_away_after_its_answer_ends_the_connection(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_http, "_LINGER_S", 0.05)
+    with Wire(stage.port) as wire:
+        headers = {"content-length": "100", "content-type": "text/csv"}
+        wire.ask("/v1/completions", b"{}", headers=headers)
+        assert wire.reply().status == 415
         assert wire.closed()
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from localchat.cli.group import VERBS
 from localchat.errors import UsageError
 from localchat.session.commands import COMMANDS, instead, is_known, parse
+from localchat.verbs import VERBS
 
 
 @pytest.mark.parametrize(

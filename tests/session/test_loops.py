@@ -18,7 +18,7 @@ PIECE = "It is a loyal animal. "
 
 
 def script(request: Any) -> ScriptedAnswer:
-    if request.sampling.repetition_penalty or len(request.prompt.messages) > 2:
+    if request.sampling.frequency_penalty or len(request.prompt.messages) > 2:
         return ScriptedAnswer(("So it is.",))
     if isinstance(request.prompt, Messages) and request.prompt.continue_last:
         return ScriptedAnswer(("And the end.",))
@@ -43,7 +43,7 @@ def test_a_loop_ends_says_so_and_offers_three_ways_on(tmp_path: Path) -> None:
         (notice,) = [each for each in chat.page.notices() if each.offers]
         labels = [offer.label for offer in notice.offers]
         assert labels == [
-            "answer again with a repetition penalty of 1.1",
+            "answer again with a frequency penalty of 0.3",
             "drop the repeats",
             "go on",
         ]
@@ -69,7 +69,7 @@ def test_an_answer_is_tried_again_with_a_penalty(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         await looped(chat)
         await take_way_on(chat.session, "end/penalty")
-        assert chat.stage.engine.requests[-1].sampling.repetition_penalty == 1.1
+        assert chat.stage.engine.requests[-1].sampling.frequency_penalty == 0.3
         answer = chat.session.last_answer()
         assert answer is not None
         assert (answer.message.content, answer.end) == ("So it is.", None)

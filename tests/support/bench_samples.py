@@ -1,10 +1,11 @@
 """Recorded requests and points of benchmarks, made by hand."""
 
-from localchat.bench.client import RequestSample
-from localchat.bench.record import BenchRecord, MachineRecord
-from localchat.bench.statistics import Percentiles, PointFigures
-from localchat.bench.sweep import BenchVariant, Point, PointPlace, ServedVariant, SweepSpec
-from localchat.bench.workload import SHAPES
+from localchat.measure.client import RequestSample
+from localchat.measure.records import BenchRecord, MachineRecord
+from localchat.measure.statistics import Percentiles, PointFigures
+from localchat.measure.sweep import Point, PointKey, ServedVariant, SweepSpec
+from localchat.measure.variants import BenchVariant
+from localchat.measure.workload import SHAPES
 
 
 def sample(began_s: float, first_s: float, gaps_s: list[float], **fields: int) -> RequestSample:
@@ -29,7 +30,7 @@ def point(rate: float, clients: int = 1, *, variant: str = "m", round_: int = 0)
         ttft_ms=Percentiles(40, 60, 80, 45),
         tpot_ms=Percentiles(10, 12, 15, 11),
     )
-    return Point(PointPlace(variant, "chat", 0, clients), round_, found)
+    return Point(PointKey(variant, "chat", 0, clients), round_, found)
 
 
 def record(

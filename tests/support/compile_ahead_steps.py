@@ -12,9 +12,9 @@ from localchat.backend_api.interface import Capabilities, LoadRequest
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.compile_ahead.trace import CompileShape
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.load import capabilities
-from localchat_cuda.memory_plan import kv_types
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.plan.memory_plan import kv_types
 from localchat_cuda.runner.input_batch import MAX_DECODE_WIDTH
 from tests.support.cuda_configs import QWEN25
 

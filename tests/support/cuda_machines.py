@@ -2,7 +2,7 @@
 
 from localchat.fit.hardware import Gpu
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda.model_config import parse_config
+from localchat_cuda.config.reader import parse_config
 from tests.support.cuda_configs import QWEN25
 
 CONFIG = parse_config(QWEN25, "it")

@@ -32,6 +32,7 @@ from localchat.core.kv_cache import (
 )
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskTier
+from localchat.core.kv_cache.slot_disk_tier import SlotDiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
 from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
@@ -176,7 +177,7 @@ class Bench:
             self.can, logits, stumble=frozenset(stumble), halt=frozenset(halt)
         )
         self.kv_cache = make_kv_cache_manager(self.can, model, ram)
-        self.disk_tier: DiskTier | BlockDiskTier | None = None
+        self.disk_tier: DiskTier | None = None
         if disk is not None:
             self.disk_tier = self._disk_tier(disk, model)
         self.sent: list[str] = []
@@ -204,13 +205,13 @@ class Bench:
         )
         self._ids = itertools.count(1)
 
-    def _disk_tier(self, disk: KVStore, model: str) -> DiskTier | BlockDiskTier:
+    def _disk_tier(self, disk: KVStore, model: str) -> DiskTier:
         if isinstance(self.kv_cache, PagedKVCacheManager):
             return BlockDiskTier(
                 disk, model, model, self.runner, self.kv_cache, min_tokens=8, part_bytes=160
             )
         assert isinstance(self.kv_cache, SlotKVCacheManager)
-        return DiskTier(
+        return SlotDiskTier(
             disk, model, model, self.runner, self.kv_cache,
             min_tokens=8, min_read_tokens=2, range_tokens=8,
         )  # fmt: skip

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from localchat.engine.events import Event
@@ -92,9 +91,7 @@ class Stage:
 
 
 @contextmanager
-def serving(
-    config: ServerConfig | None = None, *, drain_s: float = 0.0, batches: Path | None = None
-) -> Iterator[Stage]:
+def serving(config: ServerConfig | None = None, *, drain_s: float = 0.0) -> Iterator[Stage]:
     """A server in a thread, until the end of the block."""
     scripts: dict[str, ScriptedAnswer | Callable[[GenerateRequest], ScriptedAnswer]] = {}
 
@@ -103,7 +100,7 @@ def serving(
         return found(request) if callable(found) else found
 
     engine = StageEngine(script=script, model=NAME)
-    with running(engine, config, drain_s=drain_s, batches=batches) as (port, server):
+    with running(engine, config, drain_s=drain_s) as (port, server):
         yield Stage(port, engine, server, scripts)
 
 
@@ -114,11 +111,10 @@ def running(
     *,
     drain_s: float = 0.0,
     engines: type[SingleEngine] = SingleEngine,
-    batches: Path | None = None,
 ) -> Iterator[tuple[int, UvicornServer]]:
     """The port of a server over any engine, until the end of the block."""
     sockets = bind_sockets("127.0.0.1", 0)
-    app = create_app(engines(engine, NAME), config or UNHURRIED, batches=batches)
+    app = create_app(engines(engine, NAME), config or UNHURRIED)
     server = UvicornServer(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()

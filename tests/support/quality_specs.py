@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from localchat.bench.sweep import BenchVariant
-from localchat.quality.record import QualitySpec
+from localchat.measure.records import QualitySpec
+from localchat.measure.variants import BenchVariant
 
 
 def quality_spec(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from localchat.fit.speed_history import Run
+from localchat.fit.speed import Run
 
 
 def run(path: Path | str, rate: float, **how: int | str | bool) -> Run:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from localchat.bench.capacity import LEAST_CHUNK
-from localchat.bench.client import RequestSample
-from localchat.bench.statistics import LatencyTarget, LoadResult, figures
-from localchat.bench.sweep import Point, PointPlace
+from localchat.measure.capacity import MIN_CHUNK
+from localchat.measure.client import RequestSample
+from localchat.measure.statistics import LatencyTarget, LoadResult, figures
+from localchat.measure.sweep import Point, PointKey
 
 
 class StepServer(NamedTuple):
@@ -54,7 +54,7 @@ def closed_loop(server: StepServer, lengths: Lengths, clients: int, requests: in
 
     samples = _serve(server, lengths, [0.0] * clients, again)
     result = LoadResult(samples, 0, max(one.arrivals_s[-1] for one in samples))
-    return Point(PointPlace("m", "chat", 0, clients), 0, figures(result, LatencyTarget()))
+    return Point(PointKey("m", "chat", 0, clients), 0, figures(result, LatencyTarget()))
 
 
 def at_random(
@@ -87,7 +87,7 @@ def _serve(
             reading.append(coming.pop())
         decode_s = server.weights_s + server.stream_s * max(len(decoding), 1)
         most_s = server.budget_s - (decode_s if decoding else 0.0)
-        room, taken = max(round(most_s / server.prompt_token_s), LEAST_CHUNK), 0
+        room, taken = max(round(most_s / server.prompt_token_s), MIN_CHUNK), 0
         first: list[_Request] = []
         for one in list(reading):
             read = min(one.left, room - taken)

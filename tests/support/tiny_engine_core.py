@@ -1,6 +1,7 @@
 """An engine core stepped by hand over the CUDA runner and a tiny random checkpoint, on a CPU or a GPU."""
 
 import itertools
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,9 +23,8 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from localchat_cuda import load_drafts
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.draft_plan import read_draft
-from localchat_cuda.model_config import read_config
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
@@ -97,10 +97,9 @@ def tiny_runner(
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them. With
     `window_blocks` windowed layers have pages of their own, the last of which nobody writes."""
     config = read_config(folder)
-    names = ARCHITECTURES[config.architecture].NAMES
     source = CheckpointWeights(folder, device)
     weights = load(
-        config, names, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
+        config, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
     )
     hybrid = config.delta_net is not None
     pages = Pages(
@@ -168,13 +167,14 @@ def draft_always(loop: "TinyLoop", count: int = 3) -> None:
     """Let drafts cost no text anything, so that there always are some: a tiny model's own time says nothing."""
     model = loop.core._draft_model
     assert model is not None
-    model.prompt_token_s = 0.0
-    model.observe = lambda *_: None  # type: ignore[method-assign]
-    model.worth = lambda step: min(step.limit, count)  # type: ignore[method-assign]
-    model.charge = lambda net: None  # type: ignore[method-assign]
+    model.token_s = model.prompt_token_s = 0.0
+    model.observe = lambda *_, **__: 0.0  # type: ignore[method-assign]
+    model.chances = lambda limit: [1.0] * min(limit, count)  # type: ignore[method-assign]
+    model.settle = lambda saved: None  # type: ignore[method-assign]
     model.drafter.ready = lambda unread: True  # type: ignore[method-assign]
-    patience = loop.core._draft_planner._patience
-    patience.bears = lambda losses: True  # type: ignore[method-assign]
+    planner = loop.core._draft_planner
+    planner._patience = lambda *_: math.inf  # type: ignore[method-assign]
+    planner._affordable = lambda *_: True  # type: ignore[method-assign]
 
 
 @dataclass

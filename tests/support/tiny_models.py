@@ -11,13 +11,14 @@ import torch
 import transformers
 
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.model_config import ModelConfig, read_config
-from localchat_cuda.output_head import compute_logits
-from localchat_cuda.packed_layers import PackedLayers
+from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.output_head import compute_logits
+from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     build_input_batch,
@@ -27,7 +28,8 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.input_batch import TokenSpan as Placed
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.step_buffer import StepBuffer
-from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights
 
 CPU = torch.device("cpu")
@@ -500,7 +502,10 @@ class Tiny:
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.weights: ModelWeights = load(
-            self.config, self.architecture.NAMES, CheckpointWeights(folder, CPU), CPU, dtype=dtype
+            self.config,
+            CheckpointWeights(folder, CPU),
+            CPU,
+            dtype=dtype,
         )
         self.kernels = kernels
         heads, d = self.config.heads, self.config.head_dim_of(self.config.layers - 1)

@@ -35,7 +35,7 @@ from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep
 from localchat.models.assess import ExpectedSpeed
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel

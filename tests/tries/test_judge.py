@@ -4,11 +4,11 @@ import pytest
 
 from localchat.engine.request import Message
 from localchat.tries.judge import (
+    correction_messages,
     fault_messages,
-    found_faults,
-    mending_messages,
+    parse_faults,
+    parse_pick,
     pick_messages,
-    picked,
 )
 
 ASKED = (Message("system", "be brief"), Message("user", "what is 2 + 2?"))
@@ -24,19 +24,19 @@ ASKED = (Message("system", "be brief"), Message("user", "what is 2 + 2?"))
     ],
 )
 def test_faults_are_read_from_the_verdict(verdict: str, faults: list[str] | None) -> None:
-    assert found_faults(verdict) == faults
+    assert parse_faults(verdict) == faults
 
 
 @pytest.mark.parametrize(
     ("verdict", "place"), [('{"best": 2}', 1), ('{"best": 4}', None), ("the second", None)]
 )
 def test_a_pick_is_one_of_the_answers(verdict: str, place: int | None) -> None:
-    assert picked(verdict, 3) == place
+    assert parse_pick(verdict, 3) == place
 
 
 def test_questions_to_the_judge_begin_as_the_answered_conversation_did() -> None:
     judged = fault_messages(ASKED, "5")
-    mending = mending_messages(ASKED, "5", ["it is 4"])
+    mending = correction_messages(ASKED, "5", ["it is 4"])
     assert judged[:3] == mending[:3] == (*ASKED, Message("assistant", "5"))
     assert "it is 4" in mending[-1].content
     chosen = pick_messages(ASKED, ["four", "five"])

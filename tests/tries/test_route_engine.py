@@ -12,8 +12,7 @@ from localchat.engine.events import Accepted, Done, Event, Finished, Text, Token
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.errors import DoesNotFit, EngineClosed
-from localchat.tries.route_engine import RouteEngine
-from localchat.tries.route_figures import RouteFigures
+from localchat.tries.route_engine import RouteEngine, RouteFigures
 from tests.support.cli_program import INFO
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from localchat.engine.guide import OFFER, UNKNOWN, topics_file
-from localchat.engine.guide_topics import Topics
+from localchat.engine.guide.rules import OFFER, UNKNOWN
+from localchat.engine.guide.topics import Topics, topics_file
 from localchat.models.resolve import GUIDE
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.tui.guide_answers import OFFERS_ID, complete_part, for_screen

@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 
 from localchat.engine.events import MetricsSnapshot, Text
 from localchat.errors import DoesNotFit
-from localchat.fit.memory_steps import MemoryStep
+from localchat.fit.steps import MemoryStep
 from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.screens.models import ModelScreen

@@ -1,66 +1,55 @@
-"""Supported model families, by their name in ModelConfig."""
+"""Supported model families: one module each, with FAMILY, its data, and `forward`. Imports no torch."""
 
+from importlib import import_module
 from types import ModuleType
 
-from localchat_cuda.architectures import (
-    deepseek_v2,
-    gemma2,
-    gemma3,
-    gemma3n,
-    gemma4,
-    glm4,
-    glm4_moe_lite,
-    gpt_oss,
-    granite,
-    granite4,
-    granite_moe,
-    llama,
-    mistral,
-    mixtral,
-    olmo2,
-    olmo3,
-    phi3,
-    prediction_head,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
-    seed_oss,
-    smollm3,
-)
-from localchat_cuda.supported_architectures import Architecture
+from localchat_cuda.architectures.family import Family
 
-ARCHITECTURES: dict[Architecture, ModuleType] = {
-    "llama": llama,
-    "mistral": mistral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "gemma2": gemma2,
-    "gemma3": gemma3,
-    "gemma3n": gemma3n,
-    "gemma4": gemma4,
-    "phi3": phi3,
-    "mixtral": mixtral,
-    "qwen2_moe": qwen2_moe,
-    "qwen3_moe": qwen3_moe,
-    "gpt_oss": gpt_oss,
-    "glm4": glm4,
-    "granite": granite,
-    "granite4": granite4,
-    "granite_moe": granite_moe,
-    "granite4_moe": granite_moe,
-    "olmo2": olmo2,
-    "olmo3": olmo3,
-    "seed_oss": seed_oss,
-    "smollm3": smollm3,
-    "qwen3_next": qwen3_next,
-    "qwen3_5": qwen3_5,
-    "qwen3_5_moe": qwen3_5_moe,
-    "deepseek_v2": deepseek_v2,
-    "glm4_moe_lite": glm4_moe_lite,
+# In the order in which messages list the models.
+ARCHITECTURES: dict[str, ModuleType] = {
+    name: import_module(f"localchat_cuda.architectures.{name}")
+    for name in (
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen2_moe",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "gemma2",
+        "gemma3",
+        "gemma3n",
+        "gemma4",
+        "phi3",
+        "gpt_oss",
+        "deepseek_v2",
+        "glm4",
+        "glm4_moe_lite",
+        "granite",
+        "granite_moe",
+        "granite4",
+        "granite4_moe",
+        "olmo2",
+        "olmo3",
+        "seed_oss",
+        "smollm3",
+    )
 }
+"""Modules by the name of their family."""
 
-__all__ = ["ARCHITECTURES", "prediction_head"]
+
+def families() -> list[Family]:
+    """Return the data of all families."""
+    return [module.FAMILY for module in ARCHITECTURES.values()]
+
+
+def labels() -> str:
+    """Return the supported models as a list in prose."""
+    *others, last = (family.label for family in families() if family.label)
+    return f"{', '.join(others)} and {last}"
+
+
+__all__ = ["ARCHITECTURES", "families", "labels"]

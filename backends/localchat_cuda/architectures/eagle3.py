@@ -1,23 +1,23 @@
-"""An EAGLE-3 head: a Llama layer over the embedding of a token and the state of the one before it.
+"""An EAGLE-3 head: a Llama layer over the embedding of a token and the state of the previous one.
 
-States of known tokens are those of three layers of the model, joined by one linear layer; those of guesses are
-its own. Li et al., 2025 (arXiv 2503.01840), form as vLLM's llama_eagle3 reads it.
+The state of an accepted token joins those of three layers of the model by one linear layer. The state of a
+draft token is the head's own. Li et al., 2025 (arXiv 2503.01840); layout of vLLM's llama_eagle3.
 """
 
 import torch
 
 from localchat_cuda.architectures.prediction_head import normed_inputs
-from localchat_cuda.eagle_config import EagleConfig
-from localchat_cuda.layers import DenseLayers
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.eagle import EagleWeights
 
 
 def forward(
     ops: DenseLayers, weights: EagleWeights, head: EagleConfig, previous: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last states [T, hidden] of one step, and those that the next guess goes on from.
+    """Return the last states [T, hidden], and the states for the next draft token.
 
-    `previous` [T, hidden]: of the tokens before those of the step."""
+    `previous` [T, hidden]: of the preceding tokens."""
     model = weights.model
     (layer,) = model.layers
     embedded, states = normed_inputs(ops, weights, previous)
@@ -27,5 +27,7 @@ def forward(
     y = ops.gemm(ops.attend(qkv, 0, None, None), layer.linears["o"])
     x = ops.add_norm(y, layer.norms["mlp"])
     y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
-    found = ops.finish(y, model.last_norm)
-    return found, found if head.normed_output else ops.residual.to(found.dtype)
+    states = ops.finish(y, model.last_norm)
+    if head.normed_output:
+        return states, states
+    return states, ops.residual.to(states.dtype)

@@ -1,37 +1,77 @@
 """Gemma 2: norms before and after attention and feed-forward, GELU, a window in every second layer.
 
-Gemma Team, 2024 (arXiv 2408.00118). Norms store their weights minus one. The config has the scaled
-embedding, the soft caps of attention and head, the windows and the attention's scale.
+Gemma Team, 2024 (arXiv 2408.00118). Norms store their weights minus one. The config contains the
+scale of the embedding, the soft caps of attention and head, the windows and the scale of attention.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.layers.head_norms import HeadNorms
 
-NAMES = replace(
-    llama.NAMES,
-    norms={
-        "attention": "input_layernorm.weight",
-        "post_attention": "post_attention_layernorm.weight",
-        "mlp": "pre_feedforward_layernorm.weight",
-        "post_mlp": "post_feedforward_layernorm.weight",
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.weights.model_weights import ModelWeights
+
+GEMMA_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+GGUF_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+FAMILY = Family(
+    name="gemma2",
+    classes=("Gemma2ForCausalLM",),
+    label="Gemma 2",
+    names=replace(
+        llama.FAMILY.names,
+        norms={
+            "attention": "input_layernorm.weight",
+            "post_attention": "post_attention_layernorm.weight",
+            "mlp": "pre_feedforward_layernorm.weight",
+            "post_mlp": "post_feedforward_layernorm.weight",
+        },
+        norm_offset=1.0,
+    ),
+    defaults={
+        **GEMMA_DEFAULTS,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
     },
-    norm_offset=1.0,
+    gguf=GgufTraits(names=GGUF_NAMES, largest_layers=46),
+    windows="pattern",
+    scale_field="query_pre_attn_scalar",
+    attention_cap_field="attn_logit_softcapping",
+    head_cap_field="final_logit_softcapping",
+    scaled_embedding=True,
 )
-"""Checkpoint name of each weight."""
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
+
+    Gemma 3 adds norms of heads, and GLM-4 may add biases."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, None, None)
+        norms = HeadNorms.of(layer.norms)
+        x = ops.attend(qkv, number, layer.biases.get("qkv"), norms)
         y = ops.gemm(x, layer.linears["o"])
         post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)

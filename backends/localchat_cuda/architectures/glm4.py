@@ -1,62 +1,59 @@
 """GLM-4-0414: Gemma 2's two norms around each part, merged gate and up, and rotations of neighbouring columns.
 
-Zhipu AI, 2025 (arXiv 2406.12793). Half of a head's columns turn, in pairs of neighbours; ours are half of those
-columns apart, so the rows of queries and keys are loaded in that order.
+Zhipu AI, 2025 (arXiv 2406.12793). Half of a head's columns rotate, in pairs of neighbors. Kernels rotate pairs
+that are half of those columns apart, so the rows of queries and keys are loaded in that order.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import phi3
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.gemma2 import forward
+
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.config.model import ModelConfig
 
 
 def pairs_apart(config: ModelConfig) -> torch.Tensor:
-    """Rows of the merged queries, keys and values, those of a rotated pair half the rotated columns apart."""
+    """Return rows of queries, keys and values with rotated pairs half the rotated columns apart."""
+    import torch
+
     heads = config.heads
     keys = config.key_heads
     d = config.head_dim
-    turned = config.rotation.columns or d
+    rotated = config.rotation.columns or d
     rows = torch.arange((heads + 2 * keys) * d).view(-1, d)
-    pairs = rows[: heads + keys, :turned].view(-1, turned // 2, 2).transpose(1, 2)
-    rows[: heads + keys, :turned] = pairs.reshape(-1, turned)
+    pairs = rows[: heads + keys, :rotated].view(-1, rotated // 2, 2).transpose(1, 2)
+    rows[: heads + keys, :rotated] = pairs.reshape(-1, rotated)
     return rows.flatten()
 
 
-NAMES = replace(
-    phi3.NAMES,
-    norms={
-        "attention": "input_layernorm.weight",
-        "post_attention": "post_self_attn_layernorm.weight",
-        "mlp": "post_attention_layernorm.weight",
-        "post_mlp": "post_mlp_layernorm.weight",
-    },
-    merged={
-        **phi3.NAMES.merged,
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    },
-    biased=frozenset({"qkv"}),
-    orders={"qkv": pairs_apart},
+FAMILY = Family(
+    name="glm4",
+    classes=("Glm4ForCausalLM",),
+    label="GLM-4-0414",
+    names=replace(
+        phi3.FAMILY.names,
+        norms={
+            "attention": "input_layernorm.weight",
+            "post_attention": "post_self_attn_layernorm.weight",
+            "mlp": "post_attention_layernorm.weight",
+            "post_mlp": "post_mlp_layernorm.weight",
+        },
+        merged={
+            **phi3.FAMILY.names.merged,
+            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        },
+        biased=frozenset({"qkv"}),
+        orders={"qkv": pairs_apart},
+    ),
+    defaults={"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+    qkv_bias="optional",
 )
-"""Checkpoint name of each weight."""
 
-
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, layer.biases.get("qkv"), None)
-        y = ops.gemm(x, layer.linears["o"])
-        post = layer.norms["post_attention"]
-        x = ops.add_norm(y, layer.norms["mlp"], post)
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
-        post = layer.norms["post_mlp"]
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
-    return ops.finish(y, weights.last_norm, post)
+__all__ = ["FAMILY", "forward"]

@@ -1,9 +1,20 @@
-"""Granite 3: the Llama layer with factors for embeddings, attention, what joins the residual, and logits.
+"""Granite 3: the Llama layer with factors for embeddings, attention, residual and logits.
 
 IBM, 2024 (github.com/ibm-granite/granite-3.0-language-models). The config divides the residual by its factor,
-which no norm notices, and the logits' divisor is in the last norm: no layer here knows them.
+which no norm notices, and the last norm contains the divisor of the logits, so layers need neither.
 """
 
-from localchat_cuda.architectures.llama import NAMES, forward
+from localchat_cuda.architectures import llama
+from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.architectures.llama import forward
 
-__all__ = ["NAMES", "forward"]
+FAMILY = Family(
+    name="granite",
+    classes=("GraniteForCausalLM",),
+    label="Granite 3",
+    names=llama.FAMILY.names,
+    gguf=GgufTraits(paired_rows=True),
+    multipliers=True,
+)
+
+__all__ = ["FAMILY", "forward"]

@@ -1,25 +1,37 @@
-"""Granite 3 and 4 with experts: Mixtral's layer with Granite's factors, and a shared expert without a gate.
+"""Granite 3 with experts: Mixtral's layer with Granite's factors, and a shared expert without a gate.
 
-IBM, 2024 and 2025 (github.com/ibm-granite). All experts of a layer are in one tensor. Of Granite 4, those
-models run whose layers all have attention.
+IBM, 2024 (github.com/ibm-granite). All experts of a layer are in one tensor.
 """
 
 from dataclasses import replace
 
 from localchat_cuda.architectures import llama
+from localchat_cuda.architectures.family import ExpertTraits, Family
 from localchat_cuda.architectures.mixtral import forward
-from localchat_cuda.weights.checkpoint_names import ExpertNames
+from localchat_cuda.architectures.names import ExpertNames
 
-NAMES = replace(
-    llama.NAMES,
-    experts=ExpertNames(
-        router="block_sparse_moe.router.layer",
-        gate_up=("block_sparse_moe.experts.{}.gate_proj", "block_sparse_moe.experts.{}.up_proj"),
-        down="block_sparse_moe.experts.{}.down_proj",
-        stacked=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
-        shared=(("shared_mlp.input_linear",), "shared_mlp.output_linear"),
+FAMILY = Family(
+    name="granite_moe",
+    classes=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    names=replace(
+        llama.FAMILY.names,
+        experts=ExpertNames(
+            router="block_sparse_moe.router.layer",
+            gate_up=(
+                "block_sparse_moe.experts.{}.gate_proj",
+                "block_sparse_moe.experts.{}.up_proj",
+            ),
+            down="block_sparse_moe.experts.{}.down_proj",
+            stacked=(
+                "block_sparse_moe.input_linear.weight",
+                "block_sparse_moe.output_linear.weight",
+            ),
+            shared=(("shared_mlp.input_linear",), "shared_mlp.output_linear"),
+        ),
     ),
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    multipliers=True,
+    experts=ExpertTraits(normalized=True),
 )
-"""Checkpoint name of each weight."""
 
-__all__ = ["NAMES", "forward"]
+__all__ = ["FAMILY", "forward"]

@@ -1,35 +1,47 @@
 """Llama 3.x: pre-norm layers, grouped queries, rotary positions, gated SiLU; no biases.
 
-Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (rope_config.Llama3Scaling).
+Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (config/rope.py: Llama3Scaling).
 """
 
-import torch
+from __future__ import annotations
 
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.checkpoint_names import Names
-from localchat_cuda.weights.loader import ModelWeights
+from typing import TYPE_CHECKING
 
-NAMES = Names(
-    embedding="model.embed_tokens.weight",
-    last_norm="model.norm.weight",
-    head="lm_head.weight",
-    layer="model.layers.{}.",
-    norms={
-        "attention": "input_layernorm.weight",
-        "mlp": "post_attention_layernorm.weight",
-    },
-    merged={
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "o": ("self_attn.o_proj",),
-        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "down": ("mlp.down_proj",),
-    },
+from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.architectures.names import Names
+
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.weights.model_weights import ModelWeights
+
+FAMILY = Family(
+    name="llama",
+    classes=("LlamaForCausalLM",),
+    label="Llama 3.x",
+    names=Names(
+        embedding="model.embed_tokens.weight",
+        last_norm="model.norm.weight",
+        head="lm_head.weight",
+        layer="model.layers.{}.",
+        norms={
+            "attention": "input_layernorm.weight",
+            "mlp": "post_attention_layernorm.weight",
+        },
+        merged={
+            "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "o": ("self_attn.o_proj",),
+            "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "down": ("mlp.down_proj",),
+        },
+    ),
+    gguf=GgufTraits(paired_rows=True),
 )
-"""Checkpoint name of each weight."""
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):

@@ -1,14 +1,14 @@
-"""The prediction head of Qwen3-Next and Qwen3.5: one decoder layer that guesses the token after the next.
+"""The prediction head of Qwen3-Next and Qwen3.5: one decoder layer that predicts the token after the next.
 
-It reads the last state of a token and the embedding of the one that followed, each normed, side by side
-through one linear layer; embedding and output head are the model's own. Form and names as vLLM's qwen3_next_mtp
-reads them; the objective is DeepSeek-V3's multi-token prediction (arXiv 2412.19437).
+It reads the last state of a token and the embedding of the next one, each normed, side by side through one
+linear layer. It shares the model's embedding and output head. Layout and names are those of vLLM's
+qwen3_next_mtp. The objective is DeepSeek-V3's multi-token prediction (arXiv 2412.19437).
 """
 
 import torch
 
 from localchat_cuda.architectures import qwen3_next
-from localchat_cuda.layers import DenseLayers
+from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
 
@@ -16,8 +16,9 @@ from localchat_cuda.weights.prediction_head import HeadWeights
 def normed_inputs(
     ops: DenseLayers, weights: HeadWeights | EagleWeights, previous: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The embeddings of a step's tokens and the states `previous`, normed, each [T, hidden]; the residual
-    holds the states."""
+    """Return normed embeddings of a step's tokens and normed states `previous`, each [T, hidden].
+
+    The residual then contains `previous`."""
     ops.residual.copy_(weights.model.embedding[ops.inputs.ids.long()])
     embedded = ops.normed(None, ops.residual, weights.embedding_norm)
     ops.residual.copy_(previous)
@@ -25,7 +26,7 @@ def normed_inputs(
 
 
 def forward(ops: DenseLayers, weights: HeadWeights, previous: torch.Tensor) -> torch.Tensor:
-    """Last states [T, hidden] of one step. `previous` [T, hidden]: of the tokens before those of the step."""
+    """Return the last states [T, hidden] of one step. `previous` [T, hidden]: of the preceding tokens."""
     model = weights.model
     (layer,) = model.layers
     y = ops.gemm(torch.cat(normed_inputs(ops, weights, previous), 1), weights.join)

@@ -3,20 +3,35 @@
 Qwen Team, 2024 (arXiv 2407.10671, 2412.15115).
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
-from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.architectures.family import Family, GgufTraits
 
-NAMES = replace(llama.NAMES, biased=frozenset({"qkv"}))
-"""Checkpoint name of each weight."""
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.weights.model_weights import ModelWeights
+
+FAMILY = Family(
+    name="qwen2",
+    classes=("Qwen2ForCausalLM", "Qwen2_5_VLForConditionalGeneration"),
+    label="Qwen2, Qwen2.5",
+    names=replace(llama.FAMILY.names, biased=frozenset({"qkv"})),
+    defaults={"sliding_window": 4096, "num_key_value_heads": 32},
+    gguf=GgufTraits(),
+    qkv_bias="always",
+    windows="late",
+    window_switch=True,
+)
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):

@@ -3,27 +3,42 @@
 Qwen Team, 2025 (arXiv 2505.09388).
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
-from localchat_cuda.layers import HeadNorms, Layers, X
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.layers.head_norms import HeadNorms
 
-NAMES = replace(
-    llama.NAMES,
-    norms={
-        **llama.NAMES.norms,
-        "q_norm": "self_attn.q_norm.weight",
-        "k_norm": "self_attn.k_norm.weight",
-    },
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.weights.model_weights import ModelWeights
+
+FAMILY = Family(
+    name="qwen3",
+    classes=("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
+    label="Qwen3",
+    names=replace(
+        llama.FAMILY.names,
+        norms={
+            **llama.FAMILY.names.norms,
+            "q_norm": "self_attn.q_norm.weight",
+            "k_norm": "self_attn.k_norm.weight",
+        },
+    ),
+    defaults={"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
+    gguf=GgufTraits(),
+    windows="late",
+    window_switch=True,
 )
-"""Checkpoint name of each weight."""
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):

@@ -1,31 +1,43 @@
-"""Qwen3.5 and 3.6, dense: the layers of Qwen3-Next without experts, the gemms of delta nets stored apart.
+"""Qwen3.5 and 3.6, dense: the layers of Qwen3-Next without experts, with separate gemms of delta nets.
 
-Qwen Team, 2026. Of models that see images, only the text part runs: there the three positions of a token are
-equal, so that rotations are those of Qwen3-Next.
+Qwen Team, 2026. Of models that read images, only the text part runs. In text, the three positions of a token
+are equal, so rotations are those of Qwen3-Next.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import qwen3_next
-from localchat_cuda.layers import DenseLayers
-from localchat_cuda.weights.checkpoint_names import DeltaNetNames
-from localchat_cuda.weights.loader import ModelWeights
+from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.names import DeltaNetNames
 
-NAMES = replace(
-    qwen3_next.HYBRID,
-    merged={
-        **qwen3_next.HYBRID.merged,
-        "qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    },
-    delta_net=DeltaNetNames(ba=("linear_attn.in_proj_b", "linear_attn.in_proj_a")),
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.layers.dense import DenseLayers
+    from localchat_cuda.weights.model_weights import ModelWeights
+
+FAMILY = Family(
+    name="qwen3_5",
+    classes=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    label="Qwen3.5",
+    names=replace(
+        qwen3_next.HYBRID_NAMES,
+        merged={
+            **qwen3_next.HYBRID_NAMES.merged,
+            "qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+        },
+        delta_net=DeltaNetNames(ba=("linear_attn.in_proj_b", "linear_attn.in_proj_a")),
+    ),
+    defaults={**qwen3_next.HYBRID_DEFAULTS, "num_key_value_heads": 4},
+    windows="all",
 )
-"""Checkpoint name of each weight."""
 
 
 def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages, and the states."""
+    """Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):

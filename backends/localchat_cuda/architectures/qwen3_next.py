@@ -1,23 +1,40 @@
 """Qwen3-Next: gated delta nets in three of four layers, gated attention in the others, and experts.
 
-Qwen Team, 2025; gated delta nets: Yang et al., 2024 (arXiv 2412.06464). Norms but those of the delta nets store
-their weights minus one. Attention rotates a part of each head's columns. The checkpoint has queries and gates
-of attention, and the parts of delta nets, head by head; here each part is in one piece.
+Qwen Team, 2025; gated delta nets: Yang et al., 2024 (arXiv 2412.06464). All norms except those of the delta
+nets store their weights minus one. Attention rotates a part of each head's columns. The checkpoint stores
+queries and gates of attention, and the parts of delta nets, head by head. Here each part is contiguous.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import qwen2_moe, qwen3
-from localchat_cuda.layers import DenseLayers, HeadNorms
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.checkpoint_names import DeltaNetNames, Names
-from localchat_cuda.weights.loader import LayerWeights, ModelWeights
+from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.names import DeltaNetNames
+from localchat_cuda.layers.head_norms import HeadNorms
+
+if TYPE_CHECKING:
+    import torch
+
+    from localchat_cuda.config.model import ModelConfig
+    from localchat_cuda.layers.dense import DenseLayers
+    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
+
+HYBRID_DEFAULTS = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
 
 
 def gates_last(config: ModelConfig) -> torch.Tensor:
-    """Rows of the attention's gemm: queries, keys and values, and only then the gates."""
+    """Return the rows of attention's gemm with the gates after queries, keys and values."""
+    import torch
+
     heads = config.heads
     d = config.head_dim
     queries, gates = torch.arange(2 * heads * d).view(heads, 2, d).unbind(1)
@@ -26,7 +43,9 @@ def gates_last(config: ModelConfig) -> torch.Tensor:
 
 
 def _parts(*widths: int, groups: int) -> torch.Tensor:
-    """Rows of a gemm whose parts come group by group, part by part."""
+    """Return the rows of a gemm part by part. The checkpoint stores them group by group."""
+    import torch
+
     rows = torch.arange(groups * sum(widths)).view(groups, -1)
     return torch.cat([part.reshape(-1) for part in torch.split(rows, list(widths), 1)])
 
@@ -45,10 +64,10 @@ def _ba(config: ModelConfig) -> torch.Tensor:
     return _parts(shared, shared, groups=net.key_heads)
 
 
-HYBRID: Names = replace(
-    qwen3.NAMES,
+HYBRID_NAMES = replace(
+    qwen3.FAMILY.names,
     merged={
-        **qwen3.NAMES.merged,
+        **qwen3.FAMILY.names.merged,
         "qkvz": ("linear_attn.in_proj_qkvz",),
         "out": ("linear_attn.out_proj",),
     },
@@ -56,16 +75,28 @@ HYBRID: Names = replace(
     delta_net=DeltaNetNames(ba=("linear_attn.in_proj_ba",)),
     orders={"qkv": gates_last},
 )
-NAMES = replace(
-    HYBRID,
-    experts=qwen2_moe.NAMES.experts,
-    orders={**HYBRID.orders, "qkvz": _qkvz, "ba": _ba},
+FAMILY = Family(
+    name="qwen3_next",
+    classes=("Qwen3NextForCausalLM",),
+    label="Qwen3-Next",
+    names=replace(
+        HYBRID_NAMES,
+        experts=qwen2_moe.EXPERTS,
+        orders={**HYBRID_NAMES.orders, "qkvz": _qkvz, "ba": _ba},
+    ),
+    defaults={
+        **HYBRID_DEFAULTS,
+        "num_key_value_heads": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    intermediate_field="moe_intermediate_size",
+    windows="all",
 )
-"""Checkpoint name of each weight."""
 
 
 def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> torch.Tensor:
-    """Attention or the delta net of a layer, with its last gemm: partial sums [S, T, hidden]."""
+    """Run the attention or the delta net of a layer: partial sums [S, T, hidden]."""
     if layer.delta_net is not None:
         x = ops.run_delta_net(x, layer.linears, layer.delta_net, number)
         return ops.gemm(x, layer.linears["out"])
@@ -75,7 +106,7 @@ def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> 
 
 
 def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step; writes keys and values to the KV pages, and the states."""
+    """Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):

@@ -1,8 +1,20 @@
-"""Seed-OSS: the Llama layer with biases on queries, keys and values, as Qwen2's.
+"""Seed-OSS: the Llama layer with biases on queries, keys and values, as in Qwen2.
 
 ByteDance Seed, 2025 (github.com/ByteDance-Seed/seed-oss).
 """
 
-from localchat_cuda.architectures.qwen2 import NAMES, forward
+from localchat_cuda.architectures import qwen2
+from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.architectures.qwen2 import forward
 
-__all__ = ["NAMES", "forward"]
+FAMILY = Family(
+    name="seed_oss",
+    classes=("SeedOssForCausalLM",),
+    label="Seed-OSS",
+    names=qwen2.FAMILY.names,
+    defaults={"head_dim": 128, "attention_bias": True},
+    gguf=GgufTraits(names={"post_attention_norm": "post_attention_layernorm"}),
+    qkv_bias="required",
+)
+
+__all__ = ["FAMILY", "forward"]

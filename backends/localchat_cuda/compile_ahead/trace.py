@@ -1,11 +1,11 @@
 """Compiles a model's kernels by launching steps of every shape over tensors without memory.
 
-Nothing is computed, and no GPU is needed. A kernel takes 0.1 to 10 s to compile and a model needs about a
-hundred: compiled on first use, they stop a conversation again and again. Here weights, pages and the state
-table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as Triton's driver does.
-So the code that runs later decides what is compiled, whatever the model, and Triton's cache keeps it.
+Nothing is computed, and no GPU is needed. A kernel takes 0.1 to 10 s to compile, and a model needs about a
+hundred. Compiled on first use, they would interrupt a conversation again and again. Here weights, pages and the
+state table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as does Triton's
+driver. So the code that runs later decides what is compiled, for any model, and Triton's cache stores it.
 
-Several processes launch the same steps (workers.py starts them); the first to claim a kernel compiles it.
+Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it.
 
     python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints the number of kernels
 """
@@ -14,7 +14,7 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,22 +37,10 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.fit.kv_types import FP8
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.ggml_forms import FORMS, INT8, INT8_ZEROS
-from localchat_cuda.gguf_config import LayerFormats
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
-from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.attention.decode import LONG_TOKENS
-from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
-from localchat_cuda.kernels.experts import Experts, Router
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
-from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
-from localchat_cuda.kernels.ggml import GgmlWeight
-from localchat_cuda.kernels.ggml import pack as ggml_pack
-from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import can_round, padded
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -63,54 +51,45 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
-from localchat_cuda.weights.formats.weight import Weight, concat_rows
-from localchat_cuda.weights.layer_shapes import expert_shapes, linear_shapes, norm_widths
-from localchat_cuda.weights.loader import (
-    LayerInputs,
-    LayerWeights,
-    ModelWeights,
-    StreamWeights,
-    with_unpacked,
-)
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.meta_weights import META, MetaWeights
+from localchat_cuda.weights.model_weights import with_unpacked
 
-META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
-"""Decided by likely tokens (kernels/sampling/rescore.py), which the one before is not."""
+"""Sampling that likely tokens decide (kernels/sampling/rescore.py), unlike `_PENALISED`."""
 _DRAFTS = (0, 1, 3, 7, 15)
 _HISTORIES = (1, 70, 130, 260, 520)
-"""One for each number of ranges that a history is cut into."""
+"""Histories in tokens, one for each number of ranges into which attention divides them."""
 _LONG_HISTORIES = 1_040, 2_080, LONG_TOKENS
-"""The same, of lone sequences: over latents, and in long contexts."""
+"""Histories of a single sequence: over latents, and in long contexts."""
 _SHARED_TOKENS = 512
 """Tokens of a step that several prompts share."""
 _MIXED_TOKENS = 640, 2048
-"""Of steps with prompts and decoding rows that leave rows out behind the last attention, with packed and with
-unpacked int4 weights."""
+"""Tokens of steps with prompts and decoding rows that drop rows after the last attention.
+
+The first is for packed int4 weights, the second for unpacked ones."""
 
 
 class CompileJob(NamedTuple):
-    """A model, and the GPU to compile its kernels for."""
+    """Model and GPU to compile kernels for."""
 
     config: ModelConfig
     capabilities: Capabilities
     gpu: launch.Traits
     head_int8: bool = False
     unpacked: bool = False
-    """The weights are in memory unpacked, too."""
+    """Memory also contains unpacked copies of packed layers."""
     head_bounds: bool = False
     formats: LayerFormats = ()
     """Kinds of layers of a GGUF file."""
     claims: str = ""
-    """Folder with a file for every kernel, made by the process that compiles it; empty: compile all here."""
-
-
-# ---------------------------------------------------------------------------- without memory
+    """Folder with a file for each claimed kernel; empty: this process compiles all kernels."""
 
 
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
-    """Keep one layer of each kind, and the last one: after its attention fewer rows go on."""
+    """Keep one layer of each kind, and the last one, which drops rows."""
     last = config.layers - 1
     kinds = {
         (
@@ -123,195 +102,23 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
         ): n
         for n in reversed(range(last))
     }
-    kept = (*sorted(kinds.values()), last)
-    kept = (kept[0],) * (len(formats) - len(kept)) + kept
+    chosen = (*sorted(kinds.values()), last)
+    # A GGUF file may have more kinds of layers by their formats, which the layers have in turn.
+    chosen = (chosen[0],) * (len(formats) - len(chosen)) + chosen
     net = config.delta_net
     return replace(
         config,
-        layers=len(kept),
-        windows=tuple(map(config.window, kept)) if config.windows else (),
-        mixture=config.mixture and config.mixture.keep(kept),
-        delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, kept))),
-        gemma=config.gemma and config.gemma.keep(kept),
-        unrotated=tuple(config.unrotated[n] for n in kept) if config.unrotated else (),
+        layers=len(chosen),
+        windows=tuple(map(config.window, chosen)) if config.windows else (),
+        mixture=config.mixture and config.mixture.keep(chosen),
+        delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, chosen))),
+        gemma=config.gemma and config.gemma.keep(chosen),
+        unrotated=tuple(config.unrotated[n] for n in chosen) if config.unrotated else (),
     )
-
-
-def meta_weights(
-    config: ModelConfig, *, head_int8: bool, head_bounds: bool, formats: LayerFormats = ()
-) -> ModelWeights:
-    """All weights in the types and shapes of a load, without memory."""
-    names = ARCHITECTURES[config.architecture].NAMES
-    half = getattr(torch, config.dtype)
-    norm = torch.float32 if names.norm_offset else half
-    streams = config.gemma.altup.streams if config.gemma and config.gemma.altup else 0
-
-    def layer(number: int) -> LayerWeights:
-        shapes = linear_shapes(config, number)
-        net = config.has_delta_net(number)
-        stored = dict(formats[number % len(formats)]) if formats else {}
-        linears = {
-            field: _empty(sum(parts), k, dtype=half)
-            if field in names.floating
-            else _meta_linear(
-                config, field, parts, k, [stored.get(each, "") for each in names.merged[field]]
-            )
-            for field, (parts, k) in shapes.items()
-        }
-        latent = config.latent
-        kv = None
-        if latent is not None:
-            kv = _empty(config.heads, latent.plain + latent.value, latent.kv_rank, dtype=half)
-        return LayerWeights(
-            {
-                field: _empty(width, dtype=norm)
-                for field, width in norm_widths(config, names, number).items()
-            },
-            linears,
-            {
-                field: _empty(sum(parts), dtype=half)
-                for field, (parts, _) in shapes.items()
-                if field in names.biased and (field != "qkv" or config.qkv_bias)
-            },
-            _meta_experts(config, config.mixture)
-            if config.mixture and config.has_experts(number)
-            else None,
-            _empty(config.heads, dtype=half) if names.sinks else None,
-            _meta_delta_net(config, linears) if net else None,
-            kv,
-            altup=_meta_altup(config, streams) if streams else None,
-        )
-
-    head: torch.Tensor | w8_pack.W8 | GgmlWeight
-    head = _empty(config.vocabulary, config.hidden, dtype=half)
-    if config.head_format:
-        shape = config.vocabulary, config.hidden
-        head = GgmlWeight((ggml_pack.empty(config.head_format, *shape, META),))
-    embedding = _empty(config.vocabulary, config.hidden, dtype=half)
-    codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
-    rounded = w8_pack.W8(codes, _empty(config.vocabulary))
-    if head_int8:
-        head = rounded
-    copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
-    scaled = config.logits_divisor != 1.0
-    last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
-    layers = tuple(map(layer, range(config.layers)))
-    inputs = None
-    if config.gemma is not None and (width := config.gemma.input_columns):
-        inputs = LayerInputs(
-            _empty(config.gemma.input_vocabulary, config.layers * width, dtype=half),
-            _empty(config.layers * width, config.hidden, dtype=half),
-            _empty(width, dtype=half),
-        )
-    square = _empty(config.hidden, config.hidden, dtype=half)
-    projections = StreamWeights(*((square,) * (streams - 1),) * 2) if streams else None
-    return ModelWeights(embedding, layers, last_norm, head, copy, inputs, projections)
-
-
-def _meta_altup(config: ModelConfig, streams: int) -> AltUpWeights:
-    """The weights of a layer's alternating updates."""
-    shapes = (streams, config.hidden), (config.hidden,), (streams**2, streams), (streams, streams)
-    half = getattr(torch, config.dtype)
-    return AltUpWeights(*(_empty(*shape, dtype=half) for shape in (*shapes, (config.hidden,))))
-
-
-def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNetWeights:
-    """The weights of a delta net; its gates join the linear layers as the loader has them."""
-    net = config.delta_net
-    half = getattr(torch, config.dtype)
-    assert net is not None
-    heads = net.value_heads
-    qkvz = linears["qkvz"]
-    if isinstance(qkvz, torch.Tensor):
-        linears["qkvz"] = _empty(net.columns + 2 * heads, config.hidden, dtype=half)
-    else:
-        linears["ba"] = _empty(2 * heads, config.hidden, dtype=half)
-    return DeltaNetWeights(
-        _empty(net.channels, TAPS, dtype=half),
-        _empty(heads),
-        _empty(heads),
-        _empty(net.value_dim, dtype=half),
-    )
-
-
-def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
-    router, *stacks = expert_shapes(config, mixture)
-    gate_up, down = (_meta_linear(config, "down", (n,), k) for n, k in stacks)
-    assert isinstance(gate_up, torch.Tensor | w4_pack.W4)
-    assert isinstance(down, torch.Tensor | w4_pack.W4)
-    half = getattr(torch, config.dtype)
-    rows = (router[0], *(shape[0] for shape in stacks))
-    biases = [_empty(n, dtype=half) if mixture.biased else None for n in rows]
-    if mixture.shared and not mixture.gated:
-        biases[0] = _empty(rows[0], dtype=half)
-    if mixture.sigmoid:
-        biases[0] = _empty(rows[0])
-    chosen = mixture.chosen
-    shared = mixture.shared
-    held = Router(
-        _empty(*router, dtype=half),
-        chosen,
-        mixture.normalized,
-        shared,
-        biases[0],
-        sigmoid=mixture.sigmoid,
-        scale=mixture.scale,
-    )
-    return Experts(
-        held.counting(), gate_up, down, biases[1], biases[2], mixture.limit, mixture.gelu
-    )
-
-
-def _meta_linear(
-    config: ModelConfig, field: str, parts: tuple[int, ...], k: int, stored: Sequence[str] = ()
-) -> Weight:
-    """stored: number formats of the parts in a GGUF file."""
-    quantization = config.quantization
-    n = sum(parts)
-    half = getattr(torch, config.dtype)
-    if quantization is not None and quantization.of_experts and field == "down":
-        blocks = n // 16, padded(k) // w4_pack.BLOCK_K
-        sides = _empty(*blocks, 16, dtype=torch.int32)
-        return w4_pack.W4(_empty(*blocks, 1024, dtype=torch.int8), sides, group=32, e2m1=True)
-    if quantization is None or quantization.of_experts:
-        return _empty(n, k, dtype=half)
-    if quantization.on_load and not all(can_round("", part, k) for part in parts):
-        return _empty(n, k, dtype=half)
-    if quantization.in_ggml_forms:
-        if quantization.method != "gguf":
-            stored = [INT8 if quantization.symmetric else INT8_ZEROS] * len(parts)
-        order = _empty(k, dtype=torch.int32) if quantization.act_order else None
-        if len(stored) != len(parts):  # stored as one
-            parts = (n,)
-        found = (
-            GgmlWeight((ggml_pack.empty(type_, rows, k, META),), order)
-            if type_ in FORMS
-            else _empty(rows, k, dtype=half)
-            for type_, rows in zip(stored, parts, strict=True)
-        )
-        return concat_rows(found, n, half)
-    if quantization.packed:
-        # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
-        act_order = quantization.act_order and field != "down"
-        group = quantization.packed_group
-        columns = padded(k)
-        return w4_pack.W4(
-            _empty(n // 16, columns // w4_pack.BLOCK_K, 1024, dtype=torch.int8),
-            _empty(*w4_pack.side_shape(n, columns, group), dtype=torch.int32),
-            _empty(k, dtype=torch.int32) if act_order else None,
-            group=group,
-            padding=columns - k,
-        )
-    scales = _empty(-(-n // 128), padded(k) // 128) if quantization.group else _empty(n)
-    return w8_pack.W8(_empty(n, padded(k), dtype=w8_pack.E4M3), scales, padded(k) - k)
-
-
-def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=META)
 
 
 def meta_runner(job: CompileJob) -> CudaRunner:
-    """The runner of a load, with a few layers and without memory."""
+    """Make the runner of a load with a few layers and without memory."""
     config = one_layer_per_kind(job.config, job.formats)
     capabilities = job.capabilities
     pages = Pages(
@@ -325,41 +132,42 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         slots=capabilities.max_slots,
         window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
     )
-    weights = meta_weights(
-        config, head_int8=job.head_int8, head_bounds=job.head_bounds, formats=job.formats
+    weights = load(
+        config,
+        MetaWeights(job.formats, config.head_format),
+        META,
+        head_int8=job.head_int8,
+        head_bounds=job.head_bounds,
     )
     if job.unpacked:
         weights = with_unpacked(weights, pages.dtype)
     return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)
 
 
-# ---------------------------------------------------------------------------- the steps
-
-
 class CompileShape(NamedTuple):
-    """A step that needs kernels of its own."""
+    """Step that needs kernels of its own."""
 
     rows: tuple[tuple[int, int, int], ...]
-    """Each (start, new tokens, drafts among them)."""
+    """Start, new tokens, and draft tokens among them, for each row."""
     sampling: SamplingParams = _GREEDY
     masked: bool = False
 
     @property
     def tokens(self) -> int:
-        """Tokens of its sequences in the cache."""
+        """Tokens of the step's sequences in the KV cache."""
         return sum(start + width for start, width, _ in self.rows)
 
 
 def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
-    """One step for each set of kernels, of those that fit in the cache."""
+    """Return a step for each set of kernels, if it fits in the KV cache."""
     return (shape for shape in all_shapes(capabilities) if shape.tokens <= capabilities.kv_tokens)
 
 
 def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
-    """As compile_shapes, also those that do not fit."""
+    """Yield a step for each set of kernels, whatever the size of the KV cache."""
     room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
     widest = min(capabilities.max_step_tokens, room)
-    histories = [at for at in _HISTORIES if at + max(_DRAFTS) < room]
+    histories = [history for history in _HISTORIES if history + max(_DRAFTS) < room]
     writers = sorted({min(rows, capabilities.max_slots) for rows in DECODE_BUCKETS})
     for drafts, rows, history in product(_DRAFTS, writers, histories):
         if not drafts or rows * (1 + drafts) <= DECODE_BUCKETS[-1]:
@@ -367,24 +175,22 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     for history in _LONG_HISTORIES:
         if history < room:
             yield CompileShape(((history, 1, 0),))
-    for size in sorted({widest, *(each for each in PREFILL_BUCKETS if each <= widest)}):
+    for size in sorted({widest, *(bucket for bucket in PREFILL_BUCKETS if bucket <= widest)}):
         if size > MAX_DECODE_WIDTH:
             yield CompileShape(((0, size, 0),))
             yield CompileShape(((room - size, size, 0),))
-    # after the last attention there is a row per prompt that ends
+    # After the last attention, each prompt that ends leaves one row.
     for size, count in product((_SHARED_TOKENS, widest), writers):
         if MAX_DECODE_WIDTH < size // count <= widest // count:
             yield CompileShape(((0, size // count, 0),) * count)
     decode_rows = (*MIXED_DECODE_BUCKETS[1:], 2 * MIXED_DECODE_BUCKETS[-1])
     mixed = product(decode_rows, (*_MIXED_TOKENS, widest), (0, *_DRAFTS[-2:]))
-    for own, tokens, drafts in (
-        *mixed,
-        *((MIXED_DECODE_BUCKETS[1], tokens, 0) for tokens in MIXED_BUCKETS),
-    ):
-        rows = min(own // (1 + drafts), capabilities.max_slots - 1)
-        size = tokens - own
+    few_rows = ((MIXED_DECODE_BUCKETS[1], tokens, 0) for tokens in MIXED_BUCKETS)
+    for decode_tokens, tokens, drafts in (*mixed, *few_rows):
+        rows = min(decode_tokens // (1 + drafts), capabilities.max_slots - 1)
+        size = tokens - decode_tokens
         for history in histories:
-            if rows > 0 and MAX_DECODE_WIDTH < size <= widest - own:
+            if rows > 0 and MAX_DECODE_WIDTH < size <= widest - decode_tokens:
                 yield CompileShape((*((history, 1 + drafts, drafts),) * rows, (0, size, 0)))
     yield CompileShape(((1, 1, 0),), _PENALISED)
     yield CompileShape(((1, 1, 0),), _TOP_K)
@@ -392,7 +198,7 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
 
 
 def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
-    """The plan of a step whose sequences all enter with it."""
+    """Return the plan of a step whose sequences all enter with it."""
     enter = []
     rows = []
     positions = []
@@ -400,17 +206,20 @@ def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
         seq = -1 - slot
         tokens = (0,) * width
         enter.append(Enter(seq, slot, tokens, start + width, shape.sampling))
-        own = LAST if width - drafts == 1 else tokens[: width - drafts]
-        rows.append(StepRow(seq, slot, start, own, tokens[:drafts]))
-        positions += [LogitsPosition(slot, at, seq) for at in range(width - drafts - 1, width)]
-    masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if shape.masked else ()
+        row_tokens = LAST if width - drafts == 1 else tokens[: width - drafts]
+        rows.append(StepRow(seq, slot, start, row_tokens, tokens[:drafts]))
+        last = width - drafts - 1
+        positions += [LogitsPosition(slot, index, seq) for index in range(last, width)]
+    masks: tuple[Mask, ...] = ()
+    if shape.masked:
+        masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),)
     return StepPlan(0, tuple(rows), tuple(positions), enter=tuple(enter), masks=masks)
 
 
 def launch_all(
     runner: CudaRunner, vocabulary: int, steps: Iterable[CompileShape]
 ) -> list[Exception]:
-    """Launch the steps; returns the errors of those that could not be compiled."""
+    """Launch the steps, and return the errors of those that could not be compiled."""
     errors: list[Exception] = []
     for shape in steps:
         plan = step_plan(shape, vocabulary)
@@ -418,16 +227,13 @@ def launch_all(
             runner.launch(plan)
         except (TritonError, RuntimeError, OSError) as error:
             errors.append(error)
-        runner.launch(StepPlan(0, leave=tuple(one.seq for one in plan.enter)))
+        runner.launch(StepPlan(0, leave=tuple(enter.seq for enter in plan.enter)))
         runner.discard_pending()
     return errors
 
 
-# ---------------------------------------------------------------------------- compiling
-
-
 class _CompileOnlyDriver:
-    """The part of Triton's driver that compiling calls."""
+    """Part of Triton's driver that compiling calls."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._capability = capability[0] * 10 + capability[1]
@@ -443,7 +249,7 @@ class _CompileOnlyDriver:
 
 
 class Claims:
-    """Kernels that this process compiles: those that it was the first to claim."""
+    """Claims of this process on kernels. The first process to claim a kernel compiles it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -451,9 +257,10 @@ class Claims:
         self._skipped: set[str] = set()
         self.count = 0
 
-    def skip(self, *, key: str, fn: JitFunctionInfo, **rest: object) -> bool:
-        """Triton's hook before it compiles; True leaves this kernel out. Raises SystemExit if the parent is
-        gone: nothing waits for the result then."""
+    def skip(self, *, key: str, fn: JitFunctionInfo, **options: object) -> bool:
+        """Return True to skip a kernel that another process compiles. Triton calls this before compiling.
+
+        Raises SystemExit if the parent process has exited."""
         if os.getppid() != self._parent_pid:
             raise SystemExit(1)
         name = hashlib.sha256(f"{fn.module}.{fn.name}{key}".encode()).hexdigest()
@@ -470,28 +277,31 @@ class Claims:
 
 
 def _specialization(argument: object) -> Hashable:
-    """What tells kernels apart, at least: Triton's own key takes most of the time of a launch."""
+    """Return a key by which launches need different kernels.
+
+    It is cheaper than Triton's key, which takes most of the time of a launch."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16
     if isinstance(argument, list):
         return tuple(map(_specialization, argument))
-    if hasattr(argument, "block_shape"):  # a tensor descriptor, Triton's or Gluon's
+    if hasattr(argument, "block_shape"):
+        # Tensor descriptor of Triton or Gluon.
         return tuple(map(_specialization, vars(argument).values()))
     return type(argument), argument
 
 
 def only_compile(gpu: launch.Traits, claims: Claims) -> None:
-    """From now on, launches in this process only compile, for this GPU, into Triton's cache."""
+    """Make launches in this process only compile, for this GPU, into Triton's cache."""
     run = triton.runtime.jit.JITFunction.run
-    made = dict[Hashable, object]()
+    compiled = dict[Hashable, object]()
 
     def compile_once(kernel: JITFunction, grid: object) -> Callable[..., object]:
         def launched(*arguments: object, **options: object) -> object:
             values = map(_specialization, (*arguments, *options.values()))
             key = (id(kernel), *options, *values)
-            if key not in made:
-                made[key] = run(kernel, *arguments, grid=grid, warmup=True, **options)
-            return made[key]
+            if key not in compiled:
+                compiled[key] = run(kernel, *arguments, grid=grid, warmup=True, **options)
+            return compiled[key]
 
         return launched
 
@@ -502,7 +312,7 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
 
 
 def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
-    """Compile all kernels that no other process has claimed; returns their number and the errors."""
+    """Compile all kernels that no other process has claimed. Return their number and the errors."""
     claims = Claims(job.claims)
     only_compile(job.gpu, claims)
     runner = meta_runner(job)

@@ -1,10 +1,10 @@
 """Makes a kernel's key in Triton's cache independent of the order of launches.
 
-A module of its own: a workaround for Triton, to be deleted with support for versions before 3.9.
+Delete this workaround with the support for Triton before 3.9.
 
-Up to Triton 3.8 the key of a function holds the constants of those that it calls only where these were hashed
-before (`DependenciesFinder._update_hash` in runtime/jit.py; 3.9 hashes them first). So the order in which a
-process launches its kernels decides what it finds in the cache. Here all are hashed bottom-up.
+Up to Triton 3.8, the key of a function contains the constants of a function it calls only if that one was
+hashed before (`DependenciesFinder._update_hash` in runtime/jit.py). So the order in which a process launches
+its kernels decides which cache entries it hits. Here all functions are hashed bottom-up.
 """
 
 import sys
@@ -18,10 +18,11 @@ _KERNELS = "localchat_cuda.kernels"
 
 @lru_cache(maxsize=1)
 def hash_bottom_up() -> None:
-    """Hash all kernels that are imported by now, callees first. Takes 60 ms, once in a process; call it before
-    the first launch."""
+    """Hash all imported kernels, callees first. Call once per process, before the first launch.
+
+    It takes 60 ms."""
     seen: set[int] = set()
-    for name in sorted(each for each in sys.modules if each.startswith(_KERNELS)):
+    for name in sorted(name for name in sys.modules if name.startswith(_KERNELS)):
         for value in list(vars(sys.modules[name]).values()):
             _visit(value, seen)
 
@@ -31,11 +32,11 @@ def _visit(value: object, seen: set[int]) -> None:
         return
     seen.add(id(value))
     names = value.fn.__code__.co_names
-    known = value.fn.__globals__
     for name in names:
-        found = known.get(name)
-        _visit(found, seen)
-        if isinstance(found, ModuleType):
+        callee = value.fn.__globals__.get(name)
+        _visit(callee, seen)
+        if isinstance(callee, ModuleType):
             for attribute in names:
-                _visit(getattr(found, attribute, None), seen)
-    value.cache_key  # noqa: B018 (computes and caches it)
+                _visit(getattr(callee, attribute, None), seen)
+    # Reading the property computes the key and caches it.
+    value.cache_key  # noqa: B018

@@ -1,8 +1,8 @@
 """Compiles a model's kernels ahead, in parallel processes, if Triton's cache lacks them.
 
-trace.py compiles; this module starts its processes while the weights are read, and waits for them. They need
-no GPU, but memory and a core each. A file in Triton's cache records that all were compiled: later loads start
-none.
+This module starts processes of trace.py while the weights are read, and waits for them. They need no GPU, but
+memory and a core each. A file in Triton's cache records that all kernels were compiled, so that later loads
+start no processes.
 """
 
 import contextlib
@@ -22,21 +22,23 @@ import triton
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
-from localchat_cuda.gguf_config import LayerFormats
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
-from localchat_cuda.model_config import ModelConfig
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead.trace")
 _TIMEOUT_S = 900
 _MAX_PROCESSES = 24
-"""More do not help: each spends seconds on imports and on tracing, and some kernels take ten times as long as
-others."""
+"""Limit of processes.
+
+Each spends seconds on imports and tracing, and some kernels take ten times as long as others, so more do not
+help."""
 _PROCESS_BYTES = 1_000_000_000
 """Memory of a compiling process (0.7 GB measured)."""
 
 
 class CompileAhead:
-    """Compiling processes; none if all kernels were compiled before, or for a CPU."""
+    """Compiling processes. A CPU, or a model whose kernels were compiled before, has none."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class CompileAhead:
             notify(f"Compiling this model's kernels with {count} processes; later loads skip this.")
 
     def _start(self, job: CompileJob, count: int) -> None:
-        """Start `count` processes; fewer share the same work. Raises OSError if none could be started."""
+        """Start up to `count` processes. Raises OSError if none can be started."""
         self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
         text = pickle.dumps(job._replace(claims=self._claims.name))
         for _ in range(count):
@@ -83,7 +85,8 @@ class CompileAhead:
                 return
             self._processes.append(process)
             assert process.stdin is not None
-            with contextlib.suppress(OSError):  # it died: its exit status shows it
+            # If the process has died, its exit status shows it.
+            with contextlib.suppress(OSError):
                 process.stdin.write(text)
                 process.stdin.close()
 
@@ -94,13 +97,14 @@ class CompileAhead:
         self.stop()
 
     def wait(self) -> None:
-        """Wait until all are compiled. A kernel that failed is compiled when it is first needed."""
+        """Wait until all kernels are compiled. Kernels that failed are compiled on first use."""
         if not self._processes:
             return
         try:
-            statuses = [each.wait(_TIMEOUT_S) for each in self._processes]
+            statuses = [process.wait(_TIMEOUT_S) for process in self._processes]
             if not any(statuses):
-                with contextlib.suppress(OSError):  # compiled again next time
+                # Without the file, the next load compiles again.
+                with contextlib.suppress(OSError):
                     self._done_file.parent.mkdir(parents=True, exist_ok=True)
                     self._done_file.touch()
         except subprocess.TimeoutExpired:
@@ -110,18 +114,19 @@ class CompileAhead:
 
     def stop(self) -> None:
         """Kill processes that still compile. Idempotent."""
-        for each in self._processes:
-            each.kill()
-            each.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
         if self._claims is not None:
             self._claims.cleanup()
         self._claims = None
 
 
 def _digest(job: CompileJob) -> str:
-    """A digest of all that compiled kernels depend on: the job, these sources, Triton."""
-    # The number of pages is no constant of a kernel and changes from load to load, as does a long context.
-    # But steps that had no room in the cache were not compiled, so the list of those is part of the digest.
+    """Return a digest of what compiled kernels depend on: the job, these sources, and Triton."""
+    # The number of pages and a long context change from load to load, but they are not constants of kernels.
+    # Steps that did not fit in the cache were not compiled, so the list of steps that fit is part of the
+    # digest.
     capabilities = job.capabilities
     capabilities = replace(
         capabilities,
@@ -130,16 +135,17 @@ def _digest(job: CompileJob) -> str:
     steps = [shape.tokens <= capabilities.kv_tokens for shape in all_shapes(capabilities)]
     windows = min(1, capabilities.window_blocks)
     job = job._replace(capabilities=replace(capabilities, kv_tokens=0, window_blocks=windows))
-    found = hashlib.sha256(f"{job}{triton.__version__}{steps}".encode())
+    digest = hashlib.sha256(f"{job}{triton.__version__}{steps}".encode())
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _process_count() -> int:
-    """One per logical core that this process may use, if memory allows."""
-    allowed = len(os.sched_getaffinity(0))
+    """Return one process per logical core that this process may use, if memory allows."""
+    cores = len(os.sched_getaffinity(0))
     limit = read_limits().cpus
-    cores = min(allowed, int(limit)) if limit else allowed
+    if limit:
+        cores = min(cores, int(limit))
     by_memory = read_machine().ram_free_bytes // 2 // _PROCESS_BYTES
     return max(1, min(cores, by_memory, _MAX_PROCESSES))

@@ -1,7 +1,8 @@
-"""Steps whose graphs are captured while nothing runs, the likeliest first.
+"""Steps whose graphs are captured while the engine is idle, the likeliest first.
 
-A shape's first steps are launched kernel by kernel, 30 ms of the host each, and a burst of requests would meet
-a dozen new ones. vLLM captures its shapes before it serves; here a request need not wait for that.
+The first steps of a shape are launched kernel by kernel, which takes the host 30 ms each, and a burst of
+requests needs a dozen new shapes. vLLM captures its shapes before it serves. Here requests do not wait for
+that.
 """
 
 from collections.abc import Iterator
@@ -18,38 +19,42 @@ from localchat_cuda.runner.input_batch import (
 )
 
 _HISTORIES = (40, 100, 200, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
-"""Lengths of texts: how many ranges a history is cut into depends on the longest."""
+"""Lengths of texts. The longest decides into how many ranges attention divides a history."""
 _MIXED_HISTORIES = (100, 300, 1500)
 DRAFT_ROWS = 8
+"""Row limit of a step with drafts."""
 DRAFT_STEP_TOKENS = 64
-"""Most rows and tokens of a step with drafts. Such steps come in so many shapes that one of them would be
-launched kernel by kernel for every few that replay a graph, and cost more than its drafts save."""
+"""Token limit of a step with drafts.
+
+Larger steps have so many shapes that every few of them would be launched kernel by kernel, which costs more
+than drafts save."""
 _DRAFT_PARTS = (1, 2, 4, 8, 16)
-"""Sequences of such a step: rows, those of padding among them, and the halves of long drafts."""
+"""Parts of a step with drafts: rows, including padding, and halves of long drafts."""
 _MIXED_TOKENS = 1024
 _PREFILL_TOKENS = 2048
-"""Wider steps take so long that a launch kernel by kernel ends before they do."""
+"""Largest prompt step to capture. Wider steps take longer than their launch kernel by kernel."""
 
 
 def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[TokenSpan]]:
-    """Steps of padding in the slot `scratch`. Several may have the same shape."""
+    """Yield steps of padding in the slot `scratch`. Several may have the same shape."""
     room = capabilities.context_tokens - 1
     widest = min(capabilities.max_step_tokens, room)
-    histories = [each for each in _HISTORIES if each < room] or [1]
-    rows = [each for each in DECODE_BUCKETS if each < 2 * capabilities.max_slots]
+    histories = [history for history in _HISTORIES if history < room] or [1]
+    rows = [bucket for bucket in DECODE_BUCKETS if bucket < 2 * capabilities.max_slots]
     for sequences in rows:
         for history in histories:
             yield [TokenSpan(scratch, history, 1)] * sequences
     for tokens in PREFILL_BUCKETS:
         if tokens <= min(_PREFILL_TOKENS, widest):
             yield [TokenSpan(scratch, 0, tokens)]
-    decoding = [each for each in MIXED_DECODE_BUCKETS[1:] if each < 4 * capabilities.max_slots]
+    decoding = [rows for rows in MIXED_DECODE_BUCKETS[1:] if rows < 4 * capabilities.max_slots]
     for sequences, tokens, history in product(decoding, MIXED_BUCKETS, _MIXED_HISTORIES):
         chunk = tokens - sequences
         if tokens <= min(_MIXED_TOKENS, widest) and chunk > 0 and history < room:
             yield [*[TokenSpan(scratch, history, 1)] * sequences, TokenSpan(scratch, 0, chunk)]
     if capabilities.rewind == "checkpoint" and not capabilities.saved_states:
-        return  # no drafts
+        # Without saved states, a state cannot rewind, so the model has no drafts.
+        return
     for parts, tokens, history in product(_DRAFT_PARTS, DECODE_BUCKETS, histories):
         widths = _draft_widths(parts, tokens)
         if widths and tokens <= DRAFT_STEP_TOKENS and history + max(widths) < room:
@@ -57,16 +62,18 @@ def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[Toke
 
 
 def steps_of_drafts(capabilities: Capabilities, scratch: int) -> Iterator[list[TokenSpan]]:
-    """The same of a runner that drafts: few rows, each with what its text got since, or one token."""
+    """Yield the steps of a drafter: few rows of one token, or of the tokens accepted since."""
     room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
-    histories = [each for each in _HISTORIES if each < room - WIDEST] or [1]
+    histories = [history for history in _HISTORIES if history < room - WIDEST] or [1]
     for sequences, width, history in product((1, 2, 4, DRAFT_ROWS), (1, 2, 4, 8), histories):
         if sequences <= capabilities.max_slots and history + width < room:
             yield [TokenSpan(scratch, history, width)] * sequences
 
 
 def _draft_widths(parts: int, tokens: int) -> list[int]:
-    """Widths of rows that make a step of `tokens` in so many parts; none where no drafts can."""
+    """Return the widths of `parts` rows in a step of `tokens`. Empty: no drafts."""
     if parts < tokens <= WIDEST * parts:
         return [tokens // parts] * parts
-    return [2] + [1] * (parts - 2) if parts == tokens >= 4 else []
+    if parts == tokens >= 4:
+        return [2] + [1] * (parts - 2)
+    return []

@@ -1,4 +1,4 @@
-"""Tells apart the errors that torch, CUDA and Triton raise."""
+"""Classifies the errors that torch, CUDA and Triton raise."""
 
 import torch
 import triton
@@ -18,25 +18,24 @@ _FAULT_PHRASES = ("cuda error", "triton error", "passmanager::run failed", "cubl
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether the GPU, its driver or the compiler for it failed: other errors are bugs of ours, in Python."""
+    """Return True if the GPU, its driver or its compiler failed. Other errors are our bugs."""
     if isinstance(error, torch.AcceleratorError | TritonError):
         return True
     return isinstance(error, RuntimeError) and _says(error, _FAULT_PHRASES)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory of the GPU, or pinned memory, ran out.
+    """Return True if GPU memory or pinned memory ran out.
 
-    Only torch's allocator has a class for it. Graphs, modules, library handles and pinned memory come back as
-    RuntimeError with a message.
-    """
+    Only torch's allocator has a class for this error. Graphs, modules, library handles and pinned memory raise
+    RuntimeError with a message."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _says(error, _MEMORY_PHRASES)
 
 
 def spoils_capture(error: BaseException) -> bool:
-    """Whether an error means that a graph could not be captured, while the step itself may still run."""
+    """Return True if capturing a graph failed. The step itself may still run."""
     if is_out_of_memory(error):
         return True
     return isinstance(error, RuntimeError) and _says(error, _CAPTURE_PHRASES)
@@ -48,7 +47,7 @@ def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
 
 
 def describe_device(device: torch.device) -> str:
-    """The GPU and the libraries that a fault depends on, as a sentence."""
+    """Return a sentence with the GPU and the libraries on which a fault depends."""
     libraries = f"torch {torch.__version__}, Triton {triton.__version__}"
     if device.type != "cuda":
         return f"On a CPU, {libraries}."

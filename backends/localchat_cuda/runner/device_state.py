@@ -1,14 +1,14 @@
-"""State that the device keeps between steps: one fixed row per slot.
+"""State that stays on the device between steps: one fixed row per slot.
 
-Letters: S slots and one for padding, C columns (tokens of context). The token table holds each slot's tokens
-by position. A step writes the tokens that its plan brings, reads its inputs back from there, and the sampler
-writes the tokens that it samples: so the next step finds LAST without the CPU. Two entries after the table
-serve padding: one is read, one takes results that nothing reads.
+Letters: S slots and one for padding, C columns (tokens of context). The token table contains each slot's tokens
+by position. A step writes the tokens of its plan to the table, reads its inputs from there, and the sampler
+writes the sampled tokens. So the next step reads LAST without the CPU. Two entries after the table serve
+padding: one is read, and one receives results that no step reads.
 
-Sampling settings have rows beyond the slots': for forks, which sample before they have a slot. A fork has no
-tokens of its own: it has its parent's penalties, too, and those count the tokens in its parent's slot.
+Sampling settings have extra rows for forks, which sample before they have a slot. A fork has no tokens of its
+own. It also has its parent's penalties, which count the tokens in its parent's slot.
 
-The state table follows vLLM's second model runner, the token pool mini-sglang.
+The state table follows vLLM's second model runner, and the token pool mini-sglang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,18 +27,18 @@ FORK_ROWS = 64
 
 @dataclass(slots=True)
 class SequenceSlot:
-    """A sequence as the host knows it."""
+    """Host state of a sequence."""
 
     row: int
-    """Of the sampling settings; below `StateTable.slots` it is the slot."""
+    """Row of the sampling settings; below `StateTable.slots` it is the slot."""
     sampling: SamplingParams
     prompt_tokens: int
     offset: int = 0
-    """As Enter has it."""
+    """See Enter.offset."""
 
 
 class TableWrites(NamedTuple):
-    """A step's new tokens and pages in the step buffer, each as indices and values."""
+    """New tokens and pages in the step buffer, as indices and values."""
 
     token_indices: BufferSlice
     tokens: BufferSlice
@@ -47,7 +47,9 @@ class TableWrites(NamedTuple):
 
 
 class StateTable:
-    """Token table and block tables of all slots; windowed layers may have block tables of their own."""
+    """Token table and block tables of all slots.
+
+    Layers with a window may have block tables of their own."""
 
     def __init__(
         self,
@@ -58,20 +60,22 @@ class StateTable:
         device: torch.device,
         scratch_window_page: int | None = None,
     ) -> None:
-        """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to;
-        `scratch_window_page`: the same of windowed layers with pages of their own, None: there are none."""
+        """Allocate tables for `slots` sequences of at most `columns` tokens.
+
+        `scratch_page`: page that padding writes. `scratch_window_page`: likewise for layers with a window that
+        have their own pages; None: no such layers."""
         self.slots = slots
         self.columns = columns
         self.device = device
         self.width = -(-columns // page_tokens)
         self.setting_rows = slots + 1 + FORK_ROWS
         self.sequences: dict[int, SequenceSlot] = {}
-        # Padding is text of any length, all of it on one page: an entry of 0 would let it overwrite the
-        # page of a sequence.
+        # Padding is text of any length, all on one page. An entry of 0 would overwrite the page of a sequence.
         scratch = [scratch_page]
         if scratch_window_page is not None:
             scratch.append(scratch_window_page)
-            self.width += -self.width % ALIGNED_WORDS  # the second table begins after the first
+            # The second table starts after the first one.
+            self.width += -self.width % ALIGNED_WORDS
         self._tables = torch.zeros(
             len(scratch), slots + 1, self.width, dtype=torch.int32, device=device
         )
@@ -82,39 +86,37 @@ class StateTable:
         self._pages_used = [0] * slots
         self._free_rows = list(range(slots + 1, self.setting_rows))
         self._unstored: dict[int, Sequence[int]] = {}
-        """By slot, tokens that penalties need and that are not in the token table yet."""
+        """Tokens of each slot that penalties count and that the token table lacks."""
 
     @property
     def scratch(self) -> int:
-        """The slot of padding."""
+        """Slot of padding."""
         return self.slots
 
     @property
     def padding_index(self) -> int:
-        """The entry of the token table that padding reads."""
+        """Entry of the token table that padding reads."""
         return (self.slots + 1) * self.columns
 
     @property
     def discard_index(self) -> int:
-        """The entry of the token table for tokens that nothing reads."""
+        """Entry of the token table for tokens that no step reads."""
         return self.padding_index + 1
 
     @property
     def tokens_by_slot(self) -> torch.Tensor:
-        """The token table [S + 1, C]: a view."""
+        """View of the token table, [S + 1, C]."""
         return self.token_table[: self.padding_index].view(self.slots + 1, self.columns)
 
-    # ------------------------------------------------------------------------ sequences
-
     def remove(self, sequences: Iterable[int]) -> None:
-        """Forget sequences; a fork that had no slot gives its row back."""
+        """Remove sequences, and free the rows of forks without a slot."""
         for seq in sequences:
             row = self.sequences.pop(seq).row
             if row > self.slots:
                 self._free_rows.append(row)
 
     def add(self, entries: Sequence[Enter]) -> list[SequenceSlot]:
-        """Assign rows to new sequences. The block table of a slot begins empty."""
+        """Assign rows to new sequences. The block table of a slot starts empty."""
         added = []
         for entry in entries:
             if entry.slot >= 0:
@@ -137,10 +139,10 @@ class StateTable:
             self.setting_rows = 2 * more
         return self._free_rows.pop()
 
-    # ------------------------------------------------------------------------ a step's writes
-
     def write(self, rows: Sequence[StepRow], buffer: StepBuffer, *, compute: bool) -> TableWrites:
-        """Put tokens and pages of a plan's rows into the buffer. Block tables grow even without `compute`."""
+        """Write tokens and pages of a plan's rows to the buffer.
+
+        Block tables grow even if `compute` is False."""
         token_indices: list[NDArray[np.int64]] = []
         tokens: list[int] = []
         page_indices: list[int] = []
@@ -152,7 +154,8 @@ class StateTable:
                 page_indices.extend(range(begin, begin + len(row.new_blocks)))
                 pages.extend(row.new_blocks)
                 self._pages_used[row.slot] = used + len(row.new_blocks)
-                if row.new_window_blocks:  # as many: both tables grow together
+                if row.new_window_blocks:
+                    # Both tables grow by the same number of pages.
                     begin += self.block_tables.numel()
                     page_indices.extend(range(begin, begin + len(row.new_window_blocks)))
                     pages.extend(row.new_window_blocks)
@@ -162,7 +165,8 @@ class StateTable:
             if isinstance(row.tokens, tuple):
                 tokens.extend(row.tokens)
             else:
-                begin += 1  # LAST: its first token is on the device already
+                # The first token, LAST, is already on the device.
+                begin += 1
             tokens.extend(row.drafts)
             end = row.slot * self.columns + row.start + row.width
             if begin < end:
@@ -176,7 +180,7 @@ class StateTable:
         )
 
     def apply(self, writes: TableWrites) -> None:
-        """Update the tables on the device, after the buffer was sent."""
+        """Update the tables on the device, after the buffer is sent."""
         if writes.tokens.size:
             self.token_table.index_copy_(0, writes.token_indices.view(), writes.tokens.view())
         if writes.pages.size:
@@ -184,8 +188,9 @@ class StateTable:
             flat.index_copy_(0, writes.page_indices.view(), writes.pages.view())
 
     def store_tokens(self) -> None:
-        """Write all tokens of new sequences with penalties, which read those, too, that come from the prefix
-        cache. May run out of memory; the next call then writes them."""
+        """Write all tokens of new sequences with penalties, including a cached prefix.
+
+        After an out-of-memory error, the next call writes them."""
         for slot, tokens in list(self._unstored.items()):
             values = torch.tensor(tokens, dtype=torch.int32)
             if self.device.type == "cuda":

@@ -1,9 +1,9 @@
-"""Drafts on the GPU: a draft model, or a model's own prediction heads, as a second runner in the same process.
+"""Drafts on the GPU: a draft model or a prediction head as a second runner in the same process.
 
-A draft is a chain of that runner's steps. The first one reads what its text got since, and samples; each of
-the others reads the token that the one before left on the device (LAST), so that nothing is waited for but
-the last. All sequences that ask are rows of the same steps. They have the slots of the first runner, and pages
-of a pool of their own: a text that was not asked for longest gives its pages up.
+A draft is a chain of steps of that runner. The first step reads the tokens since the last draft, and samples.
+Each other step reads the token that the previous one left on the device (LAST), so that the host waits only for
+the last step. All sequences that request drafts are rows of the same steps. They use the slots of the first
+runner, and pages of their own pool. The least recently used sequence loses its pages.
 """
 
 import time
@@ -29,39 +29,39 @@ from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 
 _ROOM = 64
-"""Tokens that a text can grow by at least before its beginning is given up."""
+"""Minimum of tokens by which a text can grow before its start is dropped."""
 _MEASURED = -1
-"""Number of the sequence that `measure` runs."""
+"""Sequence that `measure` runs."""
 
 
 @dataclass(slots=True)
 class _PagedText:
-    """What the pages of a slot hold of a sequence."""
+    """Text of a sequence in the pages of a slot."""
 
     slot: int
     start: int
-    """Position of its first token in the sequence."""
+    """Position of the first token in the sequence."""
     tokens: list[int] = field(default_factory=list)
-    known: int = 0
-    """Tokens that were no guesses; those after them may have to go."""
+    accepted: int = 0
+    """Tokens of the text that are not drafts. Tokens after them may be rejected."""
     blocks: list[int] = field(default_factory=list)
     entered: bool = False
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft in the making."""
+    """Unfinished draft."""
 
     ask: DraftAsk
     text: _PagedText
     same: int
-    """Tokens of the text that need no computation."""
+    """Tokens of the text whose KV is cached."""
     new_blocks: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
 
 
 class CudaDrafter:
-    """See Drafter. Owns its runner."""
+    """See Drafter. It owns its runner."""
 
     together = True
 
@@ -73,176 +73,188 @@ class CudaDrafter:
         shared_vocab: int,
         states: LastStates | None = None,
     ) -> None:
-        """`table`: of the runner that verifies. `shared_vocab`: tokens that both know. `states`: what
-        prediction heads go on from; None: it is a model of its own."""
+        """`table`: of the runner that verifies. `shared_vocab`: tokens that both models have.
+
+        `states`: last states, from which prediction heads draft; None: the drafter is a separate model."""
         self.runner = runner
         self.name = name
         self._table = table
         self._shared = shared_vocab
         self._states = states
-        can = runner.capabilities
-        self._page = can.block_tokens
-        self._most = min(can.context_tokens, can.kv_tokens)
-        self._free = list(range(can.kv_tokens // can.block_tokens))
-        self._held: OrderedDict[int, _PagedText] = OrderedDict()
-        """By sequence, least recently asked first."""
+        caps = runner.capabilities
+        self._page = caps.block_tokens
+        self._max_tokens = min(caps.context_tokens, caps.kv_tokens)
+        self._free = list(range(caps.kv_tokens // caps.block_tokens))
+        self._texts: OrderedDict[int, _PagedText] = OrderedDict()
+        """Texts by sequence, the least recently used first."""
         self._leave: list[int] = []
-        runner.sleeps = False  # nothing is queued behind a draft, and the GPU waits for it
-        runner.prepare(steps_of_drafts(can, runner.table.scratch))
+        # The GPU waits for a draft, because no step is queued behind it.
+        runner.sleeps = False
+        runner.prepare(steps_of_drafts(caps, runner.table.scratch))
         self.token_s, self.prompt_token_s = measure(runner)
 
     def forget(self, seq: int) -> None:
-        """Give up the pages of a sequence."""
-        text = self._held.pop(seq, None)
+        """Free the pages of a sequence."""
+        text = self._texts.pop(seq, None)
         if text is not None:
             self._free += text.blocks
             if text.entered:
                 self._leave.append(seq)
             if self._states is not None:
-                self._states.spoil(seq, text.start + text.known)
-
-    # ------------------------------------------------------------------------ before a draft
+                self._states.spoil(seq, text.start + text.accepted)
 
     def earliest(self, seq: int, length: int) -> int:
-        held = self._held.get(seq)
-        states = 0 if self._states is None else self._states.earliest(seq)
-        if self._states is None and length + _ROOM <= self._most:
+        first_state = 0
+        if self._states is not None:
+            first_state = self._states.earliest(seq)
+        elif length + _ROOM <= self._max_tokens:
             return 0
-        if held is not None and length + _ROOM - held.start <= self._most:
-            end = held.start + held.known
-            if end >= states:
-                return held.start
-        return max(states, length - self._most // 2)
+        text = self._texts.get(seq)
+        if text is not None and length + _ROOM - text.start <= self._max_tokens:
+            end = text.start + text.accepted
+            if end >= first_state:
+                return text.start
+        return max(first_state, length - self._max_tokens // 2)
 
     def ready(self, unread: Mapping[int, int]) -> bool:
         reading: list[DecodeRow] = []
         for seq, count in unread.items():
-            text = self._held.get(seq)
+            text = self._texts.get(seq)
             if text is None:
-                return True  # it is read first
-            end = text.known + count
-            # Of its guesses, a draft model has read those that were right.
-            width = count if self._states is not None else max(end - len(text.tokens), 1)
+                # Its text is read first, in steps of its own.
+                return True
+            end = text.accepted + count
+            width = count
+            if self._states is None:
+                # The draft model's KV already covers the accepted draft tokens.
+                width = max(end - len(text.tokens), 1)
             reading.append(DecodeRow(seq, end - width, width))
         if any(row.width > WIDEST for row in reading):
-            return True  # after a long pause
+            # After a long pause, the text is read in steps of its own.
+            return True
         following = [row._replace(start=row.start + row.width, width=1) for row in reading]
         read = self.runner.prepared(reading, masked=False)
         return self.runner.prepared(following, masked=False) and read
 
-    # ------------------------------------------------------------------------ drafts
-
     def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        asking = {ask.seq for ask in asks}
-        drafts = [self._begin(ask, asking) for ask in asks]
-        made = [one for one in drafts if one is not None]
-        if not made or not self._run(made):
-            for one in made:
-                self.forget(one.ask.seq)
+        requesting = {ask.seq for ask in asks}
+        all_drafts = [self._begin(ask, requesting) for ask in asks]
+        drafts = [draft for draft in all_drafts if draft is not None]
+        if not drafts or not self._run(drafts):
+            for draft in drafts:
+                self.forget(draft.ask.seq)
             return [NO_DRAFT] * len(asks)
-        for one in made:
-            # The last guess was sampled, and not read.
-            one.text.known = len(one.ask.tokens)
-            one.text.tokens[one.same :] = [*one.ask.tokens[one.same :], *one.tokens[:-1]]
-        return [NO_DRAFT if one is None else self._usable(one.tokens) for one in drafts]
+        for draft in drafts:
+            draft.text.accepted = len(draft.ask.tokens)
+            # The last draft token was sampled, but not read.
+            new_tokens = [*draft.ask.tokens[draft.same :], *draft.tokens[:-1]]
+            draft.text.tokens[draft.same :] = new_tokens
+        return [NO_DRAFT if draft is None else self._usable(draft.tokens) for draft in all_drafts]
 
     def _usable(self, tokens: list[int]) -> Draft:
-        """The guesses up to one that the other model does not know, or that has no usable logits."""
-        count = next(
-            (i for i, one in enumerate(tokens) if not 0 <= one < self._shared), len(tokens)
-        )
+        """Return the draft tokens before one that the other model lacks, or without usable logits."""
+        unusable = (n for n, token in enumerate(tokens) if not 0 <= token < self._shared)
+        count = next(unusable, len(tokens))
         return Draft(tuple(tokens[:count]), (1.0,) * count)
 
-    def _begin(self, ask: DraftAsk, asking: set[int]) -> _Draft | None:
-        """Find what is held of a text, and room for the rest; None: there is none, or its beginning is gone.
+    def _begin(self, ask: DraftAsk, requesting: set[int]) -> _Draft | None:
+        """Allocate pages for a draft. None if the pool is full, or the start of the text is missing.
 
-        `asking`: sequences that keep their pages.
-        """
-        text = self._held.get(ask.seq)
+        `requesting`: sequences that keep their pages."""
+        text = self._texts.get(ask.seq)
         if text is not None and text.start != ask.start:
             self.forget(ask.seq)
             text = None
-        needed = -(-(len(ask.tokens) + ask.limit) // self._page)
         if text is None:
             states = self._states
             if not ask.tokens or (states is not None and ask.start < states.earliest(ask.seq)):
                 return None
-            text = self._held[ask.seq] = _PagedText(self._table.sequences[ask.seq].row, ask.start)
-        self._held.move_to_end(ask.seq)
-        more = max(needed - len(text.blocks), 0)
-        others = [seq for seq in self._held if seq not in asking]
-        while more > len(self._free) and others:
+            text = self._texts[ask.seq] = _PagedText(self._table.sequences[ask.seq].row, ask.start)
+        self._texts.move_to_end(ask.seq)
+        blocks = -(-(len(ask.tokens) + ask.limit) // self._page)
+        missing = max(blocks - len(text.blocks), 0)
+        # Evict the least recently used texts first.
+        others = [seq for seq in self._texts if seq not in requesting]
+        while missing > len(self._free) and others:
             self.forget(others.pop(0))
-        if more > len(self._free) or len(ask.tokens) + ask.limit > self._most:
+        if missing > len(self._free) or len(ask.tokens) + ask.limit > self._max_tokens:
             self.forget(ask.seq)
             return None
-        new_blocks = tuple(self._free.pop() for _ in range(more))
+        new_blocks = tuple(self._free.pop() for _ in range(missing))
         text.blocks += new_blocks
         return _Draft(ask, text, self._same(text, ask.tokens), new_blocks)
 
     def _same(self, text: _PagedText, tokens: Sequence[int]) -> int:
-        """Held tokens that are right. Guesses of heads are read again: by then, better states are known."""
-        same = min(text.known, len(tokens) - 1)
-        most = same if self._states is not None else min(len(text.tokens), len(tokens) - 1)
-        while same < most and text.tokens[same] == tokens[same]:
+        """Return how many tokens of a text are cached."""
+        same = min(text.accepted, len(tokens) - 1)
+        if self._states is not None:
+            # Heads read accepted draft tokens again, with the states of the model.
+            return same
+        limit = min(len(text.tokens), len(tokens) - 1)
+        while same < limit and text.tokens[same] == tokens[same]:
             same += 1
         return same
 
     def _run(self, drafts: list[_Draft]) -> bool:
-        """Run the steps of drafts; False: there was no memory for them."""
+        """Run the steps of drafts. Return False if memory ran out."""
         chain = _Chain(self.runner)
-        new = [one for one in drafts if not one.text.entered]
+        new = [draft for draft in drafts if not draft.text.entered]
         if new or self._leave:
             leave = tuple(self._leave)
             self._leave = []
             chain.launch(StepPlan(0, enter=tuple(map(self._entry, new)), leave=leave), ())
-        for one in new:
-            one.text.entered = True
+        for draft in new:
+            draft.text.entered = True
             if self._states is not None:
                 with self.runner.on_stream():
-                    self._states.offsets[one.text.slot] = one.text.start
-        for one in drafts:
-            self._read_all_but_a_few(one, chain)
+                    self._states.offsets[draft.text.slot] = draft.text.start
+        for draft in drafts:
+            self._read_long_text(draft, chain)
         rows = [
             StepRow(
-                one.ask.seq,
-                one.text.slot,
-                one.same,
-                tuple(one.ask.tokens[one.same :]),
+                draft.ask.seq,
+                draft.text.slot,
+                draft.same,
+                tuple(draft.ask.tokens[draft.same :]),
                 (),
-                one.new_blocks,
+                draft.new_blocks,
             )
-            for one in drafts
+            for draft in drafts
         ]
         drafting = drafts
-        guessed = 1
+        draft_tokens = 1
         while rows:
             positions = tuple(
-                LogitsPosition(place, row.width - 1, row.seq) for place, row in enumerate(rows)
+                LogitsPosition(index, row.width - 1, row.seq) for index, row in enumerate(rows)
             )
-            chain.launch(StepPlan(0, tuple(rows), positions), [one.tokens for one in drafting])
-            drafting = [one for one in drafting if one.ask.limit > guessed]
+            chain.launch(StepPlan(0, tuple(rows), positions), [draft.tokens for draft in drafting])
+            drafting = [draft for draft in drafting if draft.ask.limit > draft_tokens]
             rows = [
-                StepRow(one.ask.seq, one.text.slot, len(one.ask.tokens) + guessed - 1, LAST)
-                for one in drafting
+                StepRow(
+                    draft.ask.seq,
+                    draft.text.slot,
+                    len(draft.ask.tokens) + draft_tokens - 1,
+                    LAST,
+                )
+                for draft in drafting
             ]
-            guessed += 1
+            draft_tokens += 1
         return chain.finish()
 
-    def _read_all_but_a_few(self, one: _Draft, chain: "_Chain") -> None:
-        """Read a long rest of a text in steps of its own, but for what a step that decodes takes."""
-        most = self.runner.capabilities.max_step_tokens
-        while (left := len(one.ask.tokens) - one.same) > WIDEST:
-            end = one.same + min(most, left - 1)
-            tokens = tuple(one.ask.tokens[one.same : end])
-            row = StepRow(one.ask.seq, one.text.slot, one.same, tokens, (), one.new_blocks)
+    def _read_long_text(self, draft: _Draft, chain: "_Chain") -> None:
+        """Read a long uncached text in steps of its own, except for its last tokens."""
+        max_step_tokens = self.runner.capabilities.max_step_tokens
+        while (unread := len(draft.ask.tokens) - draft.same) > WIDEST:
+            end = draft.same + min(max_step_tokens, unread - 1)
+            tokens = tuple(draft.ask.tokens[draft.same : end])
+            row = StepRow(draft.ask.seq, draft.text.slot, draft.same, tokens, (), draft.new_blocks)
             chain.launch(StepPlan(0, (row,)), ())
-            one.text.tokens[one.same :] = tokens
-            one.same = end
-            one.new_blocks = ()
+            draft.text.tokens[draft.same :] = tokens
+            draft.same = end
+            draft.new_blocks = ()
 
-    def _entry(self, one: _Draft) -> Enter:
-        ask = one.ask
+    def _entry(self, draft: _Draft) -> Enter:
+        ask = draft.ask
         sampling = replace(
             ask.sampling,
             repetition_penalty=1.0,
@@ -250,11 +262,11 @@ class CudaDrafter:
             presence_penalty=0.0,
             top_logprobs=-1,
         )
-        return Enter(ask.seq, one.text.slot, (), 0, sampling, ask.start)
+        return Enter(ask.seq, draft.text.slot, (), 0, sampling, ask.start)
 
 
 class _Chain:
-    """Steps of one draft, as many in flight as the runner takes."""
+    """Steps of one draft, with as many in flight as the runner allows."""
 
     def __init__(self, runner: CudaRunner) -> None:
         self._runner = runner
@@ -262,14 +274,14 @@ class _Chain:
         self._ok = True
 
     def launch(self, plan: StepPlan, sinks: Sequence[list[int]]) -> None:
-        """Queue a step. `sinks`: by position, where its token goes."""
+        """Queue a step. `sinks`: list that receives the token of each position."""
         if len(self._launched) == DEPTH:
             self._collect()
         self._runner.launch(plan)
         self._launched.append(sinks)
 
     def finish(self) -> bool:
-        """Wait for all steps; whether none of them came back short."""
+        """Wait for all steps, and return True if all of them succeeded."""
         while self._launched:
             self._collect()
         return self._ok
@@ -283,12 +295,12 @@ class _Chain:
 
 
 def measure(runner: CudaRunner) -> tuple[float, float]:
-    """Seconds of a guessed token, and of a token of a text that is read, of a warm runner.
+    """Measure the seconds per draft token and per prompt token of a warm runner.
 
-    No sequence owns the pages that this writes."""
-    can = runner.capabilities
-    length = min(512, can.max_step_tokens, can.context_tokens - 8, can.kv_tokens - 8)
-    blocks = tuple(range(-(-(length + 8) // can.block_tokens)))
+    This writes only to pages without an owner."""
+    caps = runner.capabilities
+    length = min(512, caps.max_step_tokens, caps.context_tokens - 8, caps.kv_tokens - 8)
+    blocks = tuple(range(-(-(length + 8) // caps.block_tokens)))
     entry = Enter(_MEASURED, 0, (), 0, SamplingParams(temperature=0.0))
     text = StepRow(_MEASURED, 0, 0, (0,) * length, (), blocks)
     runs = [StepPlan(0, (text,), (LogitsPosition(0, length - 1, _MEASURED),), enter=(entry,))]

@@ -1,8 +1,8 @@
 """KV pages of a model, and the tensors of a step that its layers read.
 
-Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head dimension. A *page* holds
-`page_tokens` positions of one sequence in one layer; a *block table* lists the pages of a slot in order.
-Page numbers are the same in all layers; or windowed layers have their own, and block tables of their own.
+Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head dimension. A *page* contains
+`page_tokens` positions of one sequence in one layer. A *block table* lists the pages of a slot in order. Page
+numbers are the same in all layers, unless layers with a window have their own pages and block tables.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,44 +11,43 @@ from typing import NamedTuple
 
 import torch
 
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import Tokens
-from localchat_cuda.memory_plan import PAGE_TOKENS
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.rope_config import Rotation
 from localchat_cuda.runner.states import States
 
 _LAYOUT = 2
-"""To be raised whenever a page's bytes are arranged in another way: pages on the disk are then misses."""
+"""Version of the arrangement of a page's bytes. Raise it when that changes, so that pages on disk miss."""
 
 
 def host_layout(config: ModelConfig) -> str:
-    """Names the arrangement of the bytes that `Pages.read` gives."""
-    own = "" if config.gemma is None else f" {config.gemma}"
-    own += "" if config.latent is None else f" {config.latent}"
-    return f"{_LAYOUT}: {config.layers} {config.key_heads} {config.head_dim}{own}"
+    """Return a name for the arrangement of the bytes that `Pages.read` returns."""
+    parts: list[object] = [config.layers, config.key_heads, config.head_dim]
+    # Some families have layers of different shapes.
+    parts += [part for part in (config.gemma, config.latent) if part is not None]
+    return f"{_LAYOUT}: {' '.join(map(str, parts))}"
 
 
 class LayerPages(NamedTuple):
-    """Views of one layer's pages: numbers, or 8-bit codes with exponents (kernels/attention/kv_fp8.py)."""
+    """Views of one layer's pages: floating numbers, or 8-bit codes with exponents (kv_fp8.py)."""
 
     k: torch.Tensor
     """Keys [pages, J, page_tokens, D]."""
     v: torch.Tensor
-    """Values, in the same shape; of latents the first columns of the keys."""
+    """Values in the same shape. For latents, they are the first columns of the keys."""
     exponents: torch.Tensor | None
-    """[pages, J, page_tokens, 2] of codes; None: k and v are numbers."""
+    """Exponents of codes [pages, J, page_tokens, 2]; None: k and v are floating numbers."""
 
 
 class Pages:
-    """The KV cache: a tensor [L, pages, 2, J, page_tokens, D] for each J and D, keys before values of a page.
+    """KV cache: a tensor [L, pages, 2, J, page_tokens, D] for each J and D, with keys before values.
 
-    Of latents keys alone: [L, pages, 1, 1, page_tokens, D]. With `fp8`, words of two codes [..., D/2] and their
-    exponents [L, pages, J, page_tokens, 2]. Layers with a delta net have states in place of pages, and do not
-    count in L; nor do those that read other layers' pages.
-    """
+    Latents have only keys: [L, pages, 1, 1, page_tokens, D]. With `fp8`, the tensor has words of two codes
+    [..., D/2], and exponents [L, pages, J, page_tokens, 2]. L counts neither layers with a delta net, which
+    have states instead, nor layers that read other layers' pages."""
 
     def __init__(
         self,
@@ -64,33 +63,37 @@ class Pages:
         saved_states: int = 0,
         window_pages: int = 0,
     ) -> None:
-        """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
-        `fp8`: store them in 8 bits. `slots`, `saved_states`: see States. `window_pages`: those of layers with a
-        window; 0: they have the pages of all."""
+        """Allocate the pages, and the states of delta nets.
+
+        `context_tokens`: longest sequence, for the tables of rotations. `dtype`: of floating numbers. `fp8`:
+        store 8-bit codes. `slots`, `saved_states`: see States. `window_pages`: pages of layers with a window;
+        0: they share the pages of all layers."""
         self.page_tokens = page_tokens
         self.device = device
         self.dtype = dtype
         self._latent = config.latent
-        self.states = (
-            States(config.delta_net, slots, saved_states, device, dtype)
-            if config.delta_net and config.delta_net.count
-            else None
-        )
+        self.states: States | None = None
+        if config.delta_net and config.delta_net.count:
+            self.states = States(config.delta_net, slots, saved_states, device, dtype)
         shapes: dict[tuple[int, int, bool], list[int]] = {}
         for layer in config.kv_layers:
             windowed = window_pages > 0 and config.window(layer) > 0
             shape = config.key_heads_of(layer), config.head_dim_of(layer), windowed
             shapes.setdefault(shape, []).append(layer)
         self._windowed = tuple(windowed for _, _, windowed in shapes)
-        """By pool."""
+        """Whether each pool belongs to layers with a window."""
+        # Keys and values; latents have only keys.
+        kinds = 1 if config.latent else 2
+        # A word of 16 bits stores two codes.
+        codes_per_word = 2 if fp8 else 1
         self.pools = tuple(
             torch.zeros(
                 len(layers),
                 window_pages if windowed else pages,
-                1 if config.latent else 2,
+                kinds,
                 heads,
                 page_tokens,
-                d // 2 if fp8 else d,
+                d // codes_per_word,
                 device=device,
                 dtype=torch.int16 if fp8 else dtype,
             )
@@ -104,57 +107,65 @@ class Pages:
                 )
                 for pool in self.pools
             )
-        own = {
-            layer: (number, at)
-            for number, layers in enumerate(shapes.values())
-            for at, layer in enumerate(layers)
+        location = {
+            layer: (pool, index)
+            for pool, layers in enumerate(shapes.values())
+            for index, layer in enumerate(layers)
         }
-        self._own = {
-            layer: own[config.kv_source(layer)]
+        self._location = {
+            layer: location[config.kv_source(layer)]
             for layer in range(config.layers)
             if not config.has_delta_net(layer)
         }
+        """Pool, and index in it, of each layer with attention."""
         self._angles = self._angle_tables(config, context_tokens)
 
     def _angle_tables(self, config: ModelConfig, context_tokens: int) -> list[torch.Tensor]:
-        """By layer; those of the same rotation and head dimension share one."""
-        held: dict[tuple[Rotation | None, int], torch.Tensor] = {}
-        found = []
+        """Return a table per layer. Layers of the same rotation and head dimension share it."""
+        by_rotation: dict[tuple[Rotation | None, int], torch.Tensor] = {}
+        tables = []
         for layer in range(config.layers):
-            rotation, d = key = config.rotation_of(layer), config.table_dim_of(layer)
-            if key not in held:
-                still = (0.0,) * (d // 2)
+            rotation = config.rotation_of(layer)
+            d = config.table_dim_of(layer)
+            if (rotation, d) not in by_rotation:
+                radians = (0.0,) * (d // 2)
                 magnitude = 1.0
                 if rotation is not None:
-                    still = rotation.radians(d, context_tokens)
+                    radians = rotation.radians(d, context_tokens)
                     magnitude = rotation.magnitude
-                held[key] = rope.angle_table(context_tokens, d, still, self.device, magnitude)
-            found.append(held[key])
-        return found
+                by_rotation[rotation, d] = rope.angle_table(
+                    context_tokens, d, radians, self.device, magnitude
+                )
+            tables.append(by_rotation[rotation, d])
+        return tables
 
     def angles(self, layer: int) -> torch.Tensor:
-        """The table of cosines and sines of a layer."""
+        """Return the table of cosines and sines of a layer."""
         return self._angles[layer]
 
     @property
     def bytes(self) -> int:
-        """Device memory of the pages."""
-        return sum(each.nbytes for each in (*self.pools, *self.exponents))
+        """Bytes of the pages on the device."""
+        return sum(tensor.nbytes for tensor in (*self.pools, *self.exponents))
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page in all layers, but for windowed ones with pages of their own."""
-        return sum(each.nbytes // each.shape[1] for each in self._tensors(windowed=False))
+        """Bytes of one page in all layers, without layers with their own window pages."""
+        return sum(tensor.nbytes // tensor.shape[1] for tensor in self._tensors(windowed=False))
 
     def windowed(self, layer: int) -> bool:
-        """True if a layer has the pages of the windowed layers."""
-        return self._windowed[self._own[layer][0]]
+        """Return True if a layer uses the window pages."""
+        pool, _ = self._location[layer]
+        return self._windowed[pool]
 
     def _tensors(self, *, windowed: bool) -> list[torch.Tensor]:
-        """Numbers or codes, then exponents, of one of the two kinds of pages."""
-        kinds = (*self._windowed, *self._windowed)
-        every = zip((*self.pools, *self.exponents), kinds, strict=False)
-        return [tensor for tensor, kind in every if kind == windowed]
+        """Return the tensors of one of the two kinds of pages: numbers or codes, then exponents."""
+        return [
+            tensor
+            for tensors in (self.pools, self.exponents)
+            for tensor, is_windowed in zip(tensors, self._windowed, strict=False)
+            if is_windowed == windowed
+        ]
 
     def read(self, page: int, out: torch.Tensor) -> None:
         """Copy a page in all layers to bytes uint8 [page_bytes]."""
@@ -162,58 +173,57 @@ class Pages:
             part[0].copy_(pages[:, page])
 
     def write(self, pages: Sequence[int], rows: torch.Tensor) -> None:
-        """Copy bytes that `read` gave to pages. `rows`: uint8 [N, page_bytes or more], a row for a page."""
+        """Copy bytes from `read` to pages. `rows`: uint8 [N, page_bytes or more], one per page."""
         if len(pages) == 1:
-            for part, held in self._parts(rows):
-                held[:, pages[0]].copy_(part[0])
+            for part, tensor in self._parts(rows):
+                tensor[:, pages[0]].copy_(part[0])
             return
         index = torch.tensor(pages)
         if self.device.type == "cuda":
-            # From memory that is not pinned the copy would be waited for.
+            # The host would wait for a copy from unpinned memory.
             index = index.pin_memory().to(self.device, non_blocking=True)
-        for part, held in self._parts(rows):
-            held.index_copy_(1, index, part.transpose(0, 1))
+        for part, tensor in self._parts(rows):
+            tensor.index_copy_(1, index, part.transpose(0, 1))
 
     def _parts(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The parts of pages' bytes [N, L, words] beside the views that hold them [L, pages, words]: numbers or
-        codes, then exponents."""
+        """Yield parts of page bytes [N, L, words] with their tensors [L, pages, words]."""
         begin = 0
         for tensor in self._tensors(windowed=False):
             layers, pages = tensor.shape[:2]
-            held = tensor.view(layers, pages, -1).view(torch.int64)
+            words = tensor.view(layers, pages, -1).view(torch.int64)
             end = begin + tensor.nbytes // pages
-            yield rows[:, begin:end].view(held.dtype).view(len(rows), layers, -1), held
+            yield rows[:, begin:end].view(words.dtype).view(len(rows), layers, -1), words
             begin = end
 
     def layer(self, number: int) -> LayerPages:
-        """Keys and values of a layer."""
-        shape, own = self._own[number]
-        pool = self.pools[shape][own]
-        exponents = self.exponents[shape][own] if self.exponents else None
+        """Return keys and values of a layer."""
+        pool_number, index = self._location[number]
+        pool = self.pools[pool_number][index]
+        exponents = self.exponents[pool_number][index] if self.exponents else None
         if self._latent is not None:
             return LayerPages(pool[:, 0], pool[:, 0, ..., : self._latent.kv_rank], None)
         return LayerPages(pool[:, 0], pool[:, 1], exponents)
 
     def copy(self, source: int, target: int, tokens: int, *, windowed: bool = False) -> None:
-        """Copy the first `tokens` positions of a page, in all layers that have it."""
+        """Copy the first `tokens` positions of a page in all layers that have it."""
         for tensor in self._tensors(windowed=windowed):
-            # The positions are the last dimension but one, of numbers and of exponents.
+            # Positions are the second last dimension of numbers and of exponents.
             tensor[:, target, ..., :tokens, :] = tensor[:, source, ..., :tokens, :]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Sequences with at most 16 new tokens; they come first in the step."""
+    """Sequences with at most 16 new tokens, which come first in the step."""
 
     batch: AttentionBatch
     tokens: int
-    """Rows of the step that this part fills."""
+    """Rows of this part."""
     widest: int
-    """Most new tokens of one sequence."""
+    """Largest number of new tokens of a sequence."""
     splits: int
-    """Ranges that each history is cut into."""
+    """Ranges into which attention divides each history."""
     one_page: bool
-    """No range is longer than a page."""
+    """Each range fits in a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +235,14 @@ class PrefillBatch:
     """Tiles of `tile_config` rows, from kernels.attention.prefill.tiles_of."""
     tile_config: PrefillTileConfig
     dequant_pages: torch.Tensor | None
-    """FP8 pages to dequantize first, as kv_fp8_dequant takes them; None: pages are read as they are."""
+    """FP8 pages to dequantize first, see kv_fp8_dequant; None: pages are read as they are."""
     chunks: torch.Tensor | None = None
-    """As ChunkedPart has them; None: the model has no states."""
+    """Chunks for delta nets, see ChunkedPart; None: the model has no delta nets."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """A step on the device, int32 unless stated."""
+    """Step on the device, int32 unless stated."""
 
     ids: torch.Tensor
     """Token ids [T]."""
@@ -243,12 +253,12 @@ class ModelInputs:
     block_tables: torch.Tensor
     """[slots, pages of the longest sequence]"""
     window_tables: torch.Tensor
-    """The same of windowed layers with pages of their own."""
+    """Block tables of layers with their own window pages."""
     logits_indices: torch.Tensor | None
-    """Tokens whose last state is needed, int64 [P]; None: all."""
+    """Tokens whose last state is needed, int64 [P]; None: all tokens."""
     tokens: Tokens | None
-    """Places of the tokens; None: the model has no states."""
+    """Positions of the tokens for delta nets; None: the model has no delta nets."""
     batch: AttentionBatch
-    """All sequences, in two parts:"""
+    """All sequences, in the two parts that follow."""
     decode: DecodeBatch | None
     prefill: PrefillBatch | None

@@ -1,7 +1,7 @@
-"""Samples the tokens of a step: kernels on a GPU, the numpy reference of the contract on a CPU.
+"""Samples the tokens of a step with kernels or the contract's reference.
 
-Letters: R rows of logits, P logits positions, V vocabulary. A position samples from one row of logits with
-one row of the sampling settings; several positions may share a row of logits.
+Letters: R rows of logits, P logits positions, V vocabulary. A position samples from one row of logits with one
+row of the sampling settings. Several positions may share a row of logits.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from localchat.backend_api.sampling.gumbel import REACH, G, mix
 from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
@@ -23,26 +24,28 @@ from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
 _BIASES = 16
-"""Capacity per row to begin with."""
+"""Initial capacity of logit biases per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """P logits positions that one call samples; arrays are on the host, and in the step buffer as slices."""
+    """P logits positions that one call samples.
+
+    Arrays are on the host, and in the step buffer as slices."""
 
     logits_range: tuple[int, int]
-    """First and end row of the step's logits that `rows` count in."""
+    """First row and end of the range of the step's logits to which `rows` refer."""
     results: dict[int, int]
-    """By number of a position in the plan, its index among the sampled tokens of the step."""
+    """Index among the step's sampled tokens, by number of the plan's position."""
     rows: Sequence[int]
-    """Of the logits."""
+    """Rows of the logits."""
     sequences: Sequence[SequenceSlot]
     positions: Sequence[int]
-    """Of the sampled tokens in their sequences."""
+    """Positions of the sampled tokens in their sequences."""
     masks: Sequence[Mask | None]
-    """Read only while sampling: they may still be computed."""
+    """Masks, which are read only while sampling, because they may still be computed."""
     slots: Sequence[int]
-    """Whose tokens penalties count; empty where no sequence has penalties."""
+    """Slots whose tokens penalties count; empty if no sequence has penalties."""
     row_slice: BufferSlice
     sequence_slice: BufferSlice
     """Rows of the sampling settings."""
@@ -64,24 +67,24 @@ class SampledTokens:
 
 
 class DeviceSampler(Protocol):
-    """Holds the sampling settings of all sequences.
+    """Sampler with the sampling settings of all sequences.
 
-    The settings of new sequences stay to be written until `apply_settings` did it, however many steps run out
-    of memory before that."""
+    The settings of new sequences stay pending until `apply_settings`, even if steps run out of memory
+    before."""
 
     reallocated: bool
-    """Settings have a new address; the runner resets this once it dropped its graphs."""
+    """Settings have a new address. The runner resets this once it has dropped its graphs."""
 
     def add(self, added: Sequence[SequenceSlot]) -> None:
-        """Note new sequences."""
+        """Add new sequences."""
         ...
 
     def write_settings(self, buffer: StepBuffer) -> None:
-        """Put the settings of new sequences into the buffer, before it is sent."""
+        """Write the settings of new sequences to the buffer, before it is sent."""
         ...
 
     def apply_settings(self) -> None:
-        """Update the settings on the device, after the buffer was sent."""
+        """Update the settings on the device, after the buffer is sent."""
         ...
 
     def sample(
@@ -91,13 +94,14 @@ class DeviceSampler(Protocol):
         out: SampledTokens,
         rescoring: Rescoring | None = None,
     ) -> None:
-        """Sample from logits [R, V], which are only read; with `rescoring` they are approximate, and those of
-        tokens that can be drawn become exact."""
+        """Sample from logits [R, V], which stay unchanged.
+
+        `rescoring`: the logits are approximate, and exact ones are computed for tokens that can be sampled."""
         ...
 
 
 class ReferenceSampler:
-    """The contract itself, on the CPU."""
+    """Reference implementation of the contract, on the CPU."""
 
     reallocated = False
 
@@ -106,13 +110,13 @@ class ReferenceSampler:
         self._sampler = Sampler(vocabulary)
 
     def add(self, added: Sequence[SequenceSlot]) -> None:
-        """Nothing: a sample batch carries its sequences with their settings."""
+        """Do nothing: a sample batch contains the settings of its sequences."""
 
     def write_settings(self, buffer: StepBuffer) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def apply_settings(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sample(
         self,
@@ -121,24 +125,25 @@ class ReferenceSampler:
         out: SampledTokens,
         rescoring: Rescoring | None = None,
     ) -> None:
-        assert rescoring is None, "there are approximate logits with kernels only"
+        assert rescoring is None, "only kernels compute approximate logits"
         table = self._table.tokens_by_slot
-        each = zip(batch.rows, batch.sequences, batch.positions, batch.masks, strict=True)
-        for i, (number, sequence, position, mask) in enumerate(each):
-            row = logits[number].numpy()
+        columns = zip(batch.rows, batch.sequences, batch.positions, batch.masks, strict=True)
+        for index, (row, sequence, position, mask) in enumerate(columns):
             counts = None
             if sequence.sampling.penalised:
-                tokens = table[batch.slots[i], :position].tolist()
+                tokens = table[batch.slots[index], :position].tolist()
                 counts = TokenCounts(tokens, sequence.prompt_tokens)
             words = mask.words if mask is not None else None
-            found = self._sampler.draw(row, sequence.sampling, position, counts, words)
-            out.tokens[i] = found.token
-            out.logprobs[i] = found.logprob if found.logprob is not None else 0.0
-            out.normalizers[i] = torch.logsumexp(logits[number], 0)
+            sampled = self._sampler.draw(
+                logits[row].numpy(), sequence.sampling, position, counts, words
+            )
+            out.tokens[index] = sampled.token
+            out.logprobs[index] = sampled.logprob if sampled.logprob is not None else 0.0
+            out.normalizers[index] = torch.logsumexp(logits[row], 0)
 
 
 class TritonSampler:
-    """The kernels of kernels/sampling/."""
+    """Sampler that runs the kernels of kernels/sampling/."""
 
     def __init__(
         self, table: StateTable, vocabulary: int, max_positions: int, *, rescores: bool = False
@@ -152,12 +157,12 @@ class TritonSampler:
             table.setting_rows, _BIASES, self._device
         )
         self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
-        # Padding: nothing is computed again for it, and no penalty divides by 0.
+        # Padding must not be rescored, and its repetition penalty must not divide by 0.
         self._settings.top_k[table.scratch] = DISCARDED
         self._settings.floats[table.scratch, sample_state.FIELDS.index("repetition")] = 1.0
-        self._rescore_scratch = (
-            RescoreScratch.empty(max_positions, vocabulary, self._device) if rescores else None
-        )
+        self._rescore_scratch: RescoreScratch | None = None
+        if rescores:
+            self._rescore_scratch = RescoreScratch.empty(max_positions, vocabulary, self._device)
         self._counts: torch.Tensor | None = None
         self._new: dict[int, SequenceSlot] = {}
         """Sequences whose settings are not on the device yet, by row."""
@@ -165,24 +170,25 @@ class TritonSampler:
         self.reallocated = False
 
     def add(self, added: Sequence[SequenceSlot]) -> None:
-        self._new.update((one.row, one) for one in added)
+        self._new.update((sequence.row, sequence) for sequence in added)
 
     def write_settings(self, buffer: StepBuffer) -> None:
         self._written = {}
         new = list(self._new.values())
         if not new:
             return
-        self._grow(max(len(one.sampling.logit_bias) for one in new))
-        places, values = self._settings.packed(
-            [one.row for one in new],
-            floats=np.array([_floats(one.sampling) for one in new], np.float32),
-            keys=[_key(one.sampling) for one in new],
-            top_k=[min(one.sampling.top_k, 2**31 - 1) for one in new],
-            bias_counts=[len(one.sampling.logit_bias) for one in new],
-            prompt_tokens=[one.prompt_tokens for one in new],
+        settings = [sequence.sampling for sequence in new]
+        self._grow(max(len(sampling.logit_bias) for sampling in settings))
+        indices, values = self._settings.packed(
+            [sequence.row for sequence in new],
+            floats=np.array([_floats(sampling) for sampling in settings], np.float32),
+            keys=[_key(sampling) for sampling in settings],
+            top_k=[min(sampling.top_k, 2**31 - 1) for sampling in settings],
+            bias_counts=[len(sampling.logit_bias) for sampling in settings],
+            prompt_tokens=[sequence.prompt_tokens for sequence in new],
         )
         self._written = {
-            "places": buffer.write(places, int64=True),
+            "indices": buffer.write(indices, int64=True),
             "values": buffer.write(values),
             **self._write_biases(new, buffer),
         }
@@ -190,25 +196,28 @@ class TritonSampler:
     def _write_biases(
         self, new: Sequence[SequenceSlot], buffer: StepBuffer
     ) -> dict[str, BufferSlice]:
-        """Biases are sent once for all choices of a request, which share them; the other choices' rows are
-        copied from the first one's."""
+        """Write the logit biases of new sequences.
+
+        The choices of a request share their biases, which are sent once. The rows of the other choices are
+        copied from the first one."""
         width = self._settings.bias_ids.shape[1]
-        first: dict[int, int] = {}
+        first_rows: dict[int, int] = {}
         indices = []
         ids = []
         values = []
         sources = []
         copies = []
-        for one in new:
-            biases = one.sampling.logit_bias
+        for sequence in new:
+            biases = sequence.sampling.logit_bias
             if not biases:
                 continue
-            row = first.setdefault(id(biases), one.row)
-            if row != one.row:
-                sources.append(row)
-                copies.append(one.row)
+            first_row = first_rows.setdefault(id(biases), sequence.row)
+            if first_row != sequence.row:
+                sources.append(first_row)
+                copies.append(sequence.row)
                 continue
-            indices.append(np.arange(one.row * width, one.row * width + len(biases)))
+            begin = sequence.row * width
+            indices.append(np.arange(begin, begin + len(biases)))
             ids += [_bias_token(token, self._vocabulary) for token, _ in biases]
             values += [value for _, value in biases]
         if not indices:
@@ -223,19 +232,18 @@ class TritonSampler:
         }
 
     def _grow(self, biases: int) -> None:
-        """Follow the state table, and a request with more biases than any before."""
-        held = self._settings
-        rows, width = held.bias_ids.shape
-        wanted_rows = self._table.setting_rows
-        if rows >= wanted_rows and width >= biases:
+        """Grow the settings to the rows of the state table, and to `biases` per row."""
+        old = self._settings
+        rows, width = old.bias_ids.shape
+        new_rows = self._table.setting_rows
+        if rows >= new_rows and width >= biases:
             return
-        grown = sample_state.SamplingTensors.empty(
-            wanted_rows, max(width, 1 << max(biases - 1, 0).bit_length()), self._device
-        )
+        new_width = max(width, 1 << max(biases - 1, 0).bit_length())
+        grown = sample_state.SamplingTensors.empty(new_rows, new_width, self._device)
         for name in ("floats", "top_k", "keys", "bias_counts", "prompt_tokens"):
-            getattr(grown, name)[:rows] = getattr(held, name)
-        grown.bias_ids[:rows, :width] = held.bias_ids
-        grown.bias_values[:rows, :width] = held.bias_values
+            getattr(grown, name)[:rows] = getattr(old, name)
+        grown.bias_ids[:rows, :width] = old.bias_ids
+        grown.bias_values[:rows, :width] = old.bias_values
         self._settings = grown
         self.reallocated = True
 
@@ -243,18 +251,18 @@ class TritonSampler:
         if not self._written:
             return
         new = {name: written.view() for name, written in self._written.items()}
-        held = self._settings
-        held.words.index_copy_(0, new["places"], new["values"])
+        settings = self._settings
+        settings.words.index_copy_(0, new["indices"], new["values"])
         if "bias_ids" in new:
             indices = new["bias_indices"]
-            held.bias_ids.view(-1).index_copy_(0, indices, new["bias_ids"])
+            settings.bias_ids.view(-1).index_copy_(0, indices, new["bias_ids"])
             values = new["bias_values"].view(torch.float32)
-            held.bias_values.view(-1).index_copy_(0, indices, values)
+            settings.bias_values.view(-1).index_copy_(0, indices, values)
             sources = new["bias_sources"]
             copies = new["bias_copies"]
             if copies.numel():
-                held.bias_ids.index_copy_(0, copies, held.bias_ids[sources])
-                held.bias_values.index_copy_(0, copies, held.bias_values[sources])
+                settings.bias_ids.index_copy_(0, copies, settings.bias_ids[sources])
+                settings.bias_values.index_copy_(0, copies, settings.bias_values[sources])
         self._new.clear()
 
     def sample(
@@ -265,10 +273,10 @@ class TritonSampler:
         rescoring: Rescoring | None = None,
     ) -> None:
         p = len(batch.rows)
-        whole = self._scratch
-        known = None
+        scratch = self._scratch
+        penalty_tokens = None
         if batch.slot_slice is not None:
-            known = sample_state.PenaltyTokens(
+            penalty_tokens = sample_state.PenaltyTokens(
                 self._table.tokens_by_slot,
                 batch.slot_slice.view(),
                 self._settings.prompt_tokens,
@@ -282,12 +290,16 @@ class TritonSampler:
             batch.position_slice.view(),
             self._settings,
             sample_state.Scratch(
-                whole.z[:p], whole.blocks[:p], whole.values[:p], whole.ids[:p], whole.counts[:p]
+                scratch.z[:p],
+                scratch.blocks[:p],
+                scratch.values[:p],
+                scratch.ids[:p],
+                scratch.counts[:p],
             ),
             out.tokens,
             out.logprobs,
             out.normalizers,
-            known=known,
+            known=penalty_tokens,
             masks=masks,
             mask_rows=mask_rows,
             rescoring=rescoring,
@@ -299,7 +311,7 @@ class TritonSampler:
         return self._rescore_scratch.part(positions)
 
     def _count_scratch(self, positions: int) -> torch.Tensor:
-        """Scratch for penalty counts, allocated for the first request with penalties."""
+        """Return scratch memory for penalty counts, allocated for the first request with penalties."""
         if self._counts is None:
             self._counts = torch.zeros(
                 self._max_positions, self._vocabulary, dtype=torch.int32, device=self._device
@@ -307,16 +319,22 @@ class TritonSampler:
         return self._counts[:positions]
 
     def _masks(self, batch: SampleBatch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        # Reading may wait for the words; the forward pass is queued by now.
-        held = [mask.words for mask in batch.masks if mask is not None]
-        if not held:
-            return None, None
+        """Return the masks of a batch, and the row of each position's mask."""
         size = 4 * -(-self._vocabulary // 32)
-        words = np.stack([np.frombuffer(mask[:size].ljust(size, b"\0"), np.int32) for mask in held])
-        numbers = iter(range(len(held)))
-        rows = [next(numbers) if mask is not None else -1 for mask in batch.masks]
-        return self._to_device(torch.from_numpy(words)), self._to_device(
-            torch.tensor(rows, dtype=torch.int32)
+        words: list[NDArray[np.int32]] = []
+        rows = []
+        for mask in batch.masks:
+            if mask is None:
+                rows.append(-1)
+                continue
+            rows.append(len(words))
+            # Reading may wait for the words. The forward pass is already queued.
+            words.append(np.frombuffer(mask.words[:size].ljust(size, b"\0"), np.int32))
+        if not words:
+            return None, None
+        return (
+            self._to_device(torch.from_numpy(np.stack(words))),
+            self._to_device(torch.tensor(rows, dtype=torch.int32)),
         )
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
@@ -326,7 +344,7 @@ class TritonSampler:
 
 
 def _floats(p: SamplingParams) -> tuple[float, ...]:
-    """Columns of SamplingTensors.floats."""
+    """Return the columns of SamplingTensors.floats."""
     return (
         0.0 if p.temperature < GREEDY_BELOW else 1.0 / p.temperature,
         math.inf if p.typical_p < 1 else REACH * p.temperature,
@@ -340,11 +358,11 @@ def _floats(p: SamplingParams) -> tuple[float, ...]:
 
 
 def _key(p: SamplingParams) -> int:
-    """gumbel.draw_key before its last step, as a signed number."""
+    """Return gumbel.draw_key before its last step, as a signed number."""
     key = mix((mix(p.seed + G) ^ p.choice) + G)
     return key - 2**64 if key >= 2**63 else key
 
 
 def _bias_token(token: int, vocabulary: int) -> int:
-    """A biased token id that fits 32 bits; one outside the vocabulary stays outside."""
+    """Return a biased token id in 32 bits; -1 for ids outside the vocabulary."""
     return token if 0 <= token < vocabulary else -1

@@ -1,26 +1,26 @@
-"""States of delta nets: one entry per slot, one for padding, and saved ones for the prefix cache.
+"""States of delta nets: one entry per slot, one for padding, and saved entries for the prefix cache.
 
-An entry has the state of a sequence in all layers. A sequence that begins needs no empty entry: the kernels
-take the state before its first token as 0.
+An entry has the state of a sequence in all layers. New sequences need no empty entry, because kernels treat the
+state before the first token as 0.
 """
 
 import torch
 
-from localchat_cuda.delta_net_config import TAPS, DeltaNet
+from localchat_cuda.config.delta_net import TAPS, DeltaNet
 from localchat_cuda.kernels.delta_net import LayerStates
 
 
 class States:
-    """The entries, and which of them hold saved states by their key."""
+    """Entries, and the keys of saved states."""
 
     def __init__(
         self, config: DeltaNet, slots: int, saved: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """`slots` of running sequences, one after them for padding, then `saved` states. `dtype`: of the
-        activations."""
-        self._number = {
-            layer: n for n, layer in enumerate(i for i, has in enumerate(config.layers) if has)
-        }
+        """Allocate `slots` for running sequences, one more for padding, and `saved` states.
+
+        `dtype`: of the activations."""
+        with_net = [layer for layer, has_net in enumerate(config.layers) if has_net]
+        self._number = {layer: number for number, layer in enumerate(with_net)}
         entries = slots + 1 + saved
         heads = config.value_heads
         k = config.key_dim
@@ -33,12 +33,12 @@ class States:
         self._saved: dict[int, int] = {}
 
     def layer(self, number: int) -> LayerStates:
-        """Entries of a layer of the model."""
-        own = self._number[number]
-        return LayerStates(self.matrices[own], self.inputs[own])
+        """Return the entries of a layer of the model."""
+        index = self._number[number]
+        return LayerStates(self.matrices[index], self.inputs[index])
 
     def copy(self, source: int, target: int) -> None:
-        """Copy an entry, in all layers."""
+        """Copy an entry in all layers."""
         self.matrices[:, target].copy_(self.matrices[:, source])
         self.inputs[:, target].copy_(self.inputs[:, source])
 
@@ -52,5 +52,5 @@ class States:
         self.copy(self._saved[key], slot)
 
     def discard(self, key: int) -> None:
-        """Give up a saved state."""
+        """Free a saved state."""
         self._free.append(self._saved.pop(key))

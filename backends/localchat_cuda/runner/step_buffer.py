@@ -1,9 +1,9 @@
-"""Carries all integers of a step to the device in one copy.
+"""Copies all integers of a step to the device at once.
 
-The host side is a ring of pinned buffers, one more than steps in flight, so that none is written while a
-copy may still read it. The device side is one buffer at a fixed address, which captured graphs read too.
-Steps run on one stream, so a copy never overtakes the step that reads the previous one. An array for which
-the buffer has no room left gets memory of its own: no request makes a step too long.
+The host side is a ring of pinned buffers, one more than steps in flight, so that no buffer is written while a
+copy may still read it. The device side is one buffer at a fixed address, which captured graphs read, too. Steps
+run on one stream, so a copy never overtakes the step that reads the previous one. An array that does not fit in
+the buffer gets its own memory, so that no request makes a step too long.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 ALIGNED_WORDS = 4
-"""Every array begins at a multiple of 16 bytes: Triton compiles a kernel anew for one that does not."""
+"""Arrays are aligned to 16 bytes, because Triton compiles another kernel for unaligned ones."""
 
 Values = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 
 class BufferSlice(NamedTuple):
-    """One array of a step; `view` gives it on the device."""
+    """Array of a step; `view` returns it on the device."""
 
     device: torch.Tensor
-    """The whole buffer on the device, int32; an array of its own where that had no room."""
+    """Buffer on the device, int32; for an array that did not fit, the array alone."""
     start: int
     """First word."""
     size: int
@@ -32,14 +32,16 @@ class BufferSlice(NamedTuple):
     """Values take two words each."""
 
     def view(self) -> torch.Tensor:
-        """The values on the device [size], int32 or int64; valid for this step, once the buffer was sent."""
+        """Return the values on the device [size], int32 or int64.
+
+        They are valid for this step, once the buffer is sent."""
         if self.int64:
             return self.device[self.start : self.start + 2 * self.size].view(torch.int64)
         return self.device[self.start : self.start + self.size]
 
 
 class StepBuffer:
-    """Gathers the arrays of one step on the host. On a CPU both sides are the same memory."""
+    """Collect the arrays of one step on the host. On a CPU both sides are the same memory."""
 
     def __init__(self, words: int, buffers: int, device: torch.device) -> None:
         """`words`: capacity in 32-bit words. `buffers`: size of the ring of host buffers."""
@@ -54,16 +56,18 @@ class StepBuffer:
         self._end = 0
 
     def begin_step(self) -> None:
-        """Switch to the next host buffer, empty."""
+        """Switch to the next host buffer, and empty it."""
         self._current = (self._current + 1) % len(self._hosts)
         self._end = 0
 
     def write(self, values: Values, *, int64: bool = False) -> BufferSlice:
-        """Append an array to the step. Arrays that captured graphs read must be the first ones, which always
-        have room."""
+        """Append an array to the step.
+
+        Write arrays that captured graphs read first, because those always fit."""
         start = self._end + -self._end % ALIGNED_WORDS
         count = len(values)
-        end = start + (2 * count if int64 else count)
+        words_per_value = 2 if int64 else 1
+        end = start + words_per_value * count
         words = self._arrays[self._current]
         if end > len(words):
             return self._write_apart(values, int64=int64)
@@ -75,15 +79,15 @@ class StepBuffer:
         return BufferSlice(self._device, start, count, int64)
 
     def _write_apart(self, values: Values, *, int64: bool) -> BufferSlice:
-        """Send an array by itself. Its pinned memory is not reused before the copy has read it."""
+        """Send an array by itself. torch reuses its pinned memory only after the copy."""
         host = torch.from_numpy(np.array(values, np.int64 if int64 else np.int32))
         if self._pinned:
             host = host.pin_memory()
-        held = host.to(self._device.device, non_blocking=True)
-        return BufferSlice(held.view(torch.int32), 0, len(values), int64)
+        device_array = host.to(self._device.device, non_blocking=True)
+        return BufferSlice(device_array.view(torch.int32), 0, len(values), int64)
 
     def send(self) -> None:
-        """Copy what was written to the device, asynchronously."""
+        """Copy the written arrays to the device asynchronously."""
         host = self._hosts[self._current]
         if self._device is not host and self._end:
             self._device[: self._end].copy_(host[: self._end], non_blocking=True)

@@ -1,10 +1,10 @@
 """Runs one step on the device: forward pass, sampling, and the copies of results to the host.
 
-If a plan only decodes or verifies drafts, one graph holds everything from the token ids to the sampled tokens
-(one sampled position per token at most, no masks); otherwise it ends at the logits of all tokens. With prompt
-chunks in the step it ends at the last states of a fixed number of tokens: those take milliseconds, in which the
-host queues the rest. Logits are computed only where the plan asks for them, a few rows at a time: 2,048 rows of
-152k logits would take 1.2 GB.
+If a plan only decodes or verifies drafts, one graph contains everything from the token ids to the sampled
+tokens. That requires at most one sampled position per token and no masks. Otherwise the graph ends at the
+logits of all tokens. With prompt chunks in the step, it ends at the last states of a fixed number of tokens.
+Such a step takes milliseconds, in which the host queues the rest. Logits are computed only where the plan
+requests them, a few rows at a time, because 2,048 rows of 152k logits would take 1.2 GB.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,33 +37,33 @@ from localchat_cuda.runner.step_output import PendingStep, ResultRing, TopLogpro
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.0)
 _LOGITS_KINDS = ("logits", "approximate logits")
-"""Graphs that end at the logits of all tokens; the second ones at those of the int8 copy of the head."""
+"""Graphs that end at all logits, from the head and from its int8 copy."""
 _PENALISED_KIND = "penalised"
 _APPROXIMATE = " from approximate logits"
 _PROMPT_ENDS = 8
-"""Positions that the graph of a step with prompt chunks has room for, besides one for each decoding row."""
+"""Positions in graphs of steps with prompt chunks, besides one per decoding row."""
 
 
 class PreparedStep(NamedTuple):
-    """A step whose arrays are in the step buffer."""
+    """Step whose arrays are in the step buffer."""
 
     batch: InputBatch
     slices: BatchSlices
     logits_indices: BufferSlice
-    """Tokens whose logits are computed; unused if those of all are."""
+    """Tokens whose logits are computed; unused if all tokens have logits."""
     samples: list[SampleBatch]
     logits_rows: dict[int, int]
-    """By number of a position in the plan, its row of the logits."""
+    """Row of the logits for each position in the plan."""
     graph_kind: str
-    """Of the graph that holds the whole step, one sample batch included; empty: none can."""
+    """Kind of the graph that contains the whole step with one sample batch; empty: not possible."""
     padded: bool = False
-    """`logits_indices` has the length that graphs of this shape have, and no fewer entries than are needed."""
+    """`logits_indices` is padded to the length that graphs of this shape use."""
     approximate: bool = False
-    """The int8 copy of the head gives the logits, and the sampler makes those exact that matter."""
+    """Logits come from the head's int8 copy. The sampler recomputes those that matter."""
 
 
 class StepExecutor:
-    """Prepares and queues steps."""
+    """Prepare and queue steps."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class StepExecutor:
         max_rows: int,
         results: int,
     ) -> None:
-        """`max_rows`: rows of logits at once, and positions of one sample batch. `results`: of so many steps
-        lie on the host at once."""
+        """`max_rows`: rows of logits at once, and positions of one sample batch.
+
+        `results`: steps whose results are on the host at once."""
         self._model = model
         self._table = table
         self._buffer = buffer
@@ -91,13 +92,14 @@ class StepExecutor:
         self._graph_logits = ResultBuffer(model.config.vocabulary, torch.float32, table.device)
         self._graph_states = ResultBuffer(model.config.hidden, model.pages.dtype, table.device)
         words = 2 * (max_rows + ALIGNED_WORDS)
-        self._results = ResultRing(results, words, pinned=self._gpu) if model.kernels else None
-
-    # ------------------------------------------------------------------------ into the buffer
+        self._results: ResultRing | None = None
+        if model.kernels:
+            self._results = ResultRing(results, words, pinned=self._gpu)
 
     def prepare(self, step: PendingStep) -> PreparedStep:
-        """Lay the step out. Must be the first to write into the buffer: graphs look for a shape's arrays at
-        its beginning."""
+        """Write the arrays of a step to the buffer.
+
+        Call this before any other write, because graphs read a shape's arrays at the start of the buffer."""
         plan = step.plan
         table = self._table
         if self._results is not None:
@@ -115,26 +117,28 @@ class StepExecutor:
         if batch.all_logits:
             rows = dict(enumerate(tokens))
             indices: list[int] = []
-            total = batch.shape.tokens
+            total_rows = batch.shape.tokens
         else:
             indices = sorted(set(tokens))
-            rank = {token: i for i, token in enumerate(indices)}
-            rows = {number: rank[token] for number, token in enumerate(tokens)}
-            total = len(indices)
+            row_of_token = {token: row for row, token in enumerate(indices)}
+            rows = {number: row_of_token[token] for number, token in enumerate(tokens)}
+            total_rows = len(indices)
         logits_indices, padded = self._write_logits_indices(batch, indices)
         sampled.sort(key=rows.__getitem__)
-        samples = self._write_samples(plan, sampled, rows, total, all_logits=batch.all_logits)
+        samples = self._write_samples(plan, sampled, rows, total_rows, all_logits=batch.all_logits)
         approximate = (
             batch.all_logits
             and all(position.kind == "sample" for position in plan.positions)
-            and self._decided([table.sequences[each.seq] for each in plan.positions], total)
+            and self._likely_tokens_decide(
+                [table.sequences[position.seq] for position in plan.positions], total_rows
+            )
         )
         return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded, approximate)
 
     def prepare_padding(self, spans: Sequence[TokenSpan], kind: str = "") -> PreparedStep:
-        """Lay out a step of padding alone, with the shape of a plan that has such spans; as `prepare`.
+        """Write a step of padding with these spans; otherwise like `prepare`.
 
-        `kind`: of its graph, one of `kinds`; empty: the usual one."""
+        `kind`: of its graph, one of `kinds`; empty: the usual kind."""
         batch = build_input_batch(spans, self._config, self._table.scratch)
         table = self._table
         slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
@@ -148,34 +152,43 @@ class StepExecutor:
     def kinds(
         self, spans: Sequence[TokenSpan], numbers: Sequence[int], *, masked: bool
     ) -> tuple[StepShape, set[str]]:
-        """The shape of a step that only decodes, and the kinds of graphs that it may run as.
+        """Return the shape of a step that only decodes, and its possible kinds of graphs.
 
-        `numbers`: of its sequences. `masked`: it may have masks.
-        """
+        `numbers`: of its sequences. `masked`: the step may have masks."""
         batch = build_input_batch(spans, self._config, self._table.scratch)
         count = batch.shape.tokens
         sequences = [self._table.sequences[number] for number in numbers]
-        approximate = self._decided(sequences, count)
+        approximate = self._likely_tokens_decide(sequences, count)
         fits = batch.all_logits and count <= self._max_rows
-        kinds = {_whole_step_kind(sequences, approximate=approximate)} if fits else set()
-        return batch.shape, kinds | ({_LOGITS_KINDS[approximate]} if masked or not fits else set())
+        kinds = set()
+        if fits:
+            kinds.add(_whole_step_kind(sequences, approximate=approximate))
+        if masked or not fits:
+            kinds.add(_LOGITS_KINDS[approximate])
+        return batch.shape, kinds
 
     def _write_logits_indices(
         self, batch: InputBatch, indices: list[int]
     ) -> tuple[BufferSlice, bool]:
-        """Write them before all that follows the layout, and whether they were padded for a graph."""
+        """Write the indices, and return True with them if they were padded for a graph.
+
+        Call this right after `write_batch`, because graphs read the indices at a fixed address."""
         room = batch.shape.decode_tokens + _PROMPT_ENDS
         padded = batch.captured and not batch.all_logits and len(indices) <= room
-        missing = room - len(indices) if padded else 0
-        if not (padded or indices or batch.all_logits):
-            missing = 1  # the layers behind the last attention have a row, though nobody wants it
-        return self._buffer.write(indices + [0] * missing, int64=True), padded
+        padding = 0
+        if padded:
+            padding = room - len(indices)
+        elif not indices and not batch.all_logits:
+            # Layers after the last attention need at least one row, even without logits.
+            padding = 1
+        return self._buffer.write(indices + [0] * padding, int64=True), padded
 
-    def _decided(self, sequences: Sequence[SequenceSlot], rows: int) -> bool:
-        """True if the sampled tokens of a step with so many rows of logits depend on the logits of likely
-        tokens alone, and those of all are not reported."""
+    def _likely_tokens_decide(self, sequences: Sequence[SequenceSlot], rows: int) -> bool:
+        """Return True if sampling depends only on likely tokens, and other logits are not reported.
+
+        `rows`: of logits."""
         return rows <= self._model.approximate_rows and all(
-            decides(one.sampling) for one in sequences
+            decides(sequence.sampling) for sequence in sequences
         )
 
     def _fits_graph(self, plan: StepPlan, batch: InputBatch, sampled: list[int]) -> bool:
@@ -194,8 +207,9 @@ class StepExecutor:
         numbers: dict[int, int],
         kind: str = "",
     ) -> PreparedStep:
-        """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan
-        by token) among them. The others are padding, and discarded. `kind`: of the graph, for padding alone."""
+        """Write a step as one sample batch with every token. Tokens that the plan does not sample are padding.
+
+        `numbers`: position in the plan by token. `kind`: of the graph, for a step of padding."""
         table = self._table
         count = batch.shape.tokens
         padding = self._penalised_padding if kind.startswith(_PENALISED_KIND) else self._padding
@@ -219,7 +233,8 @@ class StepExecutor:
             targets.append(self._target(plan, logits_position, sequences[-1], position))
             slots.append(row.slot)
         results = {number: token for token, number in numbers.items()}
-        penalised = any(one.sampling.penalised for one in sequences)
+        if not any(sequence.sampling.penalised for sequence in sequences):
+            slots = []
         samples = self._write_sample_batch(
             (0, count),
             results,
@@ -228,10 +243,13 @@ class StepExecutor:
             positions,
             [None] * count,
             targets,
-            slots if penalised else (),
+            slots,
         )
         unused = BufferSlice(slices.ids.device, 0, 0, int64=True)
-        approximate = kind.endswith(_APPROXIMATE) if kind else self._decided(sequences, count)
+        if kind:
+            approximate = kind.endswith(_APPROXIMATE)
+        else:
+            approximate = self._likely_tokens_decide(sequences, count)
         kind = _whole_step_kind(sequences, approximate=approximate)
         return PreparedStep(
             batch, slices, unused, [samples], results, kind, approximate=approximate
@@ -242,45 +260,57 @@ class StepExecutor:
         plan: StepPlan,
         sampled: Sequence[int],
         rows: dict[int, int],
-        total: int,
+        total_rows: int,
         *,
         all_logits: bool,
     ) -> list[SampleBatch]:
-        """Sample batches of at most `max_rows` positions, from at most as many rows of logits; `sampled` is
-        sorted by rows."""
+        """Write sample batches of at most `max_rows` positions and rows of logits.
+
+        `sampled`: positions in the plan, sorted by their row."""
         masks = {mask.index: mask for mask in plan.masks}
         batches: list[SampleBatch] = []
-        at = 0
-        while at < len(sampled):
-            low = 0 if all_logits else rows[sampled[at]] // self._max_rows * self._max_rows
-            high = total if all_logits else min(low + self._max_rows, total)
-            end = at
-            while end < len(sampled) and rows[sampled[end]] < high and end - at < self._max_rows:
+        first = 0
+        while first < len(sampled):
+            low = 0
+            high = total_rows
+            if not all_logits:
+                low = rows[sampled[first]] // self._max_rows * self._max_rows
+                high = min(low + self._max_rows, total_rows)
+            end = first
+            while end < len(sampled) and rows[sampled[end]] < high and end - first < self._max_rows:
                 end += 1
-            numbers = sampled[at:end]
+            numbers = sampled[first:end]
             chosen = [plan.positions[n] for n in numbers]
-            sequences = [self._table.sequences[one.seq] for one in chosen]
-            positions = [plan.rows[one.row].start + one.offset + 1 for one in chosen]
-            each = zip(chosen, sequences, positions, strict=True)
-            targets = [self._target(plan, *one) for one in each]
-            drawn_at = [at + one.offset for at, one in zip(positions, sequences, strict=True)]
+            sequences = [self._table.sequences[position.seq] for position in chosen]
+            # Positions in the text of the tokens to sample.
+            positions = [plan.rows[target.row].start + target.offset + 1 for target in chosen]
+            targets = [
+                self._target(plan, logits_position, sequence, position)
+                for logits_position, sequence, position in zip(
+                    chosen, sequences, positions, strict=True
+                )
+            ]
+            seed_positions = [
+                position + sequence.offset
+                for position, sequence in zip(positions, sequences, strict=True)
+            ]
             slots: list[int] = []
-            if any(one.sampling.penalised for one in sequences):
-                slots = [plan.rows[one.row].slot for one in chosen]
-            results = {n: at + i for i, n in enumerate(numbers)}
+            if any(sequence.sampling.penalised for sequence in sequences):
+                slots = [plan.rows[position.row].slot for position in chosen]
+            results = {n: first + index for index, n in enumerate(numbers)}
             batches.append(
                 self._write_sample_batch(
                     (low, high),
                     results,
                     [rows[n] - low for n in numbers],
                     sequences,
-                    drawn_at,
+                    seed_positions,
                     [masks.get(n) for n in numbers],
                     targets,
                     slots,
                 )
             )
-            at = end
+            first = end
         return batches
 
     def _write_sample_batch(
@@ -295,6 +325,9 @@ class StepExecutor:
         slots: Sequence[int],
     ) -> SampleBatch:
         write = self._buffer.write
+        host_slice = None
+        if self._results is not None:
+            host_slice = write([self._results.address], int64=True)
         return SampleBatch(
             logits_range=logits,
             results=results,
@@ -304,37 +337,37 @@ class StepExecutor:
             masks=masks,
             slots=slots,
             row_slice=write(rows),
-            sequence_slice=write([one.row for one in sequences]),
+            sequence_slice=write([sequence.row for sequence in sequences]),
             position_slice=write(positions),
             slot_slice=write(slots) if slots else None,
             target_slice=write(targets, int64=True),
-            host_slice=None
-            if self._results is None
-            else write([self._results.address], int64=True),
+            host_slice=host_slice,
         )
 
     def _target(
         self, plan: StepPlan, logits_position: LogitsPosition, sequence: SequenceSlot, position: int
     ) -> int:
-        """Entry of the token table that the next step reads as LAST. Tokens after drafts and those of forks
-        are discarded: no next step reads them."""
+        """Return the entry of the token table that the next step reads as LAST.
+
+        No step reads the tokens after drafts and those of forks, so they go to the discarded entry."""
         row = plan.rows[logits_position.row]
         if logits_position.seq != row.seq or row.drafts or position >= self._table.columns:
             return self._table.discard_index
         return sequence.row * self._table.columns + position
 
-    # ------------------------------------------------------------------------ compute
-
     def captured(self, prepared: PreparedStep) -> bool:
-        """True if the step's graph is there already, or no graph holds such a step."""
-        kind = prepared.graph_kind or ("last states" if prepared.padded else "")
-        if prepared.batch.all_logits and not kind:
+        """Return True if the step's graph is captured, or no graph can run it."""
+        kind = prepared.graph_kind
+        if not kind and prepared.padded:
+            kind = "last states"
+        elif not kind and prepared.batch.all_logits:
             kind = _LOGITS_KINDS[prepared.approximate]
         return not kind or self.graphs.has(kind, prepared.batch.shape)
 
     def compute(self, step: PendingStep, prepared: PreparedStep) -> None:
-        """Queue the forward pass, the sampling and the copies to the host. May run out of memory
-        (cuda_errors.is_out_of_memory)."""
+        """Queue the forward pass, sampling and the copies to the host.
+
+        Out-of-memory errors are possible; see cuda_errors.is_out_of_memory."""
         batch = prepared.batch
         table = self._table
         model = self._model
@@ -358,7 +391,7 @@ class StepExecutor:
 
         def all_logits() -> tuple[torch.Tensor, ...]:
             logits, rescoring = logits_of_all()
-            return (logits,) if rescoring is None else (logits, *rescoring)
+            return (logits, *(rescoring or ()))
 
         def whole_step() -> tuple[torch.Tensor, torch.Tensor]:
             logits, rescoring = logits_of_all()
@@ -373,8 +406,9 @@ class StepExecutor:
         rescoring: Rescoring | None = None
         if batch.all_logits:
             kind = _LOGITS_KINDS[prepared.approximate]
-            logits, *exact = self.graphs.run(kind, batch.shape, all_logits)
-            rescoring = Rescoring(*exact) if exact else None
+            logits, *rescoring_tensors = self.graphs.run(kind, batch.shape, all_logits)
+            if rescoring_tensors:
+                rescoring = Rescoring(*rescoring_tensors)
             source = partial(_part, logits)
         else:
             source = partial(_logits_part, model, self._selected_states(prepared, inputs))
@@ -384,7 +418,7 @@ class StepExecutor:
     def _selected_states(
         self, prepared: PreparedStep, inputs: Callable[[torch.Tensor | None], ModelInputs]
     ) -> torch.Tensor:
-        """Last states [P, hidden] of the tokens whose logits are computed."""
+        """Return the last states [P, hidden] of the tokens whose logits are computed."""
         indices = prepared.logits_indices.view()
         if not prepared.batch.captured:
             return self._model.hidden_states(inputs(indices))
@@ -411,33 +445,37 @@ class StepExecutor:
         rescoring: Rescoring | None,
     ) -> None:
         results = []
-        # Batches of the same range share its logits.
-        held: tuple[tuple[int, int], torch.Tensor] | None = None
+        # Consecutive batches of the same range share its logits.
+        logits_range: tuple[int, int] | None = None
         for samples in prepared.samples:
-            if held is None or held[0] != samples.logits_range:
-                held = (samples.logits_range, source(*samples.logits_range))
-            results.append(self._sample(samples, held[1], rescoring))
-            self._queue_top_logprobs(step, samples, held[1], results[-1])
+            if samples.logits_range != logits_range:
+                logits_range = samples.logits_range
+                logits = source(*logits_range)
+            results.append(self._sample(samples, logits, rescoring))
+            self._queue_top_logprobs(step, samples, logits, results[-1])
         if len(results) == 1:
             self._queue_results(step, prepared, results[0])
         elif results:
-            each = zip(results, prepared.samples, strict=True)
-            used = [result[:, : len(samples.rows)] for result, samples in each]
+            used = [
+                result[:, : len(samples.rows)]
+                for result, samples in zip(results, prepared.samples, strict=True)
+            ]
             self._queue_results(step, prepared, torch.cat(used, 1))
 
     def _sample(
         self, samples: SampleBatch, logits: torch.Tensor, rescoring: Rescoring | None
     ) -> torch.Tensor:
-        """Sample, and write the tokens where the next step looks for them: [3, P and more], tokens int32, and
-        the bits of logprobs and normalizers. Each row begins at 16 bytes, as arrays of the step buffer do: so
-        one compiled kernel serves all."""
+        """Sample, and write the tokens to the token table for the next step.
+
+        Returns int32 [3, P or more]: tokens, and the bits of logprobs and normalizers. Rows are aligned to 16
+        bytes like arrays of the step buffer, so that one compiled kernel serves all."""
         count = len(samples.rows)
         width = count + -count % ALIGNED_WORDS
         results = torch.empty(3, width, dtype=torch.int32, device=logits.device)
-        tokens, *floats = results[:, :count]
-        out = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
+        tokens, logprobs, normalizers = results[:, :count]
+        out = SampledTokens(tokens, logprobs.view(torch.float32), normalizers.view(torch.float32))
         self._sampler.sample(logits, samples, out, rescoring)
-        # A position without usable logits gives -1, and the next step may be queued already.
+        # A position without usable logits results in -1, and the next step may already be queued.
         targets = samples.target_slice.view()
         table = self._table.token_table
         if samples.host_slice is None:
@@ -451,85 +489,93 @@ class StepExecutor:
     ) -> None:
         if self._results is not None and len(prepared.samples) == 1:
             values = self._results.rows(results.shape[1])
-        else:  # of several batches together; each alone was written over the one before
+        else:
+            # Each of several batches overwrote the results of the one before in the ring.
             values = self._to_host(results[:2])
-        step.sampled = {n: at for each in prepared.samples for n, at in each.results.items()}
+        step.sampled = {}
+        for samples in prepared.samples:
+            step.sampled |= samples.results
         step.tokens = values[0]
         step.logprobs = values[1].view(torch.float32)
-
-    # ------------------------------------------------------------------------ log probabilities
 
     def _queue_top_logprobs(
         self, step: PendingStep, samples: SampleBatch, logits: torch.Tensor, results: torch.Tensor
     ) -> None:
-        """The best candidates of sampled positions that asked for them."""
+        """Queue the most likely tokens of sampled positions that request them."""
         numbers = tuple(n for n in samples.results if step.top_counts[n] > 0)
         if not numbers:
             return
         # Results are numbered through all batches of a step; a padded batch is the only one.
-        base = min(samples.results.values())
-        padded = len(samples.rows) != len(samples.results)
-        at = [samples.results[n] - (0 if padded else base) for n in numbers]
-        rows = self._to_device([samples.rows[i] for i in at])
-        normalizers = results[2].view(torch.float32)[self._to_device(at)]
-        most = max(step.top_counts[n] for n in numbers)
-        step.top_logprobs.append(self._top_logprobs(numbers, logits[rows], normalizers, most, None))
+        first = 0
+        if len(samples.rows) == len(samples.results):
+            first = min(samples.results.values())
+        indices = [samples.results[n] - first for n in numbers]
+        rows = self._to_device([samples.rows[index] for index in indices])
+        normalizers = results[2].view(torch.float32)[self._to_device(indices)]
+        count = max(step.top_counts[n] for n in numbers)
+        top = self._top_logprobs(numbers, logits[rows], normalizers, count, None)
+        step.top_logprobs.append(top)
 
     def _queue_prompt_logprobs(
         self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor]
     ) -> None:
-        """Log probabilities of the prompt's own tokens."""
+        """Queue the log probabilities of the prompt's tokens."""
         positions = step.plan.positions
         numbers = [n for n, position in enumerate(positions) if position.kind == "prompt"]
         numbers.sort(key=prepared.logits_rows.__getitem__)
-        for at in range(0, len(numbers), self._max_rows):
-            some = tuple(numbers[at : at + self._max_rows])
-            rows = [prepared.logits_rows[n] for n in some]
+        for first in range(0, len(numbers), self._max_rows):
+            part = tuple(numbers[first : first + self._max_rows])
+            rows = [prepared.logits_rows[n] for n in part]
             low = rows[0]
             high = rows[-1] + 1
             logits = source(low, high)[self._to_device([row - low for row in rows])]
-            tokens = self._to_device([positions[n].token for n in some])
-            most = max(positions[n].top for n in some)
-            found = self._top_logprobs(some, logits, torch.logsumexp(logits, 1), most, tokens)
-            step.prompt_logprobs.append(found)
+            tokens = self._to_device([positions[n].token for n in part])
+            count = max(positions[n].top for n in part)
+            normalizers = torch.logsumexp(logits, 1)
+            step.prompt_logprobs.append(
+                self._top_logprobs(part, logits, normalizers, count, tokens)
+            )
 
     def _top_logprobs(
         self,
         numbers: tuple[int, ...],
         logits: torch.Tensor,
         normalizers: torch.Tensor,
-        most: int,
+        count: int,
         tokens: torch.Tensor | None,
     ) -> TopLogprobs:
-        """`tokens`: compute their own log probabilities, too; None: the sampler did."""
-        own = normalizers
+        """Return the `count` most likely tokens of each row.
+
+        `tokens`: compute also their log probabilities; None: the sampler has computed them."""
+        logprobs = normalizers
         if tokens is not None:
-            own = logits.gather(1, tokens[:, None])[:, 0] - normalizers
-        top, ids = logits.topk(min(most, logits.shape[1]), 1)
+            logprobs = logits.gather(1, tokens[:, None])[:, 0] - normalizers
+        top, ids = logits.topk(min(count, logits.shape[1]), 1)
         return TopLogprobs(
             numbers,
-            self._to_host(own),
+            self._to_host(logprobs),
             self._to_host(top - normalizers[:, None]),
             self._to_host(ids),
         )
 
     def _to_device(self, values: Sequence[int]) -> torch.Tensor:
-        found = torch.tensor(values)
+        tensor = torch.tensor(values)
         if not self._gpu:
-            return found
-        return found.pin_memory().to(self._table.device, non_blocking=True)
+            return tensor
+        return tensor.pin_memory().to(self._table.device, non_blocking=True)
 
     def _to_host(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, complete once the step's event is."""
+        """Return a copy in host memory, which is complete once the step's event is."""
         if not self._gpu:
             return values.clone()
-        held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return held.copy_(values, non_blocking=True)
+        copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return copy.copy_(values, non_blocking=True)
 
 
 def _whole_step_kind(sequences: Sequence[SequenceSlot], *, approximate: bool) -> str:
-    penalised = any(one.sampling.penalised for one in sequences)
-    return (_PENALISED_KIND if penalised else "sampled") + (_APPROXIMATE if approximate else "")
+    penalised = any(sequence.sampling.penalised for sequence in sequences)
+    kind = _PENALISED_KIND if penalised else "sampled"
+    return kind + _APPROXIMATE if approximate else kind
 
 
 def _part(logits: torch.Tensor, low: int, high: int) -> torch.Tensor:

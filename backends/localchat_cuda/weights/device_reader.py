@@ -1,7 +1,7 @@
-"""Reads parts of files to a device, as fast as the file cache or the disk gives them.
+"""Reads parts of files to a device at the speed of page cache or disk.
 
-One thread copies 1 GB a second from mapped pages, as each page is a fault of its own; eight threads that read
-large pieces into pinned memory reach 30.
+One thread copies 1 GB/s from mapped pages, because each page faults. Eight threads that read large pieces into
+pinned memory reach 30 GB/s.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ import torch
 
 _THREADS: Final = 8
 _PIECE: Final = 4 << 20
-"""Bytes that a thread reads at once."""
+"""Bytes of one read."""
 _STAGE: Final = 64 << 20
-"""Bytes of pinned memory that are read while others are copied to the device."""
+"""Bytes of a pinned buffer. One is filled while the other is copied to the device."""
 
 
 class DeviceReader:
-    """Reads for one load. Its threads end with it."""
+    """Read files for one load. The threads end with the reader."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,8 +28,9 @@ class DeviceReader:
         self._stages: Iterator[_Stage] | None = None
 
     def read(self, path: Path, offset: int, size: int) -> torch.Tensor:
-        """`size` bytes of a file from `offset`, uint8 on the device. Raises OSError, ValueError if the file is
-        shorter."""
+        """Return `size` bytes of a file from `offset`, uint8 on the device.
+
+        Raises OSError, and ValueError if the file is too short."""
         out = torch.empty(size, dtype=torch.uint8, device=self._device)
         if self._device.type != "cuda":
             self._fill(out, path, offset)
@@ -52,11 +53,11 @@ class DeviceReader:
             _read(view[first : first + _PIECE], path, offset + first)
 
         for _ in self._pool.map(fill, range(0, len(view), _PIECE)):
-            pass  # an error is raised here
+            pass  # Iterating raises the errors of the threads.
 
 
 class _Stage:
-    """Pinned memory, and when it was copied last."""
+    """Pinned buffer, with the event of its last copy."""
 
     def __init__(self) -> None:
         self.content = torch.empty(_STAGE, dtype=torch.uint8, pin_memory=True)
@@ -69,5 +70,5 @@ def _read(out: memoryview, path: Path, offset: int) -> None:
         while out:
             count = file.readinto(out)
             if not count:
-                raise ValueError("the file ends before it")
+                raise ValueError("the file is too short")
             out = out[count:]

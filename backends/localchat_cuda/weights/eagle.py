@@ -5,30 +5,32 @@ from dataclasses import dataclass
 
 import torch
 
-from localchat_cuda.eagle_config import EagleConfig
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.weights.layer_shapes import linear_shapes
-from localchat_cuda.weights.loader import LayerWeights, Loader, ModelWeights
+from localchat_cuda.weights.loader import Loader
+from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 _LAYERS = ("midlayer.", "layers.0.")
-"""Prefixes of the layer's tensors, in the two forms."""
+"""Prefixes of the layer's tensors in the two forms of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """Weights of a head."""
+    """Weights of an EAGLE-3 head."""
 
     model: ModelWeights
-    """Its layer, last norm and output head [tokens, hidden]. The embedding is its model's or its own."""
+    """Layer, last norm, output head [tokens, hidden], and an embedding that may be the model's."""
     embedding_norm: torch.Tensor
-    """[hidden], as is the next."""
+    """[hidden]"""
     state_norm: torch.Tensor
+    """[hidden]"""
     fuse: torch.Tensor
-    """[hidden, taps * hidden]: of its model's states."""
+    """[hidden, taps * hidden], applied to the model's states."""
     tokens: torch.Tensor
-    """Its guesses in the model's vocabulary, int64 [tokens]."""
+    """Token of the model's vocabulary for each token of the head, int64 [tokens]."""
 
 
 def load_eagle(
@@ -44,13 +46,15 @@ def load_eagle(
     """Load a head for the model with these weights. `names`: of a Llama. Raises ModelInvalid."""
     loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
     hidden = own.hidden
-    begin = next((each for each in _LAYERS if source.has(f"{each}hidden_norm.weight")), _LAYERS[1])
-    linears = {
-        field: loader.checked(
-            [begin + name for name in names.merged[field]], parts, 2 * k if field == "qkv" else k
-        )
-        for field, (parts, k) in linear_shapes(own, 0).items()
-    }
+    begin = _LAYERS[1]
+    if source.has(f"{_LAYERS[0]}hidden_norm.weight"):
+        begin = _LAYERS[0]
+    linears = {}
+    for field, (parts, k) in linear_shapes(own, 0).items():
+        if field == "qkv":
+            # Attention reads the embedding and the state, side by side.
+            k *= 2
+        linears[field] = loader.checked([begin + name for name in names.merged[field]], parts, k)
     norms = {"mlp": loader.norm(begin + names.norms["mlp"], hidden)}
     embedding = model.embedding
     output = model.head
@@ -61,7 +65,8 @@ def load_eagle(
     if head.vocabulary != own.vocabulary or source.has(names.head):
         output = loader.tensor(names.head, head.vocabulary, hidden)
     tokens = torch.arange(head.vocabulary, device=device)
-    if source.has("d2t"):  # how far the model's number of a token is from its own
+    if source.has("d2t"):
+        # Differences between the model's number of a token and the head's.
         tokens += loader.target.tensor("d2t", (head.vocabulary,), torch.int64)
     return EagleWeights(
         ModelWeights(

@@ -1,7 +1,8 @@
-"""Loads experts as gpt-oss stores them: all of a layer in one tensor, rows of gate and up in turns.
+"""Loads experts as gpt-oss stores them: one tensor per layer, with alternating rows of gate and up.
 
-In MXFP4 `blocks` uint8 [X, N, K / 32, 16] (two codes a byte, the first low) and `scales` uint8 [X, N, K / 32];
-or floating, transposed: [X, K, N]. Kernels want gate before up, and MXFP4's inner features in 128s.
+MXFP4 has `blocks` uint8 [X, N, K / 32, 16] (two codes a byte, the first one low) and `scales` uint8 [X, N, K /
+32]. Floating tensors are transposed: [X, K, N]. Kernels need all rows of gate before those of up, and MXFP4's
+inner features in multiples of 128.
 """
 
 from collections.abc import Iterator
@@ -9,11 +10,11 @@ from collections.abc import Iterator
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import padded
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.int4 import e2m1
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
 from localchat_cuda.weights.formats.weight import Weight, stack_rows
 from localchat_cuda.weights.source import LoadTarget
 
@@ -27,35 +28,38 @@ def load(
     inner = config.intermediate
     quantized = config.quantization is not None
     read = _mxfp4 if quantized else _floating
-    wide = padded(inner) if quantized else inner
-    gate_up = (_in_order(each, wide) for each in read(f"{prefix}gate_up_proj", config, target))
+    padded_inner = padded(inner) if quantized else inner
+    gate_up = (
+        _gate_before_up(rows, padded_inner)
+        for rows in read(f"{prefix}gate_up_proj", config, target)
+    )
     down = read(f"{prefix}down_proj", config, target)
-    biases = [
-        target.tensor(f"{prefix}{name}_proj_bias", (count, rows), target.dtype)
-        for name, rows in (("gate_up", 2 * inner), ("down", hidden))
-    ]
-    gate_up_bias = torch.stack([_in_order(each[:, None], wide)[:, 0] for each in biases[0]])
+    dtype = target.dtype
+    stored_bias = target.tensor(f"{prefix}gate_up_proj_bias", (count, 2 * inner), dtype)
+    down_bias = target.tensor(f"{prefix}down_proj_bias", (count, hidden), dtype)
+    gate_up_bias = torch.stack(
+        [_gate_before_up(bias[:, None], padded_inner)[:, 0] for bias in stored_bias]
+    )
     try:
-        gate_up_stack, down_stack = (
-            stack_rows(map(_packed, parts), count) for parts in (gate_up, down)
-        )
+        gate_up_stack = stack_rows(map(_packed, gate_up), count)
+        down_stack = stack_rows(map(_packed, down), count)
     except ValueError as error:
         raise ModelInvalid(
             f"The experts {prefix}* cannot be read: {error}.",
-            hint="The file may be damaged: download it again, or take a GGUF of it for llama.cpp.",
+            hint="The file may be damaged: download it again, or use a GGUF file with llama.cpp.",
         ) from error
     return Experts(
         router,
         gate_up_stack,
         down_stack,
         gate_up_bias.flatten(),
-        biases[1].flatten(),
+        down_bias.flatten(),
         mixture.limit,
     )
 
 
 def _shape(name: str, config: ModelConfig) -> tuple[int, int]:
-    """N and K of an expert."""
+    """Return N and K of an expert."""
     hidden = config.hidden
     inner = config.intermediate
     if name.endswith("gate_up_proj"):
@@ -64,20 +68,23 @@ def _shape(name: str, config: ModelConfig) -> tuple[int, int]:
 
 
 def _mxfp4(name: str, config: ModelConfig, target: LoadTarget) -> Iterator[torch.Tensor]:
-    """Each expert's codes [N, K], and in K / 32 more columns its exponents: both are sorted as rows."""
-    (n, k), count = _shape(name, config), _count(config)
+    """Yield each expert's codes [N, K], with its exponents in K / 32 more columns.
+
+    In one tensor, both are sorted by rows together."""
+    n, k = _shape(name, config)
+    count = _count(config)
     groups = k // e2m1.GROUP
     blocks = target.tensor(f"{name}_blocks", (count, n, groups, e2m1.GROUP // 2), torch.uint8)
     scales = target.tensor(f"{name}_scales", (count, n, groups), torch.uint8)
-    for held, exponents in zip(blocks, scales, strict=True):
-        codes = torch.stack((held & 15, held >> 4), -1).view(n, k)
+    for pairs, exponents in zip(blocks, scales, strict=True):
+        codes = torch.stack((pairs & 15, pairs >> 4), -1).view(n, k)
         yield torch.cat((codes, exponents), 1)
 
 
 def _floating(name: str, config: ModelConfig, target: LoadTarget) -> Iterator[torch.Tensor]:
-    (n, k), count = _shape(name, config), _count(config)
-    for held in target.tensor(name, (count, k, n), target.dtype):
-        yield held.t()
+    n, k = _shape(name, config)
+    for weight in target.tensor(name, (_count(config), k, n), target.dtype):
+        yield weight.t()
 
 
 def _count(config: ModelConfig) -> int:
@@ -85,10 +92,10 @@ def _count(config: ModelConfig) -> int:
     return config.mixture.experts
 
 
-def _in_order(rows: torch.Tensor, wide: int) -> torch.Tensor:
-    """Rows of gate, then of up, each followed by zeros up to `wide`, of rows in turns."""
+def _gate_before_up(rows: torch.Tensor, padded_inner: int) -> torch.Tensor:
+    """Sort alternating rows into gate and up, each padded with zeros to `padded_inner`."""
     parts = rows.view(-1, 2, rows.shape[1]).transpose(0, 1)
-    return torch.nn.functional.pad(parts, (0, 0, 0, wide - parts.shape[1])).flatten(0, 1)
+    return torch.nn.functional.pad(parts, (0, 0, 0, padded_inner - parts.shape[1])).flatten(0, 1)
 
 
 def _packed(rows: torch.Tensor) -> Weight:

@@ -1,17 +1,15 @@
 """Shapes of a layer's weights, by their fields in `Names`."""
 
-from localchat_cuda.latent_config import LatentAttention
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.latent import LatentAttention
+from localchat_cuda.config.model import ModelConfig
 
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
-    """By field of `Names.merged` that a layer has: output features of each part, and input features."""
+    """Return output features of each part, and input features, by field of `Names.merged`."""
     d = config.head_dim_of(layer)
     net = config.delta_net
-    own = config.gemma
+    gemma = config.gemma
     mixer: dict[str, tuple[tuple[int, ...], int]]
     if config.latent is not None:
         mixer = _latent_shapes(config, config.latent)
@@ -25,40 +23,41 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
             "qkv": (tuple(heads * d for heads in config.qkv_heads(layer)), config.hidden),
             "o": ((config.hidden,), config.heads * d),
         }
-    if config.has_experts(layer) and own is None:
+    if config.has_experts(layer) and gemma is None:
         return mixer
     inner = config.intermediate_of(layer)
-    found = mixer | {
+    shapes = mixer | {
         "gate_up": ((inner, inner), config.hidden),
         "down": ((config.hidden,), inner),
     }
-    if own is not None and own.input_columns:
-        found["input_gate"] = (own.input_columns,), config.hidden
-        found["input_projection"] = (config.hidden,), own.input_columns
-    if own is not None and own.altup is not None:
-        found["laurel_left"] = (own.altup.laurel_rank,), config.hidden
-        found["laurel_right"] = (config.hidden,), own.altup.laurel_rank
-    return found
+    if gemma is not None and gemma.input_columns:
+        shapes["input_gate"] = (gemma.input_columns,), config.hidden
+        shapes["input_projection"] = (config.hidden,), gemma.input_columns
+    if gemma is not None and gemma.altup is not None:
+        shapes["laurel_left"] = (gemma.altup.laurel_rank,), config.hidden
+        shapes["laurel_right"] = (config.hidden,), gemma.altup.laurel_rank
+    return shapes
 
 
 def _latent_shapes(
     config: ModelConfig, latent: LatentAttention
 ) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Of multi-head latent attention, with a latent of the queries or without."""
+    """Return the shapes of multi-head latent attention, with or without a latent of the queries."""
     queries = latent.queries(config.heads)
     hidden = config.hidden
-    found: dict[str, tuple[tuple[int, ...], int]] = {"q_kv": ((queries, latent.row), hidden)}
-    if latent.query_rank:
-        found = {
-            "latents": ((latent.query_rank, latent.row), hidden),
-            "q": ((queries,), latent.query_rank),
-        }
-    return {**found, "o": ((hidden,), config.heads * latent.value)}
+    output = ((hidden,), config.heads * latent.value)
+    if not latent.query_rank:
+        return {"q_kv": ((queries, latent.row), hidden), "o": output}
+    return {
+        "latents": ((latent.query_rank, latent.row), hidden),
+        "q": ((queries,), latent.query_rank),
+        "o": output,
+    }
 
 
 def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]:
-    """By field of `Names.norms` that a layer has: columns."""
-    own = config.gemma
+    """Return the columns of each norm, by field of `Names.norms` that a layer has."""
+    gemma = config.gemma
     d = config.head_dim_of(layer)
     widths = dict.fromkeys(names.norms, config.hidden)
     for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
@@ -70,25 +69,12 @@ def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]
         widths |= {"q_latent": config.latent.query_rank, "kv_latent": config.latent.kv_rank}
         if not config.latent.query_rank:
             del widths["q_latent"]
-    if own is not None:
-        if not own.projections(layer):
+    if gemma is not None:
+        if not gemma.projections(layer):
             del widths["k_norm"]
-        if not own.input_columns:
+        if not gemma.input_columns:
             del widths["post_input"]
         if config.mixture is None:
             for field in ("experts", "post_experts", "post_dense"):
                 del widths[field]
     return widths
-
-
-def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
-    """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
-    hidden = config.hidden
-    inner = config.intermediate
-    if config.quantization is not None and config.quantization.of_experts:
-        inner = padded(inner)
-    return (
-        (mixture.experts + bool(mixture.shared), hidden),
-        (mixture.stored * 2 * inner, hidden),
-        (mixture.stored * hidden, inner),
-    )

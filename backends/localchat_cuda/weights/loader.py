@@ -1,184 +1,58 @@
 """Loads the weights of a model to the device, one tensor at a time.
 
-An architecture lists its tensors in a `Names` table; `load` walks it and merges the parts that one gemm
-computes (q, k and v; gate and up) along N. Only formats/ knows how a linear layer is stored. Peak memory is
-the model and one tensor.
+A family lists its tensors in a `Names` table. `load` walks the table and merges the parts that one gemm
+computes (q, k and v; gate and up) along N. Only formats/ knows how a linear layer is stored. The peak memory is
+that of the model and one tensor.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
-from localchat_cuda.kernels import ggml, int4
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.mixture import Mixture
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.tensor_names import is_in_layers
 from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
-from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_head
+from localchat_cuda.kernels.fp8_int8.bounded_head import bounded_head
 from localchat_cuda.kernels.ggml import GgmlWeight
-from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.mixture_config import Mixture
-from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.weights import interleaved_experts
-from localchat_cuda.weights.checkpoint_names import Names
 from localchat_cuda.weights.formats import Unquantized, weight_format
 from localchat_cuda.weights.formats.weight import (
     Weight,
     block_of,
-    bytes_of,
     concat_rows,
     dequantized,
     reorder_rows,
     stack_rows,
 )
 from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
+from localchat_cuda.weights.model_weights import (
+    LayerInputs,
+    LayerWeights,
+    ModelWeights,
+    StreamWeights,
+)
 from localchat_cuda.weights.source import LoadTarget, WeightSource
-from localchat_cuda.weights.tensor_names import is_in_layers
+from localchat_cuda.weights.values import number_of
 
 _ALWAYS = 20.0
-"""A logit whose sigmoid is 1 in fp32."""
-_LEAST_GAIN = 1e-4
-"""Of a norm by which a router's columns are divided: experts do not notice so little."""
+"""Logit whose sigmoid is 1 in fp32."""
+_MIN_GAIN = 1e-4
+"""Smallest weight of a norm by which a router's columns are divided. Experts do not depend on smaller ones."""
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights of a layer, by their field in Names: norms [K] or [D], linears [N, K], biases [N]."""
-
-    norms: Mapping[str, torch.Tensor]
-    linears: Mapping[str, Weight]
-    biases: Mapping[str, torch.Tensor]
-    experts: Experts | None = None
-    sinks: torch.Tensor | None = None
-    """[heads]."""
-    delta_net: DeltaNetWeights | None = None
-    kv: torch.Tensor | None = None
-    """[heads, N + V, D] floating, of multi-head latent attention: what makes each head's plain key columns and
-    its values of a latent."""
-    scale: float = 1.0
-    """Of the residual after the layer."""
-    altup: AltUpWeights | None = None
-
-
-class LayerInputs(NamedTuple):
-    """A second embedding of each token, of which every layer L reads P columns, as Gemma 3n and 4 have it."""
-
-    table: torch.Tensor
-    """[vocabulary, L*P]"""
-    projection: torch.Tensor
-    """[L*P, hidden], of the first embedding."""
-    norm: torch.Tensor
-    """[P], of the projection."""
-
-
-class StreamWeights(NamedTuple):
-    """What makes streams of a residual, and one state of them: of each but the first [hidden, hidden]."""
-
-    begin: tuple[torch.Tensor, ...]
-    end: tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """All weights. Embedding and head [vocabulary, hidden] are one tensor if tied and the head is floating."""
-
-    embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
-    last_norm: torch.Tensor
-    head: torch.Tensor | w8_pack.W8 | GgmlWeight
-    bounded_head: BoundedHead | None = None
-    """An int8 copy of a floating head."""
-    inputs: LayerInputs | None = None
-    streams: StreamWeights | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on the device."""
-        held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
-        total = sum(bytes_of(weight) for weight in held.values())
-        total += self.bounded_head.bytes if self.bounded_head is not None else 0
-        total += sum(bytes_of(weight) for weight in self.inputs or ())
-        total += sum(bytes_of(weight) for part in self.streams or () for weight in part)
-        for layer in self.layers:
-            tensor = (*layer.norms.values(), *layer.biases.values())
-            total += sum(t.numel() * t.element_size() for t in tensor)
-            total += sum(bytes_of(weight) for weight in layer.linears.values())
-            if layer.experts is not None:
-                total += sum(bytes_of(weight) for weight in layer.experts.weights)
-            if layer.sinks is not None:
-                total += bytes_of(layer.sinks)
-            total += 0 if layer.kv is None else bytes_of(layer.kv)
-            total += sum(bytes_of(weight) for weight in layer.delta_net or ())
-            total += sum(bytes_of(weight) for weight in layer.altup or ())
-        return total
-
-    @property
-    def unpacked(self) -> bool:
-        """True if packed layers are in memory unpacked, too."""
-        return any(
-            isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None
-            for weight in self.layers[0].linears.values()
-        )
-
-    @property
-    def packed(self) -> bool:
-        """True if all linear layers are packed: steps of few rows use PackedLayers then."""
-        return all(
-            (isinstance(weight, w4_pack.W4) and not weight.padding)
-            or (isinstance(weight, GgmlWeight) and weight.features_in % w4_pack.BLOCK_K == 0)
-            for layer in self.layers
-            for weight in layer.linears.values()
-        )
-
-    def packed_rows(self, device: torch.device) -> int:
-        """Most rows of a step for PackedLayers; 0: none."""
-        if not self.packed:
-            return 0
-        linears = [weight for layer in self.layers for weight in layer.linears.values()]
-        if any(isinstance(weight, GgmlWeight) for weight in linears):
-            return ggml.FEW_ROWS
-        most = int4.packed_rows(device, unpacked=self.unpacked)
-        packed = (weight for weight in linears if isinstance(weight, w4_pack.W4))
-        return min((int4.rows_for(weight, most) for weight in packed), default=most)
-
-
-def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked."""
-
-    def unpacked(weight: Weight) -> Weight:
-        if isinstance(weight, w4_pack.W4):
-            device = weight.codes.device
-            write = partial(gemm_dequant.dequantize, weight)
-            reference = partial(w4_pack.dense, weight)
-        elif isinstance(weight, GgmlWeight):
-            device = weight.parts[0].low.device
-            write = partial(ggml.dequantize, weight)
-            reference = partial(ggml.dense, weight)
-        else:
-            return weight
-        if device.type == "cpu":
-            return weight._replace(unpacked=reference(dtype))
-        out = torch.empty(weight.features_out, weight.features_in, dtype=dtype, device=device)
-        write(out)
-        return weight._replace(unpacked=out)
-
-    layers = tuple(
-        replace(layer, linears={name: unpacked(each) for name, each in layer.linears.items()})
-        for layer in weights.layers
-    )
-    return replace(weights, layers=layers)
 
 
 class Loader:
@@ -200,116 +74,106 @@ class Loader:
         return self.target.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor | GgmlWeight:
-        """The embedding if they are tied, unless the checkpoint holds a different head. That of a GGUF file
-        stays in its block format."""
+        """Load the head, or return the embedding if the two are tied and equal.
+
+        The head of a GGUF file stays in its block format."""
         size = (self.config.vocabulary, self.config.hidden)
         name = self.names.head
         if self.config.head_format:
             stored = self.names.embedding if self.config.tied else name
-            found = self.format.part(stored.removesuffix(".weight"), *size)
-            assert isinstance(found, GgmlWeight)
-            return found
+            head = self.format.part(stored.removesuffix(".weight"), *size)
+            assert isinstance(head, GgmlWeight)
+            return head
         if not self.config.tied:
             self.check_head()
             return self.tensor(name, *size)
         if self.target.source.has(name):
-            own = self.tensor(name, *size)
-            if not torch.equal(own, embedding):
+            stored_head = self.tensor(name, *size)
+            if not torch.equal(stored_head, embedding):
                 self.target.notify(
-                    f"The checkpoint holds {name}, although config.json ties the head to the embedding, "
-                    "and they differ; the stored head is used."
+                    f"config.json ties the head to the embedding, but the checkpoint has a different {name}. "
+                    "The stored head is used."
                 )
-                return own
+                return stored_head
         return embedding
 
     def report_unread(self) -> None:
-        """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma that read
-        earlier layers' keys and values may hold projections of their own, which nothing uses; a layer after the
-        last one of a model with latents is a prediction head."""
+        """Notify the user of unused tensors: config.json may belong to another model."""
         config = self.config
-        names = ("k_proj", "v_proj", "k_norm")
-        idle = tuple(
+        # Layers of a Gemma that read earlier layers' keys and values may have projections that nothing uses.
+        unused_prefixes = tuple(
             f"{self.names.layer.format(layer)}self_attn.{name}."
             for layer in range(config.layers)
-            for name in names
+            for name in ("k_proj", "v_proj", "k_norm")
             if config.kv_source(layer) != layer
         )
-        left = [
-            name
-            for name in self.target.source.unread()
-            if not name.startswith(idle)
-            and (config.latent is None or is_in_layers(name, config.layers))
+        unread = [
+            name for name in self.target.source.unread() if not name.startswith(unused_prefixes)
         ]
-        if left:
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            self.target.notify(
-                f"The checkpoint holds {left[0]}{more}, which config.json does not mention; ignored."
-            )
+        if config.latent is not None:
+            # A layer after the last one is a prediction head.
+            unread = [name for name in unread if is_in_layers(name, config.layers)]
+        if not unread:
+            return
+        others = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        self.target.notify(
+            f"The checkpoint has {unread[0]}{others}, which config.json does not mention. They are ignored."
+        )
 
     def check_head(self) -> None:
-        """Raise ModelInvalid if the head is quantized like the layers: no gemm takes that."""
+        """Raise ModelInvalid if the head is quantized like the layers, for which no gemm exists."""
         prefix = self.names.head.removesuffix(".weight")
         if self.format.holds(prefix) and (
             self._names_alike() or not self.target.source.has(self.names.head)
         ):
             raise ModelInvalid(
                 f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
-                hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",
+                hint="Use a checkpoint whose head is not quantized, or a GGUF file.",
             )
 
     def _names_alike(self) -> bool:
-        """True if codes are stored by the names of floating weights."""
-        found = self.config.quantization
-        return found is not None and found.method in ("fp8", "int8") and not found.on_load
+        """Return True if codes are stored under the names of floating weights."""
+        quantization = self.config.quantization
+        if quantization is None or quantization.on_load:
+            return False
+        return quantization.method in ("fp8", "int8")
 
     def check_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
-        """Raise ModelInvalid for a bias that the architecture has not. Early GPTQ checkpoints have one
-        everywhere, of zeros."""
+        """Raise ModelInvalid for a bias that the family does not add.
+
+        Early GPTQ checkpoints have a bias of zeros in every layer."""
         for prefix, n in zip(prefixes, parts, strict=True):
             name = f"{prefix}.bias"
             if self.target.source.has(name) and bool(self.tensor(name, n).any()):
                 raise ModelInvalid(
-                    f"The checkpoint has {name}, and this architecture adds no bias there.",
-                    hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
+                    f"The checkpoint has {name}, but layers of this architecture do not add that bias.",
+                    hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
                 )
 
     def layer(self, number: int) -> LayerWeights:
+        """Load a layer. Raises ModelInvalid."""
         begin = self.names.layer.format(number)
-        net = self.config.has_delta_net(number)
         norms = {
             field: self.norm(begin + self.names.norms[field], width)
             for field, width in norm_widths(self.config, self.names, number).items()
         }
-        if "experts" in norms:  # no column may be lost to the router, which is divided by them
+        if "experts" in norms:
+            # The router is divided by these weights, so none may be 0.
             gain = norms["experts"]
-            norms["experts"] = gain.abs().clamp_min(_LEAST_GAIN).copysign(gain)
+            norms["experts"] = gain.abs().clamp_min(_MIN_GAIN).copysign(gain)
         linears: dict[str, Weight] = {}
-        biases = {}
+        biases: dict[str, torch.Tensor] = {}
         for field, (parts, k) in linear_shapes(self.config, number).items():
-            listed = self.names.merged[field]
-            if self.config.gemma is not None:
-                listed = listed[: len(parts)]
-            prefixes = [begin + name for name in listed]
-            if len(prefixes) == 1:
-                parts = (sum(parts),)
-            if field in self.names.floating:
-                linears[field] = self.floating_part(prefixes[0], parts[0], k)
-            else:
-                linears[field] = self.linear(prefixes, parts, k)
-            if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
-                held = [self.tensor(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
-                biases[field] = torch.cat(held)
-            else:
-                self.check_biases(prefixes, parts)
-            if field in self.names.orders:
-                order = self.names.orders[field](self.config).to(self.target.device)
-                linears[field] = reorder_rows(linears[field], order)
-                if field in biases:
-                    biases[field] = biases[field][order]
-        delta_net = self.delta_net(begin, linears) if net else None
+            linears[field], bias = self.gemm(begin, field, parts, k)
+            if bias is not None:
+                biases[field] = bias
+        delta_net = None
+        if self.config.has_delta_net(number):
+            delta_net = self.delta_net(begin, linears)
         experts = None
         if self.config.mixture is not None and self.config.has_experts(number):
             experts = self.experts(begin, self.config.mixture, norms.get("experts"))
+        # A bias of gate and up would have to be sorted, too.
         if "down" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(
@@ -324,24 +188,55 @@ class Loader:
             self.altup(begin),
         )
 
+    def gemm(
+        self, begin: str, field: str, parts: tuple[int, ...], k: int
+    ) -> tuple[Weight, torch.Tensor | None]:
+        """Load the weight of a gemm and its bias, with rows in the order of computation.
+
+        `parts`: output features of each part. Raises ModelInvalid."""
+        # Layers of a Gemma that read earlier layers' keys and values lack the last parts.
+        names = self.names.merged[field][: len(parts)]
+        prefixes = [begin + name for name in names]
+        if len(prefixes) == 1:
+            parts = (sum(parts),)
+        if field in self.names.floating:
+            weight: Weight = self.floating_part(prefixes[0], parts[0], k)
+        else:
+            weight = self.linear(prefixes, parts, k)
+        bias: torch.Tensor | None = None
+        if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
+            biases = [
+                self.tensor(f"{prefix}.bias", n) for prefix, n in zip(prefixes, parts, strict=True)
+            ]
+            bias = torch.cat(biases)
+        else:
+            self.check_biases(prefixes, parts)
+        if field in self.names.orders:
+            order = self.names.orders[field](self.config).to(self.target.device)
+            weight = reorder_rows(weight, order)
+            if bias is not None:
+                bias = bias[order]
+        return weight, bias
+
     def kv(self, begin: str) -> torch.Tensor | None:
-        """As LayerWeights has it."""
+        """Load what makes keys and values of a latent; see LayerWeights.kv."""
         latent = self.config.latent
         heads = self.config.heads
         if latent is None:
             return None
         columns = latent.plain + latent.value
-        found = self.floating_part(begin + self.names.kv, heads * columns, latent.kv_rank)
-        return found.view(heads, columns, latent.kv_rank)
+        weight = self.floating_part(begin + self.names.kv, heads * columns, latent.kv_rank)
+        return weight.view(heads, columns, latent.kv_rank)
 
     def scale(self, begin: str) -> float:
-        """Of the residual after a layer."""
+        """Load the factor of the residual after a layer."""
         if not self.names.scale:
             return 1.0
-        return float(self.target.tensor(begin + self.names.scale, (1,), torch.float32))
+        stored = self.target.tensor(begin + self.names.scale, (1,), torch.float32)
+        return number_of(stored, on_meta=1.0)
 
     def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
-        """The weights of a delta net; adds its gates to the linear layers."""
+        """Load the weights of a delta net, and add its gates to the linear layers."""
         names = self.names.delta_net
         shape = self.config.delta_net
         target = self.target
@@ -354,62 +249,62 @@ class Loader:
             ba = ba[self.names.orders["ba"](self.config).to(target.device)]
         qkvz = linears["qkvz"]
         if isinstance(qkvz, torch.Tensor):
+            # One gemm computes both, because both are floating.
             linears["qkvz"] = torch.cat((qkvz, ba))
         else:
             linears["ba"] = ba
-        a_log, dt_bias = (
-            target.tensor(begin + name, (heads,), torch.float32)
-            for name in (names.a_log, names.dt_bias)
-        )
+        a_log = target.tensor(begin + names.a_log, (heads,), torch.float32)
+        dt_bias = target.tensor(begin + names.dt_bias, (heads,), torch.float32)
         conv = self.tensor(begin + names.conv, shape.channels, 1, TAPS)[:, 0].contiguous()
         return DeltaNetWeights(
             conv, -a_log.exp(), dt_bias, self.tensor(begin + names.norm, shape.value_dim)
         )
 
     def inputs(self) -> LayerInputs | None:
-        own = self.config.gemma
-        config = self.config
-        if own is None or not own.input_columns:
+        """Load the second embedding of a Gemma 3n or 4; None for other models."""
+        gemma = self.config.gemma
+        if gemma is None or not gemma.input_columns:
             return None
         assert self.names.inputs is not None
         table, projection, norm = self.names.inputs
-        columns = config.layers * own.input_columns
+        columns = self.config.layers * gemma.input_columns
         return LayerInputs(
-            self.tensor(table, own.input_vocabulary, columns),
+            self.tensor(table, gemma.input_vocabulary, columns),
             self.router(projection, columns),
-            self.tensor(norm, own.input_columns),
+            self.tensor(norm, gemma.input_columns),
         )
 
     def altup(self, begin: str) -> AltUpWeights | None:
-        names = self.names.altup
-        hidden = self.config.hidden
-        own = self.config.gemma and self.config.gemma.altup
-        if not own:
+        """Load the alternating updates of a layer; None for models with one stream."""
+        altup = self.config.gemma and self.config.gemma.altup
+        if not altup:
             return None
+        names = self.names.altup
         assert names is not None
-        streams = own.streams
+        streams = altup.streams
+        hidden = self.config.hidden
         scale = self.tensor(begin + names.scale, hidden)
         return AltUpWeights(
             self.router(begin + names.router, streams),
             self.tensor(begin + names.norm, hidden),
             self.floating_part(begin + names.prediction, streams**2, streams),
             self.floating_part(begin + names.correction, streams, streams),
-            scale if own.scaled else torch.ones_like(scale),
+            scale if altup.scaled else torch.ones_like(scale),
         )
 
     def streams(self) -> StreamWeights | None:
-        names = self.names.altup
-        own = self.config.gemma and self.config.gemma.altup
-        if not own:
+        """Load the projections between residual and streams. None: the model has one stream."""
+        altup = self.config.gemma and self.config.gemma.altup
+        if not altup:
             return None
+        names = self.names.altup
         assert names is not None
-        others = range(own.streams - 1)
-        return StreamWeights(
-            *(
-                tuple(self.router(name.format(number), self.config.hidden) for number in others)
-                for name in (names.begin, names.end)
-            )
-        )
+
+        def projections(name: str) -> tuple[torch.Tensor, ...]:
+            others = range(altup.streams - 1)
+            return tuple(self.router(name.format(n), self.config.hidden) for n in others)
+
+        return StreamWeights(projections(names.begin), projections(names.end))
 
     def sinks(self, begin: str) -> torch.Tensor | None:
         if not self.names.sinks:
@@ -417,65 +312,17 @@ class Loader:
         return self.tensor(begin + self.names.sinks, self.config.heads)
 
     def experts(self, begin: str, mixture: Mixture, gain: torch.Tensor | None = None) -> Experts:
-        """`gain`: of a norm that only the experts have, if the router reads columns of its own scale."""
+        """Load the experts of a layer. `gain`: weights of a norm that the experts read, but not the router."""
         names = self.names.experts
-        hidden = self.config.hidden
-        inner = self.config.intermediate
         assert names is not None
         if names.interleaved:
-            router = self.router(begin + names.router, mixture.experts)
-            bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
-            return interleaved_experts.load(
-                begin + names.interleaved,
-                Router(router, mixture.chosen, mixture.normalized, bias=bias).counting(),
-                self.config,
-                mixture,
-                self.target,
-            )
+            return self.interleaved_experts(begin, mixture)
         router, shared_bias = self.router_of_experts(begin, mixture, gain)
-        weight_scales: torch.Tensor | None = None
-        if names.scales is not None:
-            weight_scales = self.tensor(begin + names.scales[1], mixture.experts)
-        shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
-
-        def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
-            stacked = self.stacked_experts(begin, mixture, of_gate_up=count == 2)
-            for number in range(mixture.experts):
-                if stacked is not None:
-                    found: Weight = stacked[number]
-                else:
-                    prefixes = [begin + each.format(number) for each in field]
-                    found = self.checked(prefixes, (n,) * count, k)
-                if count == 1 and weight_scales is not None:
-                    assert isinstance(found, torch.Tensor)
-                    found = found * weight_scales[number]
-                yield found
-            if not mixture.shared:
-                return
-            assert names.shared is not None
-            if count == 2:  # gate and up: rows of both
-                prefixes = [begin + each for each in names.shared[0]]
-                rows = 2 * n * mixture.shared // len(prefixes)
-                whole = self.checked(prefixes, (rows,) * len(prefixes), k)
-                for at in range(0, n * mixture.shared, n):
-                    both = (block_of(whole, s * n * mixture.shared + at, n) for s in range(2))
-                    yield concat_rows(both, 2 * n, self.target.dtype)
-                return
-            whole = self.checked([begin + names.shared[1]], (n,), k * mixture.shared)
-            for at in range(0, k * mixture.shared, k):
-                yield block_of(whole, 0, n, at, k)
-
-        stacks = []
-        for field, count, n, k in shapes:
-            try:
-                stacks.append(stack_rows(parts(field, count, n, k), mixture.stored))
-            except ValueError as error:
-                raise ModelInvalid(
-                    f"The experts {begin}{field[0]} cannot be joined: {error}.",
-                    hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
-                ) from error
-        gate_up, down = stacks
-        held = Router(
+        gate_up = self.stack(
+            begin + names.gate_up[0], self.gate_up_parts(begin, mixture), mixture.stored
+        )
+        down = self.stack(begin + names.down, self.down_parts(begin, mixture), mixture.stored)
+        choice = Router(
             router,
             mixture.chosen,
             mixture.normalized,
@@ -484,41 +331,120 @@ class Loader:
             sigmoid=mixture.sigmoid,
             scale=mixture.scale,
         )
-        return Experts(held.counting(), gate_up, down, gelu=mixture.gelu)
+        return Experts(choice.counting(), gate_up, down, gelu=mixture.gelu)
+
+    def interleaved_experts(self, begin: str, mixture: Mixture) -> Experts:
+        """Load the experts of a layer as gpt-oss stores them."""
+        names = self.names.experts
+        assert names is not None
+        weight = self.router(begin + names.router, mixture.experts)
+        bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
+        return interleaved_experts.load(
+            begin + names.interleaved,
+            Router(weight, mixture.chosen, mixture.normalized, bias=bias).counting(),
+            self.config,
+            mixture,
+            self.target,
+        )
+
+    def gate_up_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
+        """Yield the weight [2N, K] of gate and up for each expert."""
+        names = self.names.experts
+        n = self.config.intermediate
+        k = self.config.hidden
+        assert names is not None
+        stacked = self.stacked_experts(begin, mixture, of_gate_up=True)
+        for number in range(mixture.experts):
+            if stacked is not None:
+                yield stacked[number]
+            else:
+                prefixes = [begin + name.format(number) for name in names.gate_up]
+                yield self.checked(prefixes, (n, n), k)
+        if not mixture.shared:
+            return
+        # The shared expert is as wide as several experts, and is cut into as many.
+        assert names.shared is not None
+        prefixes = [begin + name for name in names.shared[0]]
+        rows = 2 * n * mixture.shared // len(prefixes)
+        shared = self.checked(prefixes, (rows,) * len(prefixes), k)
+        first_up = n * mixture.shared
+        for row in range(0, first_up, n):
+            gate_and_up = (block_of(shared, first + row, n) for first in (0, first_up))
+            yield concat_rows(gate_and_up, 2 * n, self.target.dtype)
+
+    def down_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
+        """Yield the weight [N, K] of down for each expert."""
+        names = self.names.experts
+        n = self.config.hidden
+        k = self.config.intermediate
+        assert names is not None
+        scales: torch.Tensor | None = None
+        if names.scales is not None:
+            scales = self.tensor(begin + names.scales[1], mixture.experts)
+        stacked = self.stacked_experts(begin, mixture, of_gate_up=False)
+        for number in range(mixture.experts):
+            if stacked is not None:
+                weight: Weight = stacked[number]
+            else:
+                weight = self.checked([begin + names.down.format(number)], (n,), k)
+            if scales is not None:
+                assert isinstance(weight, torch.Tensor)
+                weight = weight * scales[number]
+            yield weight
+        if mixture.shared:
+            assert names.shared is not None
+            shared = self.checked([begin + names.shared[1]], (n,), k * mixture.shared)
+            for column in range(0, k * mixture.shared, k):
+                yield block_of(shared, 0, n, column, k)
+
+    def stack(self, name: str, parts: Iterator[Weight], count: int) -> torch.Tensor | w4_pack.W4:
+        """Join the weights of all experts. Raises ModelInvalid with this name."""
+        try:
+            return stack_rows(parts, count)
+        except ValueError as error:
+            raise ModelInvalid(
+                f"The experts {name} cannot be joined: {error}.",
+                hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
+            ) from error
 
     def router_of_experts(
         self, begin: str, mixture: Mixture, gain: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The router's weight, with a row for a shared expert, and its bias; `gain` as in `experts`."""
+        """Load the router's weight, with a row for a shared expert, and its bias. `gain`: see `experts`."""
         names = self.names.experts
         assert names is not None
         router = self.router(begin + names.router, mixture.experts)
         bias: torch.Tensor | None = None
         if mixture.gated:
             router = torch.cat((router, self.router(begin + names.shared_gate, 1)))
-        elif mixture.shared:  # a row without weights, whose sigmoid is 1
+        elif mixture.shared:
+            # Without a gate the shared expert gets a row of zeros, whose biased sigmoid is 1.
             router = torch.cat((router, torch.zeros_like(router[:1])))
             bias = torch.zeros_like(router[:, 0])
             bias[-1] = _ALWAYS
         if names.correction:
-            own = (mixture.experts,)
-            correction = self.target.tensor(begin + names.correction, own, torch.float32)
-            bias = correction if bias is None else torch.cat((correction, bias[-1:].float()))
+            shape = (mixture.experts,)
+            correction = self.target.tensor(begin + names.correction, shape, torch.float32)
+            if bias is not None:
+                correction = torch.cat((correction, bias[-1:].float()))
+            bias = correction
         if names.scales is not None:
             assert gain is not None
             router = self.scaled_router(router, begin + names.scales[0], gain)
         return router, bias
 
     def scaled_router(self, router: torch.Tensor, scale: str, gain: torch.Tensor) -> torch.Tensor:
-        """The router's weight for rows that a norm has multiplied with `gain` [K], in place of the router's own
-        scale and the root of K."""
-        own = self.target.tensor(scale, tuple(gain.shape), torch.float32)
-        return (router.float() * own / (gain.float() * math.sqrt(len(gain)))).to(router.dtype)
+        """Return the router's weight for rows that a norm has multiplied with `gain` [K].
+
+        The reference multiplies rows with a scale of the router's own, divided by the root of K."""
+        router_scale = self.target.tensor(scale, tuple(gain.shape), torch.float32)
+        divisor = gain.float() * math.sqrt(len(gain))
+        return (router.float() * router_scale / divisor).to(router.dtype)
 
     def stacked_experts(
         self, begin: str, mixture: Mixture, *, of_gate_up: bool
     ) -> torch.Tensor | None:
-        """One tensor with a weight [N, K] of each expert, where the checkpoint has one."""
+        """Load the tensor [experts, N, K] of all experts. None: each expert has its own."""
         names = self.names.experts
         hidden = self.config.hidden
         inner = self.config.intermediate
@@ -527,51 +453,54 @@ class Loader:
             return None
         if self.config.quantization is not None:
             raise ModelInvalid(
-                f"{begin}{names.stacked[0]} holds all experts at once, and those of a quantized model "
-                "can only be loaded one by one.",
-                hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
+                f"{begin}{names.stacked[0]} contains all experts. Experts of a quantized model can only be "
+                "loaded one by one.",
+                hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
             )
-        shape = (2 * inner, hidden) if of_gate_up else (hidden, inner)
-        name = names.stacked[0 if of_gate_up else 1]
-        return self.tensor(begin + name, mixture.experts, *shape)
+        gate_up, down = names.stacked
+        if of_gate_up:
+            return self.tensor(begin + gate_up, mixture.experts, 2 * inner, hidden)
+        return self.tensor(begin + down, mixture.experts, hidden, inner)
 
     def router(self, prefix: str, rows: int) -> torch.Tensor:
-        """A router's weight."""
+        """Load a floating weight [rows, hidden], such as a router's."""
         return self.floating_part(prefix, rows, self.config.hidden)
 
     def floating_part(self, prefix: str, n: int, k: int) -> torch.Tensor:
-        """A weight [N, K], floating: never rounded, and dequantized where a checkpoint did that."""
+        """Load a weight [N, K] as floating numbers: never rounded, and dequantized if it is stored in codes."""
         stored = self.target.source.shape(f"{prefix}.weight")
-        coded = stored == () or (stored is not None and self._names_alike())
-        if not coded or not self.format.holds(prefix):
+        may_be_coded = stored == () or (stored is not None and self._names_alike())
+        if not may_be_coded or not self.format.holds(prefix):
             return self.tensor(f"{prefix}.weight", n, k)
         return dequantized(self.format.part(prefix, n, k), self.target.dtype)
 
     def checked(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
-        """As `linear`, of layers without biases."""
+        """Load a gemm whose layers have no biases; see `linear`."""
         self.check_biases(prefixes, parts)
         return self.linear(prefixes, parts, k)
 
     def linear(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
-        found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
+        """Load the layers of one gemm, and join them along N. Raises ModelInvalid."""
+        weights = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
         try:
-            return concat_rows(found, sum(parts), self.target.dtype)
+            return concat_rows(weights, sum(parts), self.target.dtype)
         except ValueError as error:
             raise ModelInvalid(
                 f"{' and '.join(prefixes)} cannot be merged: {error}.",
-                hint="Take a quantization of the model without act-order (desc_act false), AWQ, or a GGUF.",
+                hint="Use a quantization without act-order (desc_act false), AWQ, or a GGUF file.",
             ) from error
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        """Load a linear layer: quantized checkpoints keep some floating. The format reports a missing one."""
-        left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
-        return (self.floating if left_out else self.format).part(prefix, n, k)
+        """Load a linear layer. Quantized checkpoints leave some layers floating. Raises ModelInvalid."""
+        if not self.format.holds(prefix) and self.floating.holds(prefix):
+            return self.floating.part(prefix, n, k)
+        return self.format.part(prefix, n, k)
 
 
 def _fold_down_order(linears: dict[str, Weight]) -> None:
     """Let gate and up compute activations in the order that `down` reads.
 
-    Nothing else reads the features between them, so no kernel has to permute columns."""
+    No other layer reads these features, so no kernel has to permute columns."""
     down = linears["down"]
     gate_up = linears["gate_up"]
     if not isinstance(down, w4_pack.W4) or down.order is None:
@@ -583,7 +512,6 @@ def _fold_down_order(linears: dict[str, Weight]) -> None:
 
 def load(
     config: ModelConfig,
-    names: Names,
     source: WeightSource,
     device: torch.device,
     *,
@@ -593,12 +521,14 @@ def load(
     progress: Progress = lambda done, total: True,
     notify: Callable[[str], None] = lambda text: None,
 ) -> ModelWeights:
-    """Load all weights to `device` in `dtype` (None: the checkpoint's; packed layers stay packed).
+    """Load all weights to `device` in `dtype`. Raises ModelInvalid.
 
-    `head_int8` rounds the head to 8 bits, and keeps the embedding if they are tied. `head_bounds` keeps the
-    head and adds an int8 copy with bounds. `progress` is called after each layer with (layers done, layers in
-    all); False raises EngineClosed. `notify` gets sentences about the checkpoint for the user.
-    Raises ModelInvalid."""
+    `dtype`: of floating weights; None: the config's. Packed layers stay packed.
+    `head_int8`: round the head to 8 bits. An embedding that is tied to the head stays floating.
+    `head_bounds`: add an int8 copy of the head with bounds of its error.
+    `progress`: called with (loaded layers, all layers) after each layer. EngineClosed if it returns False.
+    `notify`: gets sentences about the checkpoint for the user."""
+    names = config.family.names
     loader = Loader(
         config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
     )
@@ -607,15 +537,18 @@ def load(
     for number in range(config.layers):
         layers.append(loader.layer(number))
         if not progress(number + 1, config.layers):
-            raise EngineClosed("The load was stopped.")
+            raise EngineClosed("The load was cancelled.")
     head = loader.head(embedding)
     stored_head: torch.Tensor | w8_pack.W8 | GgmlWeight = head
     copy = None
     if isinstance(head, torch.Tensor):
-        stored_head = w8_pack.whole_rows(head) if head_int8 else head
-        copy = bounded_head(head) if head_bounds else None
+        if head_int8:
+            stored_head = w8_pack.whole_rows(head)
+        if head_bounds:
+            copy = bounded_head(head)
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
+        # The head is linear, so the last norm can divide the logits.
         last_norm = last_norm.float() / config.logits_divisor
     inputs = loader.inputs()
     streams = loader.streams()

@@ -1,33 +1,35 @@
-"""Loads the prediction head that a checkpoint has beside its model."""
+"""Loads the prediction head of a checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
-from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.prediction_config import PREFIX, head_config
-from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.architectures.names import Names
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.prediction import PREFIX, head_config
 from localchat_cuda.weights.formats.weight import Weight, bytes_of
-from localchat_cuda.weights.loader import Loader, ModelWeights
+from localchat_cuda.weights.loader import Loader
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Weights of a head."""
+    """Weights of a prediction head."""
 
     model: ModelWeights
-    """Its layer and last norm, with the embedding and the output head of the model that it belongs to."""
+    """Layer and last norm, with the model's embedding and output head."""
     embedding_norm: torch.Tensor
-    """[hidden], as is the next."""
+    """[hidden]"""
     state_norm: torch.Tensor
+    """[hidden]"""
     join: Weight
-    """[hidden, 2 * hidden]: embedding first, then state."""
+    """[hidden, 2 * hidden], applied to embedding and state, side by side."""
 
     @property
     def bytes(self) -> int:
-        """Bytes on the device that are its own."""
+        """Bytes on the device, without the weights that the head shares with its model."""
         shared = replace(self.model, layers=(), last_norm=self.model.last_norm[:0])
         norms = 2 * self.state_norm.numel() * self.state_norm.element_size()
         return self.model.bytes - shared.bytes + norms + bytes_of(self.join)
@@ -42,7 +44,7 @@ def load_head(
     device: torch.device,
     notify: Callable[[str], None] = lambda text: None,
 ) -> HeadWeights:
-    """Load the head of the model with this config, and these names and weights. Raises ModelInvalid."""
+    """Load the prediction head of the model with these weights. Raises ModelInvalid."""
     own = head_config(config)
     names = replace(names, layer=f"{PREFIX}layers.{{}}.", last_norm=f"{PREFIX}norm.weight")
     loader = Loader(own, names, LoadTarget(source, device, dtype, notify))

@@ -10,23 +10,24 @@ import torch
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
+from localchat_cuda.config.tensor_names import canonical_name, is_text
 from localchat_cuda.weights.device_reader import DeviceReader
-from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
-"""Names of scales."""
+"""Suffixes of names of scales."""
 _EXPONENTS = "_proj_scales"
+"""Suffix of names of MXFP4 scales."""
 _EXPONENT = 119
-"""Names of MXFP4 scales, and what stands for 2^-8."""
+"""MXFP4 scale of 2^-8."""
 _ABSENT = (".weight", ".bias", "g_idx", "_proj")
-"""Ends of names that random weights do without; "_proj" is that of all experts at once."""
+"""Suffixes of tensors that random weights lack. "_proj" is that of a tensor with all experts."""
 _SINGLE_FILE = "model.safetensors"
-"""A file of this name comes before all others."""
+"""File whose tensors take precedence over those of other files."""
 _OPTIONAL = (
     *("inv_freq", "input_scale", "output_scale", "k_scale", "v_scale", "q_scale"),
     *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
 )
-"""Ends of names of tensors that may stay unread: redundant ones, and scales of roundings that are not done."""
+"""Suffixes of tensors that may stay unread: redundant ones, and scales for rounding that is not done here."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -41,7 +42,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
-"""Numbers by their names in a safetensors header."""
+"""Types by their names in a safetensors header."""
 _CODES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
@@ -52,28 +53,29 @@ class WeightSource(Protocol):
     """Tensors by their checkpoint names, on the CPU or the source's device."""
 
     def has(self, name: str) -> bool:
-        """True if there is such a tensor. Random weights have those that the format needs, and no optional
-        ones."""
+        """Return True if the source has this tensor. Random weights lack optional tensors."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The stored shape of a tensor; None: any shape can be had."""
+        """Return the stored shape of a tensor; (): it is missing. None: the source makes any shape."""
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor, a floating one in `dtype`. Raises ModelInvalid if its shape differs."""
+        """Return a tensor, floating ones in `dtype`. Raises ModelInvalid if its shape differs."""
         ...
 
     def unread(self) -> list[str]:
-        """Tensors of the text part that were never read, although they would change its results."""
+        """Return the tensors of the text part that were never read and are not redundant."""
         ...
 
 
 class CheckpointWeights:
-    """The safetensors files of a folder, with names as in tensor_names.py. Opening reads only their headers."""
+    """Read the safetensors files of a folder, with names as in tensor_names.py.
+
+    Opening reads only the headers."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Raises ModelMissing, ModelInvalid."""
+        """Read the headers. Raises ModelMissing, ModelInvalid."""
         self.folder = folder
         self.device = device
         self.headers = read_headers(folder)
@@ -97,87 +99,96 @@ class CheckpointWeights:
         self._read_names.add(name)
         if name not in self._files:
             file = self._index.get(name, "")
-            absent = (
-                f": {file} is not there" if file and self.folder / file not in self.headers else ""
-            )
+            cause = ""
+            if file and self.folder / file not in self.headers:
+                cause = f": {file} is missing"
             raise ModelInvalid(
-                f"{self.folder} lacks the tensor {name}{absent}.",
+                f"{self.folder} lacks the tensor {name}{cause}.",
                 hint="A shard may be missing, or the files belong to another model: download again.",
             )
         path, stored = self._files[name]
         if stored.shape != shape:
             raise ModelInvalid(
-                f"{path}: {name} has the shape {stored.shape}, and config.json means {shape}.",
+                f"{path}: {name} has the shape {stored.shape}, but config.json implies {shape}.",
                 hint="config.json and weights belong to different models: download both again.",
             )
-        found = self._read(path, stored)
-        if not _is_convertible(found.dtype, dtype):
-            kind, expected = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
+        tensor = self._read(path, stored)
+        if not _is_convertible(tensor.dtype, dtype):
+            stored_as = str(tensor.dtype).removeprefix("torch.")
+            expected = str(dtype).removeprefix("torch.")
             raise ModelInvalid(
-                f"{path}: {name} is stored as {kind}, and config.json means numbers that {expected} can hold.",
+                f"{path}: {name} is stored as {stored_as}, but config.json implies {expected}.",
                 hint="config.json may lack the quantization_config of these weights: download both again.",
             )
-        return found.to(dtype) if found.is_floating_point() else found
+        if tensor.is_floating_point():
+            return tensor.to(dtype)
+        return tensor
 
     def unread(self) -> list[str]:
-        left = self._files.keys() - self._read_names
-        return sorted(name for name in left if is_text(name) and not name.endswith(_OPTIONAL))
+        unread = self._files.keys() - self._read_names
+        return sorted(name for name in unread if is_text(name) and not name.endswith(_OPTIONAL))
 
     def _read(self, path: Path, stored: Tensor) -> torch.Tensor:
         try:
             raw = self._reader.read(path, stored.offset, stored.size_bytes)
             return raw.view(_DTYPES[stored.dtype]).reshape(stored.shape)
         except (OSError, ValueError, KeyError) as error:
-            why = f"{error} is unknown" if isinstance(error, KeyError) else reason(error)
+            cause = f"unknown type {error}" if isinstance(error, KeyError) else reason(error)
             raise ModelInvalid(
-                f"{path}: {stored.name} cannot be read: {why}.",
+                f"{path}: {stored.name} cannot be read: {cause}.",
                 hint="The file may be damaged, or newer than this version of localchat: download it again.",
             ) from error
 
 
-def _is_convertible(found: torch.dtype, expected: torch.dtype) -> bool:
-    """True if converting the stored numbers is enough: codes need their scale, too."""
-    if found in _CODES or expected in _CODES:
-        return found == expected
-    return found.is_floating_point == expected.is_floating_point and found != torch.bool
+def _is_convertible(stored: torch.dtype, expected: torch.dtype) -> bool:
+    """Return True if stored numbers can be converted. Codes cannot, because they also need their scale."""
+    if stored in _CODES or expected in _CODES:
+        return stored == expected
+    return stored.is_floating_point == expected.is_floating_point and stored != torch.bool
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """By tensor, the file that the index of a sharded checkpoint names; empty if there is no index."""
+    """Return the file of each tensor, as a sharded checkpoint's index names it."""
     try:
-        found = json.loads((folder / f"{_SINGLE_FILE}.index.json").read_text("utf-8"))
+        index = json.loads((folder / f"{_SINGLE_FILE}.index.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    placed = found.get("weight_map") if isinstance(found, dict) else None
-    held = placed.items() if isinstance(placed, dict) else ()
-    return {canonical_name(name): file for name, file in held if isinstance(file, str)}
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict):
+        return {}
+    return {canonical_name(name): file for name, file in files.items() if isinstance(file, str)}
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """Headers of all files of weights in a folder. Raises ModelMissing if there are none, ModelInvalid."""
+    """Read the headers of all files of weights in a folder. Raises ModelMissing, ModelInvalid."""
     paths = weight_paths(folder)
     if not paths:
         raise ModelMissing(
-            f"{folder} holds no safetensors file.",
-            hint="Download the model again, or take a GGUF of it for llama.cpp.",
+            f"{folder} contains no safetensors file.",
+            hint="Download the model again, or use a GGUF file with llama.cpp.",
         )
     return {path: read_safetensors(path) for path in paths}
 
 
+def has_imagined(name: str) -> bool:
+    """Return True for tensors that a source without files offers: those that the format needs."""
+    return ".layers." in name and not name.endswith(_ABSENT)
+
+
 class RandomWeights:
-    """Random weights, small enough that a deep model stays finite: for measuring speed."""
+    """Make random weights, small enough that a deep model stays finite, to measure speed."""
 
     def __init__(
         self, device: torch.device, seed: int = 0, group: int = 128, bits: int = 4
     ) -> None:
-        """group: columns of a group, where groups are scattered. bits: of a code."""
+        """`group`: columns of a group, if groups are scattered. `bits`: of a code."""
         self.device = device
         self.group = group
         self.scale = 0.02 / (1 << bits)
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
-        return ".layers." in name and not name.endswith(_ABSENT)
+        return has_imagined(name)
 
     def shape(self, name: str) -> None:
         return None
@@ -188,19 +199,20 @@ class RandomWeights:
         if name.endswith(_EXPONENTS):
             return torch.full(shape, _EXPONENT, dtype=dtype, device=self.device)
         if not dtype.is_floating_point:
-            numbers = torch.iinfo(dtype)
-            return self._draw(torch.randint, numbers.min, numbers.max, shape, dtype=dtype)
+            limits = torch.iinfo(dtype)
+            return self._draw(torch.randint, limits.min, limits.max, shape, dtype=dtype)
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=self.device)
-        found = self._draw(torch.randn, shape, dtype=torch.float32)
-        is_scale = name.endswith(_SCALES)
-        return (found.abs() if is_scale else found).mul_(self.scale if is_scale else 0.02).to(dtype)
+        numbers = self._draw(torch.randn, shape, dtype=torch.float32)
+        if name.endswith(_SCALES):
+            return numbers.abs().mul_(self.scale).to(dtype)
+        return numbers.mul_(0.02).to(dtype)
 
     def unread(self) -> list[str]:
         return []
 
     def _groups(self, k: int) -> torch.Tensor:
-        """Scattered groups of columns, equal for all layers of K: they read the same activations."""
+        """Return scattered groups of columns, equal for all layers of K."""
         draw = torch.Generator(self.device).manual_seed(k)
         return torch.randperm(k, device=self.device, generator=draw).to(torch.int32) // self.group
 
@@ -216,10 +228,10 @@ class LoadTarget(NamedTuple):
     source: WeightSource
     device: torch.device
     dtype: torch.dtype
-    """Of floating weights."""
+    """Type of floating weights."""
     notify: Callable[[str], None]
-    """Gets sentences for the user."""
+    """Function that gets sentences for the user."""
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor on the device. Raises ModelInvalid."""
+        """Return a tensor on the device. Raises ModelInvalid."""
         return self.source.tensor(name, shape, dtype).to(self.device)

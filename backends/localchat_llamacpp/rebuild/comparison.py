@@ -1,4 +1,4 @@
-"""Compares a new library with the one in use: the same text, and speeds from alternating processes."""
+"""Compares a new library with the one in use: equal text, and speeds from alternating processes."""
 
 import signal
 import subprocess
@@ -11,28 +11,33 @@ import msgspec
 from localchat_llamacpp.helper_process import complete_module
 from localchat_llamacpp.library_source import VARIABLE
 from localchat_llamacpp.rebuild.trial import TrialRequest, TrialResult
-from localchat_llamacpp.speed.benchmark import SPIN
 
 ROUNDS: Final = 3
-MOST_ROUNDS: Final = 8
-"""Of each library: more than three where the best two of a speed differ, because other programs only ever make
-one slower (a load of 13 on two cores: by a factor of 2 either way in three rounds)."""
+MAX_ROUNDS: Final = 8
+"""Limit on the rounds of each library.
+
+More than three run if the best two of a speed differ, because other programs only slow a round down (a load of
+13 on two cores: by a factor of 2 either way in three rounds).
+"""
 _ALIKE: Final = 0.95
 FASTER: Final = 1.05
-"""A build is taken if prefill or decode is faster by this factor, and the other not slower by it."""
+"""Factor by which prefill or decode must be faster, and the other not slower."""
 _TIE: Final = 0.05
 _TIE_ON_GPU: Final = 0.5
-"""Two libraries round differently: where the two likeliest tokens are closer than this, in logits, either is
-right. (A GPU computes in half precision.)"""
+"""Logit distance below which either of the two likeliest tokens is correct. Libraries round differently, and a
+GPU computes in half precision."""
 _TIMEOUT_S: Final = 300.0
 _LAST_LINE: Final = 300
+
+_SPIN: Final = "2000"
+"""GOMP_SPINCOUNT. Threads that spin for longer starve each other on a busy machine."""
 
 Try = Callable[[Path, TrialRequest], TrialResult]
 """Tries the library at a path. Raises TrialFailed."""
 
 
 class TrialFailed(Exception):
-    """A trial without a result; its text is the end of a sentence."""
+    """A trial without a result. The text is the end of a sentence."""
 
 
 class Verdict(NamedTuple):
@@ -49,7 +54,7 @@ def try_library(library: Path, request: TrialRequest) -> TrialResult:
             "rebuild.trial",
             timeout_s=_TIMEOUT_S,
             stdin=msgspec.json.encode(request),
-            environment={VARIABLE: str(library), "GOMP_SPINCOUNT": SPIN},
+            environment={VARIABLE: str(library), "GOMP_SPINCOUNT": _SPIN},
         )
     except subprocess.TimeoutExpired as slow:
         raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
@@ -77,23 +82,23 @@ def compare(
     report: Callable[[int, int], None],
     try_: Try = try_library,
 ) -> Verdict:
-    """Whether `built` is right, and faster than `current`; None: there is none to compare with.
+    """Return whether `built` is correct, and faster than `current` (None: no library to compare with).
 
-    request: for the new library; the one in use computes on the CPU. report: gets trials done, and of how many.
+    request: for the new library, while the one in use computes on the CPU. report: gets done and all trials.
     Blocks for about half a minute. Raises OSError.
     """
     here = msgspec.structs.replace(request, gpu=False)
     old: list[TrialResult] = []
     new: list[TrialResult] = []
-    for number in range(MOST_ROUNDS):
+    for number in range(MAX_ROUNDS):
         if number >= ROUNDS and _settled(new) and _settled(old):
             break
-        report(2 * number, 2 * MOST_ROUNDS)
+        report(2 * number, 2 * MAX_ROUNDS)
         try:
             new.append(try_(built, request))
         except TrialFailed as problem:
             return Verdict(False, f"it {problem}")
-        report(2 * number + 1, 2 * MOST_ROUNDS)
+        report(2 * number + 1, 2 * MAX_ROUNDS)
         if current is None:
             continue
         try:
@@ -102,14 +107,14 @@ def compare(
         except TrialFailed as problem:
             return Verdict(True, f"the library in use {problem}, and this one does not")
     if not old:
-        return Verdict(True, "it is the only one here, and it works")
+        return Verdict(True, "it is the only library here, and it works")
     if difference := _difference(old[0], new[0], _TIE_ON_GPU if request.gpu else _TIE):
         return Verdict(False, difference)
     return _faster(old, new)
 
 
 def _working(current: Path, request: TrialRequest, try_: Try) -> TrialRequest:
-    """The request as models are loaded with the library in use: in safe mode if it crashes otherwise."""
+    """Return the request for the library in use: in safe mode if it crashes otherwise."""
     try:
         try_(current, request)
     except TrialFailed:
@@ -118,10 +123,10 @@ def _working(current: Path, request: TrialRequest, try_: Try) -> TrialRequest:
 
 
 def _settled(results: list[TrialResult]) -> bool:
-    """Whether the two best results of each speed agree."""
+    """Return True if the two best results of each speed agree."""
     for speeds in (
-        sorted(one.prefill_tokens_per_s for one in results),
-        sorted(one.decode_tokens_per_s for one in results),
+        sorted(result.prefill_tokens_per_s for result in results),
+        sorted(result.decode_tokens_per_s for result in results),
     ):
         if len(speeds) > 1 and speeds[-2] < _ALIKE * speeds[-1]:
             return False
@@ -129,21 +134,21 @@ def _settled(results: list[TrialResult]) -> bool:
 
 
 def _difference(old: TrialResult, new: TrialResult, tie: float) -> str:
-    """How the new library's text is wrong; empty: it is right."""
+    """Return how the new library's text is wrong. Empty if it is correct."""
     pairs = zip(old.tokens, new.tokens, old.margins, strict=False)
-    for place, (before, now, margin) in enumerate(pairs, 1):
+    for position, (before, now, margin) in enumerate(pairs, 1):
         if before != now:
             if margin < tie:
-                return ""  # what follows a tie is another text, and as right
-            return f"it writes another text: token {place} of {len(old.tokens)} differs"
+                return ""  # after a tie, another text is as correct
+            return f"it generates another text: token {position} of {len(old.tokens)} differs"
     if len(old.tokens) == len(new.tokens):
         return ""
-    return "it writes a text of another length"
+    return "it generates a text of another length"
 
 
 def _faster(old: list[TrialResult], new: list[TrialResult]) -> Verdict:
-    prefill = [max(one.prefill_tokens_per_s for one in each) for each in (old, new)]
-    decode = [max(one.decode_tokens_per_s for one in each) for each in (old, new)]
+    prefill = [max(result.prefill_tokens_per_s for result in results) for results in (old, new)]
+    decode = [max(result.decode_tokens_per_s for result in results) for results in (old, new)]
     prefill_ratio = prefill[1] / prefill[0]
     decode_ratio = decode[1] / decode[0]
     figures = f"prompts {_ratio(prefill)}, answers {_ratio(decode)}, on a model of 60 MB in Q4_K"

@@ -1,4 +1,4 @@
-"""Rebuilder of the llama.cpp backend: build, trial, and the change of the library in use."""
+"""Rebuilds llama.cpp: build, trial, and the switch to the new library."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -40,15 +40,15 @@ class LlamaCppRebuilder:
         self._compare = compare
 
     def offer(self) -> RebuildOffer | None:
-        """The build that would help most here; None: the library in use fits. Loads no library."""
+        """Return the build that would help most here. None if the library in use is fine. Loads no library."""
         return best_offer()
 
     def minutes(self, kind: str) -> float:
-        """Expected time of a build on this machine."""
+        """Return the expected time of a build on this machine."""
         return build_minutes(kind)
 
     def rebuild(self, kind: str, report: Report) -> RebuildOutcome:
-        """Build, try, and take or leave it. See Rebuilder."""
+        """Build a library, try it, and use it if it is better. See Rebuilder."""
         if os.environ.get(VARIABLE):
             raise LocalchatError(
                 f"{VARIABLE} names the library to use, so a build would not be used",
@@ -65,7 +65,7 @@ class LlamaCppRebuilder:
         return RebuildOutcome(verdict.better, verdict.sentence)
 
     def undo(self) -> bool:
-        """Take the build in use back; False if there is none."""
+        """Remove the build in use. False without one."""
         with self._store.locked():
             return self._store.remove()
 

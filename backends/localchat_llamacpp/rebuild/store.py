@@ -1,8 +1,7 @@
-"""Folder of the native build: one build at a time, taken and taken back whole.
+"""Stores the native build: one build at a time, installed and removed as a whole.
 
-The record names the folder of the build that is in use, and is the only file that decides. It is replaced by a
-rename, so a process that ends at any moment leaves the build before it or the new one; whatever the record does
-not name is removed by the next run.
+Only the record decides which build is in use. A rename replaces it, so a process that ends at any moment leaves
+either the old or the new build. The next run removes everything that the record does not name.
 """
 
 import shutil
@@ -19,19 +18,19 @@ from localchat.errors import LocalchatError
 from localchat_llamacpp.library_source import RECORD, native_build_folder
 
 LOG: Final = "build.log"
-"""In the folder: output of the last build."""
+"""File in the folder with the output of the last build."""
 _LOCK: Final = "build.lock"
 _WORK: Final = "work-"
 _KEPT: Final = "build-"
 
 
 class BuildRecord(msgspec.Struct, frozen=True):
-    """The build in use, as the record has it."""
+    """Record of the build in use."""
 
     library: str
-    """Its file, relative to the folder."""
+    """File of the library, relative to the folder."""
     version: str
-    """Of llama-cpp-python."""
+    """Version of llama-cpp-python."""
     kind: str
 
 
@@ -48,7 +47,7 @@ class BuildStore:
         return self.folder / LOG
 
     def current(self) -> BuildRecord | None:
-        """The build in use; None if there is none, or its record cannot be read."""
+        """Return the build in use. None without a readable record."""
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=BuildRecord)
         except (OSError, msgspec.DecodeError):
@@ -56,8 +55,10 @@ class BuildStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder until the block ends, without what earlier runs left. Raises LocalchatError if
-        another process holds it, OSError."""
+        """Lock the folder during the block, and remove what earlier runs left.
+
+        Raises LocalchatError if another process has the lock, OSError.
+        """
         from filelock import FileLock, Timeout
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ class BuildStore:
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
-        """An empty folder on the same file system, removed at the end of the block. Raises OSError."""
+        """Provide an empty folder on the same file system during the block. Raises OSError."""
         work = Path(tempfile.mkdtemp(prefix=_WORK, dir=self.folder))
         try:
             yield work
@@ -92,16 +93,18 @@ class BuildStore:
         self._clean()
 
     def remove(self) -> bool:
-        """Take the build back; False if there was none. Raises OSError."""
-        there = self._record.exists()
+        """Remove the build. False without one. Raises OSError."""
+        existed = self._record.exists()
         self._record.unlink(missing_ok=True)
         self._clean()
-        return there
+        return existed
 
     def _clean(self) -> None:
-        """Remove all that the record does not name."""
+        """Remove everything that the record does not name."""
         record = self.current()
-        used = record.library.partition("/")[0] if record else ""
+        used = ""
+        if record:
+            used = record.library.partition("/")[0]
         for path in self.folder.iterdir():
             if path.name.startswith((_WORK, _KEPT)) and path.name != used:
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Tries one library of llama.cpp: greedy tokens of the guide, speed of prefill and decode.
+"""Tries one llama.cpp library: greedy tokens of the guide, speed of prefill and decode.
 
-Run as a module (helper_process.py), because the library may crash; LOCALCHAT_LLAMACPP_LIBRARY names it. The
-request is JSON on stdin, the result JSON on stdout.
+Runs as a module (helper_process.py), because the library may crash. LOCALCHAT_LLAMACPP_LIBRARY names it. The
+request is JSON on stdin, and the result JSON on stdout.
 """
 
 import sys
@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from localchat_llamacpp.native_model import (
     load_weights,
     open_context,
 )
-from localchat_llamacpp.speed.synthetic_gguf import TOKENS, SyntheticModel, write
+from localchat_llamacpp.rebuild.synthetic_gguf import TOKENS, SyntheticModel, write
 from localchat_llamacpp.tokenizer import LlamaTokenizer
 
 _PROMPTS: Final = (
@@ -48,38 +49,38 @@ class TrialRequest(msgspec.Struct, frozen=True):
 
     threads: int
     gpu: bool = False
-    """Put all layers on the GPU."""
+    """Whether to put all layers on the GPU."""
     safe_mode: bool = False
-    """As models are loaded where this build crashes otherwise."""
+    """Whether to load as models are loaded after a crash."""
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """Findings about one library."""
+    """Tokens and speeds of one library."""
 
     tokens: tuple[int, ...]
     """Greedy continuations of the guide."""
     margins: tuple[float, ...]
-    """By how much each token's logit leads the second one."""
+    """Lead of each token's logit over the second one."""
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
 
 
 def trial(request: TrialRequest, folder: Path) -> TrialResult:
-    """Load the library and try it. folder: for a synthetic model."""
+    """Load the library and try it. folder: receives a synthetic model."""
     guide = Path(localchat.__file__).with_name("guide") / "guide.gguf"
     vocabulary, _ = load_vocabulary(guide)
     with closing(LlamaTokenizer(vocabulary)) as tokenizer:
         prompts = [tokenizer.encode(text, add_bos=True) for text in _PROMPTS]
         size = tokenizer.vocab_size
     with closing(_Context(guide, request)) as context:
-        found = [pair for prompt in prompts for pair in context.greedy(prompt, size)]
+        pairs = [pair for prompt in prompts for pair in context.greedy(prompt, size)]
     path = folder / "synthetic.gguf"
     write(path, _MODEL)
     with closing(_Context(path, request)) as context:
         prefill_s, decode_s = context.times()
     return TrialResult(
-        tuple(token for token, _ in found),
-        tuple(margin for _, margin in found),
+        tuple(token for token, _ in pairs),
+        tuple(margin for _, margin in pairs),
         _PROMPT_TOKENS / prefill_s,
         1 / decode_s,
     )
@@ -115,30 +116,30 @@ class _Context:
         self._weights.close()
 
     def greedy(self, prompt: list[int], vocab_size: int) -> list[tuple[int, float]]:
-        """The likeliest continuation, and by how much each token leads."""
-        found: list[tuple[int, float]] = []
+        """Return the likeliest continuation, and the lead of each token."""
+        pairs: list[tuple[int, float]] = []
         self._clear()
         self._decode(0, prompt)
-        for place in range(len(prompt), len(prompt) + _GREEDY_TOKENS):
+        for position in range(len(prompt), len(prompt) + _GREEDY_TOKENS):
             pointer = self._api.llama_get_logits(self._handle)
             logits = np.ctypeslib.as_array(pointer, (vocab_size,))
             second, first = np.argpartition(logits, -2)[-2:]
             token = int(first if logits[first] >= logits[second] else second)
-            found.append((token, float(abs(logits[first] - logits[second]))))
-            self._decode(place, [token])
-        return found
+            pairs.append((token, float(abs(logits[first] - logits[second]))))
+            self._decode(position, [token])
+        return pairs
 
     def times(self) -> tuple[float, float]:
-        """Seconds of a prompt and of a token, the shortest of several: others only make them longer."""
+        """Return the shortest seconds of a prompt and of a token: other programs only lengthen them."""
         prompt = [n * 7 % TOKENS for n in range(_PROMPT_TOKENS)]
         prefill: list[float] = []
         decode: list[float] = []
         for _ in range(_REPETITIONS):
             self._clear()
-            prefill.append(_timed(lambda: self._decode(0, prompt)))
+            prefill.append(_timed(partial(self._decode, 0, prompt)))
             for step in range(_DECODE_STEPS):
-                place = _PROMPT_TOKENS + step
-                decode.append(_timed(lambda at=place: self._decode(at, [at % TOKENS])))  # type: ignore[misc]
+                position = _PROMPT_TOKENS + step
+                decode.append(_timed(partial(self._decode, position, [position % TOKENS])))
         return min(prefill), min(decode)
 
     def _clear(self) -> None:
@@ -164,10 +165,10 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialRequest)
     with tempfile.TemporaryDirectory(prefix="localchat-trial-") as folder:
         try:
-            found = trial(request, Path(folder))
+            result = trial(request, Path(folder))
         except LocalchatError as problem:
             sys.exit(problem.message)
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     sys.stdout.buffer.flush()
 
 

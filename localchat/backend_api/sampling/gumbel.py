@@ -87,10 +87,10 @@ def winner(key: int, pieces: Iterable[tuple[NDArray[np.int64], NDArray[np.float3
             scores = scores[kept]
             bits = bits[kept]
         total = scores + _noise(bits)
-        place = int(total.argmax())
-        if total[place] > best:
-            best = float(total[place])
-            token = int(tokens[place])
+        index = int(total.argmax())
+        if total[index] > best:
+            best = float(total[index])
+            token = int(tokens[index])
     return token
 
 

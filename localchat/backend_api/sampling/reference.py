@@ -54,7 +54,7 @@ class Draw(NamedTuple):
 
     token: int
     logprob: float | None = None
-    """Of the raw logits; None if not requested."""
+    """Log probability from the raw logits. None if not requested."""
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob) of the raw logits, best first; empty if not requested."""
 
@@ -82,10 +82,10 @@ class Sampler:
         counts: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> Draw:
-        """Draw the token at `position` from `row` (V,), which is only read: several choices may draw from it.
+        """Draw the token at `position` from `row` (V,). Never changes the row, because choices may share it.
 
-        counts: the tokens before `position`; needed where the parameters are penalised. mask: bit t of the
-        little-endian words allows token t.
+        `counts`: the tokens before `position`, required for penalties. `mask`: bit t of the little-endian words
+        allows token t.
         """
         greedy = params.temperature < GREEDY_BELOW and params.top_logprobs < 0
         if greedy and mask is None and not params.logit_bias and not params.penalised:
@@ -97,7 +97,7 @@ class Sampler:
             return self.logprobs(row, token, params.top_logprobs)
 
     def logprobs(self, row: Row, token: int, top: int) -> Draw:
-        """Log probability of a given `token` in `row` (V,), with the `top` best alternatives."""
+        """Return the log probability of `token` in `row` (V,), with the `top` best alternatives."""
         with np.errstate(over="ignore", invalid="ignore"):
             best = float(row.max())
             if not math.isfinite(best):
@@ -105,23 +105,27 @@ class Sampler:
                 best = float(row.max())
             if token == NOTHING or best == -math.inf:
                 return Draw(token, -math.inf)
-            whole = best + math.log(self._mass(row, best))
-            ids = (
-                self._largest(row, min(top, self.vocab_size)) if top > 0 else np.empty(0, np.int64)
-            )
+            log_sum = best + math.log(self._mass(row, best))
+            ids = np.empty(0, np.int64)
+            if top > 0:
+                ids = self._largest(row, min(top, self.vocab_size))
             values = row[ids]
             order = np.lexsort((ids, -values))
             ranked = zip(ids[order].tolist(), values[order].tolist(), strict=True)
-            return Draw(token, float(row[token]) - whole, tuple((t, z - whole) for t, z in ranked))
+            return Draw(
+                token, float(row[token]) - log_sum, tuple((t, z - log_sum) for t, z in ranked)
+            )
 
     def all_logprobs(self, row: Row) -> bytes:
-        """Log probabilities of all tokens of `row` (V,), as little-endian float16."""
+        """Return the log probabilities of all tokens of `row` (V,), as little-endian float16."""
         with np.errstate(over="ignore", invalid="ignore"):
             row = _cleaned(row)
             best = float(row.max())
-            whole = best + math.log(self._mass(row, best)) if best > -math.inf else 0.0
-            found = np.clip(row - np.float32(whole), _LEAST_HALF, 0.0).astype("<f2")
-            return bytes(found.tobytes())
+            log_sum = 0.0
+            if best > -math.inf:
+                log_sum = best + math.log(self._mass(row, best))
+            values = np.clip(row - np.float32(log_sum), _LEAST_HALF, 0.0).astype("<f2")
+            return bytes(values.tobytes())
 
     def candidates(
         self,
@@ -130,9 +134,9 @@ class Sampler:
         counts: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> tuple[Ids, Row]:
-        """Tokens that the filters keep: ids ascending (n,) and their processed logits (n,). For tests.
+        """Return the tokens that the filters keep: ascending ids (n,) and processed logits (n,). For tests.
 
-        Empty where there is nothing to draw.
+        Empty if no token can be drawn.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             z, best = self._process(row, params, counts, mask)
@@ -153,9 +157,10 @@ class Sampler:
         z, best = self._process(row, params, counts, mask)
         if best == -math.inf:
             return NOTHING
-        # What noise cannot lift above the best need not be looked at; typical-p may drop the best
-        # itself.
-        reach = best - REACH * params.temperature if params.typical_p >= 1 else -math.inf
+        # Skip tokens that noise cannot lift above the best, unless typical-p may drop the best itself.
+        reach = -math.inf
+        if params.typical_p >= 1:
+            reach = best - REACH * params.temperature
         pieces: Iterable[tuple[Ids, Row]]
         if params.top_p >= 1 and not self._cuts(params):
             pieces = self._pieces(z, max(_least(best, params), reach))
@@ -200,19 +205,29 @@ class Sampler:
 
     def _mask(self, z: Row, mask: bytes) -> None:
         # Adding 0 or -inf by a table of bytes costs a fifth of a masked assignment.
-        whole = np.frombuffer(mask, np.uint8, min(len(mask), z.size // 8))
-        known = whole.size * 8
-        np.take(self._bars, whole, axis=0, out=self._work[:known].reshape(-1, 8), mode="clip")
-        z[:known] += self._work[:known]
-        rest = np.frombuffer(mask, np.uint8, min(len(mask) - whole.size, 1), whole.size)
-        tail = z[known : known + 8]
-        tail += self._bars[rest].reshape(-1)[: tail.size] if rest.size else np.float32(-np.inf)
-        z[known + 8 :] = -np.inf
+        mask_bytes = np.frombuffer(mask, np.uint8, min(len(mask), z.size // 8))
+        covered = mask_bytes.size * 8
+        np.take(
+            self._bars, mask_bytes, axis=0, out=self._work[:covered].reshape(-1, 8), mode="clip"
+        )
+        z[:covered] += self._work[:covered]
+        last_byte = np.frombuffer(
+            mask, np.uint8, min(len(mask) - mask_bytes.size, 1), mask_bytes.size
+        )
+        tail = z[covered : covered + 8]
+        if last_byte.size:
+            tail += self._bars[last_byte].reshape(-1)[: tail.size]
+        else:
+            tail += np.float32(-np.inf)
+        z[covered + 8 :] = -np.inf
 
     def _filter(self, z: Row, best: float, params: SamplingParams, reach: float) -> tuple[Ids, Row]:
         """Step 4. Tokens below `reach` are left out, after they have counted in every sum."""
         if self._cuts(params):
-            ids = self._largest(z, params.top_k) if params.top_k > 0 else self._above(z, -math.inf)
+            if params.top_k > 0:
+                ids = self._largest(z, params.top_k)
+            else:
+                ids = self._above(z, -math.inf)
             values = z.take(ids)
             ids, values = _picked(ids, values, (values > -math.inf).nonzero()[0])
             if params.typical_p < 1:
@@ -228,12 +243,12 @@ class Sampler:
             return ids, values
         # Top-p and min-p both keep a prefix of the falling order, so they may be applied in either order, once
         # top-p knows the whole sum.
-        least = max(_least(best, params), reach)
+        cutoff = max(_least(best, params), reach)
         if params.top_p >= 1:
-            ids = self._above(z, least)
+            ids = self._above(z, cutoff)
             return ids, z.take(ids)
         needed = params.top_p * self._mass(z, best)
-        ids = self._head(z, best, least, needed)
+        ids = self._head(z, best, cutoff, needed)
         values = z.take(ids)
         return _picked(ids, values, _shortest(-values, _weights(values, best), needed))
 
@@ -252,28 +267,28 @@ class Sampler:
             total += float(terms.sum())
         return total
 
-    def _head(self, z: Row, best: float, least: float, needed: float) -> Ids:
-        """Ids, rising, of a head of the falling order that holds the top-p prefix.
+    def _head(self, z: Row, best: float, floor: float, needed: float) -> Ids:
+        """Return the ascending ids of the largest z, including the top-p prefix.
 
-        Down to `least` where no shorter one does.
+        Returns all z of at least `floor` if fewer do not suffice.
         """
         for depth in (4.0, 12.0):
-            if best - depth <= least:
+            if best - depth <= floor:
                 break
             ids = self._above(z, best - depth)
             if float(_weights(z.take(ids), best).sum(dtype=np.float64)) >= needed:
                 return ids
-        return self._above(z, least)
+        return self._above(z, floor)
 
     def _above(self, z: Row, floor: float) -> Ids:
-        """Ids of the finite z that are `floor` or more, rising."""
+        """Return the ascending ids of all finite z of at least `floor`."""
         np.greater_equal(z, np.float32(max(floor, -_LARGEST)), out=self._flags)
         return self._flags.nonzero()[0]
 
     def _pieces(self, z: Row, floor: float) -> Iterator[tuple[Ids, Row]]:
-        """Ids and values of the finite z that are `floor` or more, in pieces where they are many.
+        """Yield ids and values of all finite z of at least `floor`, in pieces.
 
-        Arrays of a whole vocabulary would be fresh pages each time: ten times the cost of the arithmetic.
+        Arrays of a whole vocabulary would need new pages each time, which cost ten times the arithmetic.
         """
         np.greater_equal(z, np.float32(max(floor, -_LARGEST)), out=self._flags)
         size = _PIECE if np.count_nonzero(self._flags) > _PIECE else z.size
@@ -284,13 +299,12 @@ class Sampler:
                 yield ids, z.take(ids)
 
     def _largest(self, z: Row, count: int) -> Ids:
-        """Ids of the `count` largest z, ascending ids; among equals the lower id."""
+        """Return the ascending ids of the `count` largest z. The lower id wins a tie."""
         if count >= z.size:
             return np.arange(z.size)
         groups = z.size // _GROUP
         if groups >= 2 * count:
-            # Of `groups` disjoint groups, `count` have a maximum of at least `floor`: so have
-            # `count` tokens.
+            # `count` of the disjoint groups have a maximum of at least `floor`, so `count` tokens do too.
             highest = z[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
             floor = np.partition(highest, groups - count)[groups - count]
             np.greater_equal(z, floor, out=self._flags)
@@ -305,21 +319,21 @@ class Sampler:
 
 
 def _picked(ids: Ids, values: Row, picked: Ids | None) -> tuple[Ids, Row]:
-    """Those at the indices `picked`; None: all."""
+    """Return the entries at the indices `picked`. None: all."""
     if picked is None or picked.size == ids.size:
         return ids, values
     return ids.take(picked), values.take(picked)
 
 
 def _least(best: float, params: SamplingParams) -> float:
-    """The lowest logit that min-p keeps; -inf: it is off."""
+    """Return the lowest logit that min-p keeps. -inf: min-p is off."""
     if params.min_p <= 0:
         return -math.inf
     return float(np.float32(best) + np.float32(min(0.0, math.log(params.min_p))))
 
 
 def _weights(values: Row, best: float) -> Row:
-    """exp(values - best): probabilities but for a factor."""
+    """Return exp(values - best), which is proportional to the probabilities."""
     weights: Row = np.exp(values - np.float32(best))
     return weights
 
@@ -329,21 +343,27 @@ def _cleaned(z: Row) -> Row:
 
 
 def _best(z: Row) -> int:
-    """The largest z, the lower id among equals. One pass: a row that was just computed is cold, and reading
-    152k floats once takes 30 µs, looking for their maximum first and then for its place 75."""
-    token = int(z.argmax())  # of a NaN, where there is one
+    """Return the id of the largest z. The lower id wins a tie.
+
+    One pass takes 30 µs for 152k floats that are not in the cache. Finding the maximum first and then its
+    position takes 75 µs.
+    """
+    # argmax returns the id of a NaN, if there is one.
+    token = int(z.argmax())
     if math.isfinite(z[token]):
         return token
     z = _cleaned(z)
     token = int(z.argmax())
-    return token if z[token] > -math.inf else NOTHING
+    if z[token] == -math.inf:
+        return NOTHING
+    return token
 
 
 def _bias(z: Row, bias: tuple[tuple[int, float], ...]) -> None:
     ids = np.array([token for token, _ in bias], np.int64)
     values = np.array([value for _, value in bias], np.float32)
-    known = (ids >= 0) & (ids < z.size)
-    z[ids[known]] += values[known]
+    valid = (ids >= 0) & (ids < z.size)
+    z[ids[valid]] += values[valid]
 
 
 def _penalise(z: Row, params: SamplingParams, counts: TokenCounts) -> None:
@@ -359,8 +379,10 @@ def _penalise(z: Row, params: SamplingParams, counts: TokenCounts) -> None:
 
 
 def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:
-    """Indices, rising, of the `count` lowest keys, the last of which is `border`; the first among
-    equals."""
+    """Return the ascending indices of the `count` lowest keys. `border`: the highest of them.
+
+    The first wins a tie.
+    """
     kept = keys < border
     kept[np.flatnonzero(keys == border)[: count - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
@@ -369,23 +391,22 @@ def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:
 def _shortest(
     keys: NDArray[np.floating], weights: NDArray[np.floating], needed: float
 ) -> Ids | None:
-    """Indices, rising, of the shortest prefix in the order of rising keys that is heavy enough.
+    """Return the ascending indices of the shortest prefix by ascending keys with enough weight.
 
-    Its weights sum to `needed` or more; None where all of them do not. Equal keys stand in the order of the
-    arrays.
+    Its weights sum to at least `needed`. None: all weights together do not. Equal keys are ordered by index.
     """
     if float(weights.sum(dtype=np.float64)) < needed:
         return None
-    # Sorting 152k floats takes 7 ms: halve the range of keys until the border lies among few.
-    # (Picking by index: by flags it takes four times as long.)
+    # Sorting 152k floats takes 7 ms, so halve the range of keys until few are left.
+    # Selecting by flags instead of indices takes four times as long.
     pool = keys
     its_weights = weights
     before = 0.0
     count = 0
     while pool.size > _SORTED_AT_ONCE:
-        least = pool.min()
-        most = pool.max()
-        lower = pool <= least + (most - least) / 2
+        lowest = pool.min()
+        highest = pool.max()
+        lower = pool <= lowest + (highest - lowest) / 2
         picked = np.flatnonzero(lower)
         if picked.size == pool.size:
             break
@@ -409,8 +430,10 @@ def _shortest(
 
 
 def _typical(values: Row, needed: float) -> Ids | None:
-    """Indices of the tokens whose surprise is nearest to the entropy (locally typical sampling,
-    Meister et al. 2022)."""
+    """Return the indices of the tokens with a surprise nearest to the entropy.
+
+    Locally typical sampling, Meister et al. 2022.
+    """
     shifted = values - values.max()
     p = np.exp(shifted, dtype=np.float64)
     mass = float(p.sum())

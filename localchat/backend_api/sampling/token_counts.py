@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 class TokenCounts:
     """Counts over the known tokens of one sequence.
 
-    They are a pure function of the tokens: drafts are written like any tokens and taken back by overwriting
-    them, at the cost of the tokens that change. Counts are kept for the distinct tokens alone, in the order
-    of their first occurrence, so that removing tokens from the end empties entries from the end, and the
-    arrays stay dense.
+    They are a pure function of the tokens. Drafts are written like any other tokens, and rejected drafts are
+    overwritten, at the cost of the tokens that change. Only distinct tokens have an entry, in the order of
+    their first occurrence. So removing tokens from the end empties entries from the end, and the arrays stay
+    dense.
     """
 
     def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
-        """prompt_tokens: the first so many positions count as prompt, whatever is written there."""
+        """`prompt_tokens`: number of leading positions that count as prompt, even if rewritten."""
         self._prompt_tokens = prompt_tokens
         self._tokens: list[int] = []
         self._entry: dict[int, int] = {}
@@ -26,12 +26,12 @@ class TokenCounts:
         self.write(0, tokens)
 
     def __len__(self) -> int:
-        """Tokens counted, prompt and output."""
+        """Return the number of counted tokens, prompt and output."""
         return len(self._tokens)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Distinct tokens that occur, (n,); valid until the next write."""
+        """Distinct tokens (n,), valid until the next write."""
         return self._ids[: len(self._entry)]
 
     @property
@@ -40,27 +40,29 @@ class TokenCounts:
         return self._output[: len(self._entry)]
 
     def write(self, start: int, tokens: Sequence[int]) -> None:
-        """Replace everything from `start` on by `tokens`. Costs only what differs. Raises IndexError if
-        `start` leaves a gap."""
-        have = self._tokens
-        if start > len(have):
-            raise IndexError(f"token {start} cannot follow {len(have)} counted tokens")
+        """Replace all tokens from `start` on by `tokens`. The cost depends on what differs.
+
+        Raises IndexError if `start` leaves a gap.
+        """
+        counted = self._tokens
+        if start > len(counted):
+            raise IndexError(f"token {start} cannot follow {len(counted)} counted tokens")
         same = 0
-        most = min(len(have) - start, len(tokens))
-        if have[start : start + most] == list(tokens[:most]):
-            same = most
+        overlap = min(len(counted) - start, len(tokens))
+        if counted[start : start + overlap] == list(tokens[:overlap]):
+            same = overlap
         else:
-            while have[start + same] == tokens[same]:
+            while counted[start + same] == tokens[same]:
                 same += 1
         self._truncate(start + same)
         for token in tokens[same:]:
             self._append(token)
 
     def _truncate(self, length: int) -> None:
-        have = self._tokens
-        while len(have) > length:
-            position = len(have) - 1
-            token = have.pop()
+        counted = self._tokens
+        while len(counted) > length:
+            position = len(counted) - 1
+            token = counted.pop()
             entry = self._entry[token]
             self._seen[entry] -= 1
             if position >= self._prompt_tokens:

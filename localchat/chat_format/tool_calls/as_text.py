@@ -1,7 +1,7 @@
-"""Earlier tool calls and results as plain text, for templates that do not write them.
+"""Earlier tool calls and results as plain text, for templates that cannot render them.
 
-Such a template leaves them out silently, and the model reads answers without their questions. Calls are written
-in the syntax of the model's family (families.py).
+Such a template leaves them out silently, and the model sees answers without their questions. Calls use the
+syntax of the model's family (families.py).
 """
 
 import json
@@ -17,30 +17,26 @@ _SEPARATOR = "\n\n"
 
 
 def calls_as_text(messages: Sequence[Message], syntax: ToolCallSyntax) -> list[Message]:
-    """Move calls to the end of their message's text."""
-    return [
-        msgspec.structs.replace(
-            message,
-            content="\n".join(
-                text for text in (message.content, _calls_text(message.tool_calls, syntax)) if text
-            ),
-            tool_calls=(),
-        )
-        if message.tool_calls
-        else message
-        for message in messages
-    ]
+    """Append the calls of each message to its text."""
+    result = []
+    for message in messages:
+        if message.tool_calls:
+            calls = _calls_text(message.tool_calls, syntax)
+            content = "\n".join(text for text in (message.content, calls) if text)
+            message = msgspec.structs.replace(message, content=content, tool_calls=())
+        result.append(message)
+    return result
 
 
 def results_as_user_messages(messages: Sequence[Message]) -> list[Message]:
-    """Turn results into messages of the user, one for all results in a row."""
+    """Turn results into user messages, and join consecutive ones."""
     joined: list[Message] = []
     for message in messages:
-        result = message.role == "tool"
-        if result:
+        is_result = message.role == "tool"
+        if is_result:
             name = f" of {message.name}" if message.name else ""
             message = Message("user", f"Result{name}:\n{message.content}")
-        joins = result or (bool(joined) and joined[-1].content.startswith("Result"))
+        joins = is_result or (bool(joined) and joined[-1].content.startswith("Result"))
         if joins and joined and joined[-1].role == message.role == "user":
             message = Message("user", f"{joined.pop().content}{_SEPARATOR}{message.content}")
         joined.append(message)
@@ -57,7 +53,7 @@ def separate_text(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _calls_text(calls: Sequence[CalledTool], syntax: ToolCallSyntax) -> str:
-    if syntax.written not in ("json", "python"):
+    if syntax.notation not in ("json", "python"):
         syntax = HERMES.syntax
     texts = [
         f"{syntax.head}{call.name}{syntax.middle}{_arguments(call, syntax)}{syntax.tail}".replace(
@@ -69,7 +65,7 @@ def _calls_text(calls: Sequence[CalledTool], syntax: ToolCallSyntax) -> str:
 
 
 def _arguments(call: CalledTool, syntax: ToolCallSyntax) -> str:
-    if syntax.written == "json":
+    if syntax.notation == "json":
         return call.arguments
     try:
         values = json.loads(call.arguments)

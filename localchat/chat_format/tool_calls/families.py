@@ -29,160 +29,199 @@ _HARMONY = (
 
 def _glm(name: str, signs: tuple[str, ...], tags: TagSyntax) -> ToolCallFamily:
     syntax = ToolCallSyntax(
-        "<tool_call>", tags.gap, tags.end, between=tags.gap, written="tags", tags=tags
+        head="<tool_call>",
+        middle=tags.gap,
+        tail=tags.end,
+        between=tags.gap,
+        notation="tags",
+        tags=tags,
     )
-    return ToolCallFamily(name, signs, syntax, ("<tool_call>",), ("</tool_call>",))
+    return ToolCallFamily(
+        name, signs=signs, syntax=syntax, opens=("<tool_call>",), closes=("</tool_call>",)
+    )
 
 
 def _dsml(name: str, outer: str) -> ToolCallFamily:
     begin = f"<｜DSML｜{outer}>"
     end = f"</｜DSML｜{outer}>"
-    syntax = tagged(family.DSML, begin + "\n", end="\n" + end)
+    syntax = tagged(family.DSML, begin=begin + "\n", end="\n" + end)
     return ToolCallFamily(
-        name, (begin,), syntax, (begin, family.DSML.name[0]), (end,), controls=("｜DSML｜",)
+        name,
+        signs=(begin,),
+        syntax=syntax,
+        opens=(begin, family.DSML.name[0]),
+        closes=(end,),
+        inner_tags=("｜DSML｜",),
     )
 
 
+def _object_list(begin: str, end: str = "") -> ToolCallSyntax:
+    """Return the syntax of a JSON list of calls between two tags."""
+    return ToolCallSyntax(*_OBJECT, begin=begin + "[", between=", ", end="]" + end)
+
+
 def _listed(name: str, sign: str, begin: str, end: str) -> ToolCallFamily:
-    """A list of objects between two tags."""
-    syntax = ToolCallSyntax(*_OBJECT, begin=begin + "[", between=", ", end="]" + end)
-    return ToolCallFamily(name, (sign,), syntax, (begin,), (end,), bare=True)
+    return ToolCallFamily(
+        name,
+        signs=(sign,),
+        syntax=_object_list(begin, end),
+        opens=(begin,),
+        closes=(end,),
+        untagged=True,
+    )
 
 
 def _lfm(name: str, sign: str) -> ToolCallFamily:
     begin = "<|tool_call_start|>"
     end = "<|tool_call_end|>"
     syntax = ToolCallSyntax(
-        "", "(", ")", begin=begin + "[", between=", ", end="]" + end, written="python"
+        head="",
+        middle="(",
+        tail=")",
+        begin=begin + "[",
+        between=", ",
+        end="]" + end,
+        notation="python",
     )
-    return ToolCallFamily(name, (sign,), syntax, (begin,), (end,), bare=True)
+    return ToolCallFamily(
+        name, signs=(sign,), syntax=syntax, opens=(begin,), closes=(end,), untagged=True
+    )
 
 
 HERMES = ToolCallFamily(
     "hermes",
-    ("<tool_call>",),
-    ToolCallSyntax('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-    ("<tool_call>",),
-    ("</tool_call>",),
-    bare=True,
+    signs=("<tool_call>",),
+    syntax=ToolCallSyntax(
+        head='<tool_call>\n{"name": "', middle='", "arguments": ', tail="}\n</tool_call>"
+    ),
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
+    untagged=True,
 )
 
 _MISTRAL = ToolCallFamily(
     "mistral",
-    ("[TOOL_CALLS]", "[ARGS]"),
-    ToolCallSyntax("[TOOL_CALLS]", "[ARGS]", "", between=""),
-    ("[TOOL_CALLS]",),
-    ("[/TOOL_CALLS]",),
-    ("[CALL_ID]", "[ARGS]"),
+    signs=("[TOOL_CALLS]", "[ARGS]"),
+    syntax=ToolCallSyntax(head="[TOOL_CALLS]", middle="[ARGS]", tail="", between=""),
+    opens=("[TOOL_CALLS]",),
+    closes=("[/TOOL_CALLS]",),
+    separators=("[CALL_ID]", "[ARGS]"),
     short_ids=True,
 )
 
 _LLAMA = ToolCallFamily(
     "llama3",
-    ('{"name": function name, "parameters"',),
-    ToolCallSyntax('{"name": "', '", "parameters": ', "}", between="; "),
-    ("<|python_tag|>",),
-    bare=True,
+    signs=('{"name": function name, "parameters"',),
+    syntax=ToolCallSyntax(head='{"name": "', middle='", "parameters": ', tail="}", between="; "),
+    opens=("<|python_tag|>",),
+    untagged=True,
     parallel=False,
 )
 
 TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     ToolCallFamily(
         "harmony",
-        ("<|channel|>commentary", "functions."),
-        ToolCallSyntax(
-            "<|channel|>commentary to=functions.",
-            " <|constrain|>json<|message|>",
-            "",
-            others=tuple(
+        signs=("<|channel|>commentary", "functions."),
+        syntax=ToolCallSyntax(
+            head="<|channel|>commentary to=functions.",
+            middle=" <|constrain|>json<|message|>",
+            tail="",
+            message_starts=tuple(
                 f"<|channel|>{channel}<|message|>"
                 for channel in ("analysis", "commentary", "final")
             ),
-            again="<|end|><|start|>assistant",
+            message_separator="<|end|><|start|>assistant",
         ),
-        ("<|channel|>",),
-        controls=_HARMONY,
+        opens=("<|channel|>",),
+        inner_tags=_HARMONY,
         parallel=False,
     ),
     ToolCallFamily(
         "muse",
-        ("<atem:function_calls>", "<|message|>"),
-        tagged(family.ATEM, "<atem:function_calls>\n", end="\n</atem:function_calls>"),
-        ("<atem:function_calls>", family.ATEM.name[0]),
-        ("</atem:function_calls>",),
-        controls=("<|start|>", "<|message|>", "<|eom|>"),
+        signs=("<atem:function_calls>", "<|message|>"),
+        syntax=tagged(family.ATEM, begin="<atem:function_calls>\n", end="\n</atem:function_calls>"),
+        opens=("<atem:function_calls>", family.ATEM.name[0]),
+        closes=("</atem:function_calls>",),
+        inner_tags=("<|start|>", "<|message|>", "<|eom|>"),
     ),
     ToolCallFamily(
         "functionary-3.2",
-        (">>>all", "<|end_header_id|>"),
-        ToolCallSyntax("", "\n", "", between=">>>", others=("all\n",), again=">>>"),
-        (">>>",),
+        signs=(">>>all", "<|end_header_id|>"),
+        syntax=ToolCallSyntax(
+            head="",
+            middle="\n",
+            tail="",
+            between=">>>",
+            message_starts=("all\n",),
+            message_separator=">>>",
+        ),
+        opens=(">>>",),
     ),
     ToolCallFamily(
         "minimax-3",
-        ("]<]minimax[>[",),
-        ToolCallSyntax(
-            ']<]minimax[>[<invoke name="',
-            '">',
-            "]<]minimax[>[</invoke>",
+        signs=("]<]minimax[>[",),
+        syntax=ToolCallSyntax(
+            head=']<]minimax[>[<invoke name="',
+            middle='">',
+            tail="]<]minimax[>[</invoke>",
             begin="]<]minimax[>[<tool_call>\n",
             end="\n]<]minimax[>[</tool_call>",
-            written="minimax",
+            notation="minimax",
         ),
-        ("]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="'),
-        ("]<]minimax[>[</tool_call>",),
-        controls=("]<]minimax[>[",),
+        opens=("]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="'),
+        closes=("]<]minimax[>[</tool_call>",),
+        inner_tags=("]<]minimax[>[",),
     ),
     ToolCallFamily(
         "minimax-2",
-        ("<minimax:tool_call>",),
-        tagged(family.INVOKE, "<minimax:tool_call>\n", end="\n</minimax:tool_call>"),
-        ("<minimax:tool_call>", family.INVOKE.name[0]),
-        ("</minimax:tool_call>",),
+        signs=("<minimax:tool_call>",),
+        syntax=tagged(family.INVOKE, begin="<minimax:tool_call>\n", end="\n</minimax:tool_call>"),
+        opens=("<minimax:tool_call>", family.INVOKE.name[0]),
+        closes=("</minimax:tool_call>",),
     ),
     ToolCallFamily(
         "seed",
-        ("<seed:tool_call>",),
-        wrapped(family.SEED, "seed:tool_call"),
-        ("<seed:tool_call>", "<function="),
-        ("</seed:tool_call>", "</function>"),
+        signs=("<seed:tool_call>",),
+        syntax=wrapped(family.SEED, "seed:tool_call"),
+        opens=("<seed:tool_call>", "<function="),
+        closes=("</seed:tool_call>", "</function>"),
     ),
     ToolCallFamily(
         "qwen3-coder",
-        ("<function=", "<parameter="),
-        wrapped(family.QWEN, "tool_call"),
-        ("<tool_call>", "<function="),
-        ("</tool_call>", "</function>"),
+        signs=("<function=", "<parameter="),
+        syntax=wrapped(family.QWEN, "tool_call"),
+        opens=("<tool_call>", "<function="),
+        closes=("</tool_call>", "</function>"),
     ),
     ToolCallFamily(
         "functionary-3.1",
-        ("<function=example_function_name>", "</function>"),
-        ToolCallSyntax("<function=", ">", "</function>", between=""),
-        ("<function=", "<|python_tag|>"),
-        ("</function>",),
+        signs=("<function=example_function_name>", "</function>"),
+        syntax=ToolCallSyntax(head="<function=", middle=">", tail="</function>", between=""),
+        opens=("<function=", "<|python_tag|>"),
+        closes=("</function>",),
     ),
     ToolCallFamily(
         "minicpm",
-        ('<function name="', '<param name="'),
-        tagged(family.MINICPM),
-        (family.MINICPM.name[0],),
-        ("</function>",),
+        signs=('<function name="', '<param name="'),
+        syntax=tagged(family.MINICPM),
+        opens=(family.MINICPM.name[0],),
+        closes=("</function>",),
     ),
     ToolCallFamily(
         "hunyuan",
-        ("<tool_call:opensource>",),
-        ToolCallSyntax(
-            "<tool_call:opensource>",
-            "<tool_sep:opensource>\n",
-            "</tool_call:opensource>",
+        signs=("<tool_call:opensource>",),
+        syntax=ToolCallSyntax(
+            head="<tool_call:opensource>",
+            middle="<tool_sep:opensource>\n",
+            tail="</tool_call:opensource>",
             begin="<tool_calls:opensource>\n",
             end="\n</tool_calls:opensource>",
-            written="tags",
+            notation="tags",
             tags=family.HUNYUAN,
         ),
-        ("<tool_calls:opensource>", "<tool_call:opensource>"),
-        ("</tool_call:opensource>", "</tool_calls:opensource>"),
-        ("<tool_sep:opensource>",),
+        opens=("<tool_calls:opensource>", "<tool_call:opensource>"),
+        closes=("</tool_call:opensource>", "</tool_calls:opensource>"),
+        separators=("<tool_sep:opensource>",),
     ),
     _glm("glm-dense", ("<tool_call>probe_tool<arg_key>",), family.GLM_DENSE),
     _glm("glm", ("<tool_call>", "<arg_key>"), family.GLM),
@@ -190,176 +229,187 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     _dsml("deepseek-v4", "tool_calls"),
     ToolCallFamily(
         "kimi-3",
-        ("<|open|>", "<|sep|>"),
-        tagged(family.KIMI, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
-        ("<|open|>tools<|sep|>", family.KIMI.name[0]),
-        ("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
-        controls=("<|open|>", "<|close|>", "<|sep|>"),
+        signs=("<|open|>", "<|sep|>"),
+        syntax=tagged(
+            family.KIMI, begin="<|open|>tools<|sep|>", between="", end="<|close|>tools<|sep|>"
+        ),
+        opens=("<|open|>tools<|sep|>", family.KIMI.name[0]),
+        closes=("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
+        inner_tags=("<|open|>", "<|close|>", "<|sep|>"),
     ),
     ToolCallFamily(
         "kimi-2",
-        ("<|tool_call_argument_begin|>",),
-        ToolCallSyntax(
-            "<|tool_call_begin|>functions.",
-            f":{NUMBER}<|tool_call_argument_begin|>",
-            "<|tool_call_end|>",
+        signs=("<|tool_call_argument_begin|>",),
+        syntax=ToolCallSyntax(
+            head="<|tool_call_begin|>functions.",
+            middle=f":{NUMBER}<|tool_call_argument_begin|>",
+            tail="<|tool_call_end|>",
             begin="<|tool_calls_section_begin|>",
             between="",
             end="<|tool_calls_section_end|>",
         ),
-        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-        ("<|tool_call_argument_begin|>",),
+        opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        separators=("<|tool_call_argument_begin|>",),
     ),
     ToolCallFamily(
         "solar",
-        ("<|tool_call:name|>",),
-        ToolCallSyntax(
-            f"<|tool_call:begin|>{NUMBER}<|tool_call:name|>",
-            "<|tool_call:args|>",
-            "<|tool_call:end|>",
+        signs=("<|tool_call:name|>",),
+        syntax=ToolCallSyntax(
+            head=f"<|tool_call:begin|>{NUMBER}<|tool_call:name|>",
+            middle="<|tool_call:args|>",
+            tail="<|tool_call:end|>",
             begin="<|tool_calls|>",
             between="",
         ),
-        ("<|tool_calls|>", "<|tool_call:begin|>"),
-        ("<|tool_call:end|>", "<|calls|>"),
-        ("<|tool_call:name|>", "<|tool_call:args|>"),
-        ("<|tool_call:name|>",),
+        opens=("<|tool_calls|>", "<|tool_call:begin|>"),
+        closes=("<|tool_call:end|>", "<|calls|>"),
+        separators=("<|tool_call:name|>", "<|tool_call:args|>"),
+        name_separators=("<|tool_call:name|>",),
     ),
     ToolCallFamily(
         "gemma-4",
-        ("<|tool_call>call:",),
-        ToolCallSyntax("<|tool_call>call:", "", "<tool_call|>", between="", written="gemma"),
-        ("<|tool_call>",),
-        ("<tool_call|>",),
-        controls=('<|"|>',),
+        signs=("<|tool_call>call:",),
+        syntax=ToolCallSyntax(
+            head="<|tool_call>call:", middle="", tail="<tool_call|>", between="", notation="gemma"
+        ),
+        opens=("<|tool_call>",),
+        closes=("<tool_call|>",),
+        inner_tags=('<|"|>',),
     ),
     ToolCallFamily(
         "command",
-        ("<|START_ACTION|>",),
-        ToolCallSyntax(
-            f'{{"tool_call_id": "{NUMBER}", "tool_name": "',
-            '", "parameters": ',
-            "}",
+        signs=("<|START_ACTION|>",),
+        syntax=ToolCallSyntax(
+            head=f'{{"tool_call_id": "{NUMBER}", "tool_name": "',
+            middle='", "parameters": ',
+            tail="}",
             begin="<|START_ACTION|>[\n    ",
             between=",\n    ",
             end="\n]<|END_ACTION|>",
         ),
-        ("<|START_ACTION|>",),
-        ("<|END_ACTION|>",),
+        opens=("<|START_ACTION|>",),
+        closes=("<|END_ACTION|>",),
     ),
     ToolCallFamily(
         "command-plus",
-        ("Action:", "directly-answer"),
-        ToolCallSyntax(
-            '{\n        "tool_name": "',
-            '",\n        "parameters": ',
-            "\n    }",
+        signs=("Action:", "directly-answer"),
+        syntax=ToolCallSyntax(
+            head='{\n        "tool_name": "',
+            middle='",\n        "parameters": ',
+            tail="\n    }",
             begin="Action:\n```json\n[\n    ",
             between=",\n    ",
             end="\n]```",
         ),
-        ("Action:",),
+        opens=("Action:",),
     ),
     ToolCallFamily(
         "apertus",
-        ("<|tools_prefix|>",),
-        ToolCallSyntax(
-            '{"', '": ', "}", begin="<|tools_prefix|>[", between=", ", end="]<|tools_suffix|>"
+        signs=("<|tools_prefix|>",),
+        syntax=ToolCallSyntax(
+            head='{"',
+            middle='": ',
+            tail="}",
+            begin="<|tools_prefix|>[",
+            between=", ",
+            end="]<|tools_suffix|>",
         ),
-        ("<|tools_prefix|>",),
-        ("<|tools_suffix|>",),
+        opens=("<|tools_prefix|>",),
+        closes=("<|tools_suffix|>",),
     ),
     _lfm("lfm2", "<|tool_list_start|>"),
     _lfm("lfm2.5", "<|tool_call_start|>"),
     _lfm("lfm2.5-bare", "List of tools: ["),
     ToolCallFamily(
         "gigachat-3.1",
-        ("<|function_call|>",),
-        ToolCallSyntax("<|function_call|>" + _OBJECT[0], *_OBJECT[1:]),
-        ("<|function_call|>", "function call<|role_sep|>"),
+        signs=("<|function_call|>",),
+        syntax=ToolCallSyntax("<|function_call|>" + _OBJECT[0], *_OBJECT[1:]),
+        opens=("<|function_call|>", "function call<|role_sep|>"),
         parallel=False,
     ),
     ToolCallFamily(
         "gigachat",
-        ("function call<|role_sep|>",),
-        ToolCallSyntax("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _OBJECT[0], *_OBJECT[1:]),
-        ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
-        controls=("<|message_sep|>", "<|role_sep|>"),
+        signs=("function call<|role_sep|>",),
+        syntax=ToolCallSyntax(
+            "<|message_sep|>\n\nfunction call<|role_sep|>\n" + _OBJECT[0], *_OBJECT[1:]
+        ),
+        opens=("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
+        inner_tags=("<|message_sep|>", "<|role_sep|>"),
         parallel=False,
     ),
     ToolCallFamily(
         "deepseek-r1",
-        ("<｜tool▁sep｜>", "```json"),
-        ToolCallSyntax(
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            "\n```json\n",
-            "\n```<｜tool▁call▁end｜>",
+        signs=("<｜tool▁sep｜>", "```json"),
+        syntax=ToolCallSyntax(
+            head="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            middle="\n```json\n",
+            tail="\n```<｜tool▁call▁end｜>",
             begin="<｜tool▁calls▁begin｜>",
             end="<｜tool▁calls▁end｜>",
         ),
-        _DEEP_OPENS,
-        _DEEP_CLOSES,
-        _DEEP_SPLITS,
+        opens=_DEEP_OPENS,
+        closes=_DEEP_CLOSES,
+        separators=_DEEP_SPLITS,
     ),
     ToolCallFamily(
         "deepseek-v3.1",
-        ("<｜tool▁sep｜>",),
-        ToolCallSyntax(
-            "<｜tool▁call▁begin｜>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜>",
+        signs=("<｜tool▁sep｜>",),
+        syntax=ToolCallSyntax(
+            head="<｜tool▁call▁begin｜>",
+            middle="<｜tool▁sep｜>",
+            tail="<｜tool▁call▁end｜>",
             begin="<｜tool▁calls▁begin｜>",
             between="",
             end="<｜tool▁calls▁end｜>",
         ),
-        _DEEP_OPENS,
-        _DEEP_CLOSES,
-        _DEEP_SPLITS,
+        opens=_DEEP_OPENS,
+        closes=_DEEP_CLOSES,
+        separators=_DEEP_SPLITS,
     ),
     _MISTRAL,
     replace(
         _MISTRAL,
         name="mistral-list",
         signs=("[TOOL_CALLS]",),
-        syntax=ToolCallSyntax(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
+        syntax=_object_list("[TOOL_CALLS]"),
     ),
     ToolCallFamily(
         "phi",
-        ("<|tool_call|>",),
-        ToolCallSyntax(*_OBJECT, begin="<|tool_call|>[", between=", ", end="]<|/tool_call|>"),
-        ("<|tool_call|>", "functools"),
-        ("<|/tool_call|>",),
-        bare=True,
+        signs=("<|tool_call|>",),
+        syntax=_object_list("<|tool_call|>", "<|/tool_call|>"),
+        opens=("<|tool_call|>", "functools"),
+        closes=("<|/tool_call|>",),
+        untagged=True,
     ),
     ToolCallFamily(
         "firefunction",
-        ("functools[",),
-        ToolCallSyntax(*_OBJECT, begin="functools[", between=", ", end="]"),
-        ("functools",),
-        bare=True,
+        signs=("functools[",),
+        syntax=_object_list("functools"),
+        opens=("functools",),
+        untagged=True,
     ),
     _listed("nemotron", "<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>"),
     _listed("apriel", "<tool_calls>[", "<tool_calls>", "</tool_calls>"),
     ToolCallFamily(
         "minimax-1",
-        ("<tool_calls>",),
-        ToolCallSyntax(*_OBJECT, begin="<tool_calls>\n", end="\n</tool_calls>"),
-        ("<tool_calls>",),
-        ("</tool_calls>",),
-        bare=True,
+        signs=("<tool_calls>",),
+        syntax=ToolCallSyntax(*_OBJECT, begin="<tool_calls>\n", end="\n</tool_calls>"),
+        opens=("<tool_calls>",),
+        closes=("</tool_calls>",),
+        untagged=True,
     ),
     HERMES,
     _LLAMA,
     replace(_LLAMA, name="python-tag", signs=("<|python_tag|>",)),
 )
-"""Families, the most specific signs first."""
+"""Families in the order of detection: the most specific signs come first."""
 
 UNKNOWN = ToolCallFamily(
     "unknown",
-    (),
-    HERMES.syntax,
-    (
+    signs=(),
+    syntax=HERMES.syntax,
+    opens=(
         "<tool_call>",
         "<tool_calls>",
         "<TOOLCALL>",
@@ -370,7 +420,7 @@ UNKNOWN = ToolCallFamily(
         "<|python_tag|>",
         "```tool_code",
     ),
-    (
+    closes=(
         "</tool_call>",
         "</tool_calls>",
         "</TOOLCALL>",
@@ -379,18 +429,18 @@ UNKNOWN = ToolCallFamily(
         "<|/tool_call|>",
         "<|tool_call_end|>",
     ),
-    ("[ARGS]",),
-    bare=True,
+    separators=("[ARGS]",),
+    untagged=True,
 )
-"""For a template that shows no family: the common tags, and a bare object."""
+"""Fallback for templates of no known family: the common tags, and JSON objects without a tag."""
 
 
 UNSURE = ("glm", "minimax-1", "hermes", "unknown")
-"""Families that share their signs with others: a rendered call identifies them better than the source."""
+"""Families that share their signs with others. A rendered call identifies them better than the source."""
 
 
 def family_of(template: str) -> ToolCallFamily:
-    """Find the family by a template's source, or by a call as the template renders it."""
+    """Return the family of a template. template: its source, or a tool call that it rendered."""
     for candidate in TOOL_CALL_FAMILIES:
         if all(sign in template for sign in candidate.signs):
             return candidate

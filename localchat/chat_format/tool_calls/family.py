@@ -1,99 +1,106 @@
-"""Syntax of a family's tool calls, and the tags by which they are found."""
+"""Types that describe the tool-call syntax of a model family."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 NUMBER = "\0"
-"""Stands for any number in a syntax."""
+"""Placeholder for any number in a syntax."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagSyntax:
-    """Tags of a call that writes a tag for each argument. Pairs stand before and after their part."""
+    """Tags of a call with a tag for each argument. A pair surrounds its part."""
 
     name: tuple[str, str]
-    """If the first ends in a quote, so does the name, and more attributes may follow it."""
+    """If the first tag ends in a quote, the name is an attribute, and more attributes may follow."""
     key: tuple[str, str]
     value: tuple[str, str]
     end: str
     gap: str = "\n"
-    """Text that training puts between these parts."""
-    text: str = ""
-    """Attribute after the key that declares the value a string."""
-    other: str = ""
-    """Attribute after the key that declares another type, written in place of `{}`."""
+    """Text between these parts in training data."""
+    string_attribute: str = ""
+    """Attribute after the key that declares a string."""
+    type_attribute: str = ""
+    """Attribute after the key that declares another type, which replaces `{}`."""
     padded: bool = False
-    """A line break at either end of a value is not part of it."""
+    """Whether a line break at either end of a value is padding."""
     shield: tuple[str, str] = ("", "")
     """Marks around a value that contains tags."""
 
 
-def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagSyntax:
+def _invoke(prefix: str, *, string_attribute: str = "", type_attribute: str = "") -> TagSyntax:
     return TagSyntax(
-        (f'<{prefix}invoke name="', '">'),
-        (f'<{prefix}parameter name="', '">'),
-        ("", f"</{prefix}parameter>"),
-        f"</{prefix}invoke>",
-        text=text,
-        other=other,
+        name=(f'<{prefix}invoke name="', '">'),
+        key=(f'<{prefix}parameter name="', '">'),
+        value=("", f"</{prefix}parameter>"),
+        end=f"</{prefix}invoke>",
+        string_attribute=string_attribute,
+        type_attribute=type_attribute,
     )
 
 
 QWEN = TagSyntax(
-    ("<function=", ">"),
-    ("<parameter=", ">"),
-    ("\n", "\n</parameter>"),
-    "</function>",
+    name=("<function=", ">"),
+    key=("<parameter=", ">"),
+    value=("\n", "\n</parameter>"),
+    end="</function>",
     padded=True,
 )
-SEED = TagSyntax(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>")
+SEED = TagSyntax(
+    name=("<function=", ">"),
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    end="</function>",
+)
 MINICPM = TagSyntax(
-    ('<function name="', '">'),
-    ('<param name="', '">'),
-    ("", "</param>"),
-    "</function>",
+    name=('<function name="', '">'),
+    key=('<param name="', '">'),
+    value=("", "</param>"),
+    end="</function>",
     gap="",
     shield=("<![CDATA[", "]]>"),
 )
 INVOKE = _invoke("")
-DSML = _invoke("｜DSML｜", text=' string="true"', other=' string="false"')
+DSML = _invoke("｜DSML｜", string_attribute=' string="true"', type_attribute=' string="false"')
 ATEM = _invoke("atem:")
 KIMI = TagSyntax(
-    ('<|open|>call tool="', f'" index="{NUMBER}"<|sep|>'),
-    ('<|open|>argument key="', '"<|sep|>'),
-    ("", "<|close|>argument<|sep|>"),
-    "<|close|>call<|sep|>",
+    name=('<|open|>call tool="', f'" index="{NUMBER}"<|sep|>'),
+    key=('<|open|>argument key="', '"<|sep|>'),
+    value=("", "<|close|>argument<|sep|>"),
+    end="<|close|>call<|sep|>",
     gap="",
-    text=' type="string"',
-    other=' type="{}"',
+    string_attribute=' type="string"',
+    type_attribute=' type="{}"',
 )
 GLM = TagSyntax(
-    ("", ""),
-    ("<arg_key>", "</arg_key>"),
-    ("\n<arg_value>", "</arg_value>"),
-    "</tool_call>",
+    name=("", ""),
+    key=("<arg_key>", "</arg_key>"),
+    value=("\n<arg_value>", "</arg_value>"),
+    end="</tool_call>",
 )
-GLM_DENSE = TagSyntax(GLM.name, GLM.key, ("<arg_value>", "</arg_value>"), GLM.end, gap="")
+GLM_DENSE = TagSyntax(
+    name=GLM.name, key=GLM.key, value=("<arg_value>", "</arg_value>"), end=GLM.end, gap=""
+)
 HUNYUAN = TagSyntax(
-    ("", "<tool_sep:opensource>"),
-    ("<arg_key:opensource>", "</arg_key:opensource>"),
-    ("\n<arg_value:opensource>", "</arg_value:opensource>"),
-    "</tool_call:opensource>",
+    name=("", "<tool_sep:opensource>"),
+    key=("<arg_key:opensource>", "</arg_key:opensource>"),
+    value=("\n<arg_value:opensource>", "</arg_value:opensource>"),
+    end="</tool_call:opensource>",
 )
 
-HEADED: tuple[TagSyntax, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
-"""Syntaxes that begin with a tag of their own."""
+TAG_FIRST: tuple[TagSyntax, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
+"""Syntaxes that start with a tag of their own."""
 
-BARE: tuple[TagSyntax, ...] = (GLM, HUNYUAN)
-"""Syntaxes that begin with the name, after a tag that others share."""
+NAME_FIRST: tuple[TagSyntax, ...] = (GLM, HUNYUAN)
+"""Syntaxes that start with the name, after a tag that they share with others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """Calls as a family's training writes them; a grammar holds the model to it.
+    """Tool calls as a family's training data writes them. Grammars enforce this syntax.
 
-    A list of calls is `begin`, the calls with `between` between them, `end`. A call is `head`, the name,
-    `middle`, the arguments, `tail`.
+    A list of calls is `begin`, the calls separated by `between`, and `end`. A call is `head`, the name,
+    `middle`, the arguments, and `tail`.
     """
 
     head: str
@@ -102,62 +109,62 @@ class ToolCallSyntax:
     begin: str = ""
     between: str = "\n"
     end: str = ""
-    written: Literal["json", "tags", "python", "gemma", "minimax"] = "json"
+    notation: Literal["json", "tags", "python", "gemma", "minimax"] = "json"
     """Notation of the arguments."""
     tags: TagSyntax | None = None
     """Set for the notation `tags`."""
-    others: tuple[str, ...] = ()
-    """Beginnings of messages that are not calls, if an answer may have several messages."""
-    again: str = ""
+    message_starts: tuple[str, ...] = ()
+    """Starts of messages other than calls, if an answer may consist of several messages."""
+    message_separator: str = ""
     """Text between two messages of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFamily:
-    """Models that write tool calls alike: how to find their calls, and how to write them."""
+    """Models that write tool calls in the same way."""
 
     name: str
     signs: tuple[str, ...]
-    """Texts that its template has, all of them."""
+    """Texts that all occur in the family's templates."""
     syntax: ToolCallSyntax
     opens: tuple[str, ...]
     """Tags before a call or a list of calls."""
     closes: tuple[str, ...] = ()
     """Tags after a call or a list of calls."""
-    splits: tuple[str, ...] = ()
+    separators: tuple[str, ...] = ()
     """Tags between a name and its arguments."""
-    naming: tuple[str, ...] = ()
-    """Those of `splits` that stand before the name."""
-    controls: tuple[str, ...] = ()
+    name_separators: tuple[str, ...] = ()
+    """Separators that precede the name."""
+    inner_tags: tuple[str, ...] = ()
     """Tags inside arguments."""
-    bare: bool = False
-    """An object or Python call at the beginning of an answer is a call too, if it names an offered tool."""
+    untagged: bool = False
+    """Whether an answer may start with a JSON or Python call without a tag, if it names an offered tool."""
     short_ids: bool = False
-    """Ids are nine letters and digits."""
+    """Whether ids consist of nine letters and digits."""
     parallel: bool = True
-    """An answer may have more than one call."""
+    """Whether an answer may contain several calls."""
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """Every tag. The detokenizer must print those that are control tokens."""
-        return (*self.opens, *self.closes, *self.splits, *self.controls)
+        """All tags. The detokenizer must print them even if they are control tokens."""
+        return (*self.opens, *self.closes, *self.separators, *self.inner_tags)
 
 
 def tagged(tags: TagSyntax, begin: str = "", between: str = "\n", end: str = "") -> ToolCallSyntax:
-    """Syntax of a family with a tag for each argument."""
+    """Return the syntax of a family with a tag for each argument."""
     return ToolCallSyntax(
-        tags.name[0],
-        tags.name[1] + tags.gap,
-        tags.end,
+        head=tags.name[0],
+        middle=tags.name[1] + tags.gap,
+        tail=tags.end,
         begin=begin,
         between=between,
         end=end,
-        written="tags",
+        notation="tags",
         tags=tags,
     )
 
 
 def wrapped(tags: TagSyntax, outer: str) -> ToolCallSyntax:
-    """The same, with tags around each call."""
+    """Return the same syntax with an outer tag around each call."""
     syntax = tagged(tags)
     return replace(syntax, head=f"<{outer}>\n{syntax.head}", tail=f"{syntax.tail}\n</{outer}>")

@@ -1,8 +1,8 @@
-"""Interface of the bodies of tool calls, and the body that is a JSON object.
+"""Interface of tool call bodies, and the body that is a JSON object.
 
-JsonValue and JsonString read JSON piece by piece and repair what models get wrong: a comma before a closing
-bracket, line breaks in strings. They take text in runs, not letter by letter: an argument may be a file of a
-million lines.
+JsonValue and JsonString read streamed JSON and repair common mistakes of models: a comma before a closing
+bracket, and line breaks in strings. They read runs of text, because an argument may be a file of a million
+lines.
 """
 
 import re
@@ -14,8 +14,8 @@ BLANKS = " \t\r\n"
 _CLOSERS = {"{": "}", "[": "]"}
 _RUN = re.compile(r'[^"\\]+')
 _RUN_AND_ESCAPES = re.compile(r'(?:[^"\\]+|\\["\\/bfnrtu])++')
-_BARE = re.compile(r'[^\s"\[\]{},]+')
-_MENDED = {code: f"\\u{code:04x}" for code in range(32)} | {10: "\\n", 13: "\\r", 9: "\\t"}
+_SCALAR = re.compile(r'[^\s"\[\]{},]+')
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(32)} | {10: "\\n", 13: "\\r", 9: "\\t"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
@@ -23,114 +23,115 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 class JsonValue:
     """Finds the end of a JSON value and repairs its text.
 
-    A value that is neither object, list nor string ends before a comma, a closing bracket or a blank.
+    Numbers and constants end before a comma, a closing bracket or white space.
     """
 
     done: bool = False
-    """The value has ended; it takes no more text."""
+    """Whether the value has ended."""
     _open: list[str] = field(default_factory=list)
     _string: bool = False
     _escape: bool = False
     _scalar: bool = False
-    _held: str = ""
+    _buffer: str = ""
 
-    def feed(self, text: str, at: int = 0) -> tuple[str, int]:
+    def feed(self, text: str, index: int = 0) -> tuple[str, int]:
         out: list[str] = []
-        while at < len(text) and not self.done:
+        while index < len(text) and not self.done:
             if self._string:
-                at = self._in_string(text, at, out)
+                index = self._in_string(text, index, out)
             elif self._scalar:
-                at = self._in_scalar(text, at, out)
+                index = self._in_scalar(text, index, out)
             else:
-                at = self._between(text, at, out)
-        return "".join(out), at
+                index = self._between(text, index, out)
+        return "".join(out), index
 
-    def _between(self, text: str, at: int, out: list[str]) -> int:
-        character = text[at]
+    def _between(self, text: str, index: int, out: list[str]) -> int:
+        character = text[index]
         if character in BLANKS or (character == "," and self._open):
             if self._open:
-                self._held += character
-            return at + 1
+                self._buffer += character
+            return index + 1
         if character in "}]":
-            return self._close(at, out)
-        if run := _BARE.match(text, at) if self._open else None:
-            out += self._held, run.group()
-            self._held = ""
+            return self._close(index, out)
+        if self._open and (run := _SCALAR.match(text, index)):
+            out += self._buffer, run.group()
+            self._buffer = ""
             return run.end()
         if not self._open and character not in '{["':
             self._scalar = True
-            return at
-        out += self._held, character
-        self._held = ""
+            return index
+        out += self._buffer, character
+        self._buffer = ""
         if character == '"':
             self._string = True
         else:
             self._open.append(character)
-        return at + 1
+        return index + 1
 
-    def _in_scalar(self, text: str, at: int, out: list[str]) -> int:
-        run = _BARE.match(text, at)
+    def _in_scalar(self, text: str, index: int, out: list[str]) -> int:
+        run = _SCALAR.match(text, index)
         if run is None:
-            self.done = text[at] in ",}]" or text[at] in BLANKS
+            self.done = text[index] in ",}]" or text[index] in BLANKS
             if not self.done:
-                out.append(text[at])
-                return at + 1
-            return at
+                out.append(text[index])
+                return index + 1
+            return index
         out.append(run.group())
         return run.end()
 
-    def _in_string(self, text: str, at: int, out: list[str]) -> int:
+    def _in_string(self, text: str, index: int, out: list[str]) -> int:
         if self._escape:
             self._escape = False
-            out.append(_escaped(text[at]))
-            return at + 1
-        run = _RUN_AND_ESCAPES.match(text, at)
+            out.append(_escaped(text[index]))
+            return index + 1
+        run = _RUN_AND_ESCAPES.match(text, index)
         if run:
-            out.append(_mended(run.group()))
+            out.append(_with_escapes(run.group()))
             return run.end()
-        out.append(text[at])
-        if text[at] == "\\":
+        out.append(text[index])
+        if text[index] == "\\":
             self._escape = True
         else:
             self._string = False
             self.done = not self._open
-        return at + 1
+        return index + 1
 
-    def _close(self, at: int, out: list[str]) -> int:
+    def _close(self, index: int, out: list[str]) -> int:
         if not self._open:
             self.done = True
-            return at
-        # A comma before a closing bracket is dropped; a bracket of the wrong kind was meant to close this one.
-        out += self._held.replace(",", ""), _CLOSERS[self._open.pop()]
-        self._held = ""
+            return index
+        # Drop a comma before a closing bracket. Assume that a bracket of the wrong kind closes this one.
+        out += self._buffer.replace(",", ""), _CLOSERS[self._open.pop()]
+        self._buffer = ""
         self.done = not self._open
-        return at + 1
+        return index + 1
 
 
 class JsonString:
-    """Decodes a JSON string after its opening quote; `done` after the closing one."""
+    """Decodes a JSON string after its opening quote."""
 
     def __init__(self) -> None:
         self.done = False
+        """Whether the closing quote was read."""
         self._escape = ""
         self._high = 0
 
-    def feed(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Take text from an index on. Returns the decoded text and where it stopped."""
+    def feed(self, text: str, index: int = 0) -> tuple[str, int]:
+        """Read text from an index on. Return the decoded text and the index after it."""
         out: list[str] = []
-        while at < len(text) and not self.done:
+        while index < len(text) and not self.done:
             if self._escape:
-                out.append(self._escaped(text[at]))
-            elif run := _RUN.match(text, at):
+                out.append(self._escaped(text[index]))
+            elif run := _RUN.match(text, index):
                 out.append(run.group())
-                at = run.end()
+                index = run.end()
                 continue
-            elif text[at] == '"':
+            elif text[index] == '"':
                 self.done = True
             else:
                 self._escape = "\\"
-            at += 1
-        return "".join(out), at
+            index += 1
+        return "".join(out), index
 
     def _escaped(self, character: str) -> str:
         self._escape += character
@@ -150,17 +151,20 @@ class JsonString:
         return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}.get(character, character)
 
 
-def _mended(text: str) -> str:
+def _with_escapes(text: str) -> str:
     """Escape the control characters of a string."""
     if _CONTROL.search(text):
-        return text.translate(_MENDED)
+        return text.translate(_ESCAPED)
     return text
 
 
 def _escaped(character: str) -> str:
-    """Character after a backslash. If that is no escape of JSON, a literal backslash was meant."""
+    """Return the escape for a character after a backslash.
+
+    If JSON has no such escape, the backslash is literal.
+    """
     if character < " ":
-        return _MENDED[ord(character)][1:]
+        return _ESCAPED[ord(character)][1:]
     if character in '"\\/bfnrtu':
         return character
     return "\\" + character
@@ -176,55 +180,55 @@ def _hex(digits: str) -> int:
 State: TypeAlias = Literal["open", "done", "none"]
 """`none`: the text is not a call."""
 
-_NAMES = ("name", "function", "tool_name")
-_ARGUMENTS = ("arguments", "parameters", "args")
-_KNOWN = (*_NAMES, *_ARGUMENTS, "type", "id")
+_NAME_KEYS = ("name", "function", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args")
+_CALL_KEYS = (*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id")
 
 
 class CallBody(Protocol):
-    """Reads one call. Never raises."""
+    """Reads one tool call. Never raises."""
 
     state: State
     name: str
-    """Set once the text can only be a call; arguments come in pieces from then on."""
+    """Set once the text is certainly a call. From then on, `arguments` returns text."""
 
     def feed(self, text: str) -> str:
-        """Take text of the call. Returns the rest once the state is not open, with what was held back."""
+        """Add text. Once the state is no longer open, return the text that is not part of the call."""
         ...
 
     def arguments(self) -> str:
-        """JSON text of the arguments that became certain since the last time."""
+        """Return the JSON text of the arguments that became certain since the last call."""
         ...
 
     def finish(self) -> None:
-        """End of the answer."""
+        """Handle the end of the answer."""
         ...
 
 
 class IncrementalBody:
-    """CallBody that advances by tokens.
+    """CallBody that reads token by token.
 
-    `_step` takes text from `_held` and puts arguments into `_out`; it returns False if it needs more text.
+    `_step` moves text from `_buffer` to `_out`. It returns False if it needs more text.
     """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """`schemas`: parameters of the offered tools by name."""
+        """schemas: parameters of the offered tools by name."""
         self.state: State = "open"
         self.name = ""
         self._schemas = schemas
-        self._held = ""
+        self._buffer = ""
         self._out: list[str] = []
 
     def feed(self, text: str) -> str:
         """See CallBody."""
-        self._held += text
+        self._buffer += text
         while self.state == "open" and self._step():
             pass
         if self.state == "open":
             return ""
-        left = self._held
-        self._held = ""
-        return left
+        remaining = self._buffer
+        self._buffer = ""
+        return remaining
 
     def arguments(self) -> str:
         """See CallBody."""
@@ -237,7 +241,7 @@ class IncrementalBody:
 
 
 class Arguments:
-    """JSON text of a call's arguments. Null and nothing become an empty object."""
+    """JSON text of a call's arguments. Null and an empty text become an empty object."""
 
     def __init__(self) -> None:
         self._value = JsonValue()
@@ -249,9 +253,9 @@ class Arguments:
     def done(self) -> bool:
         return self._value.done
 
-    def feed(self, text: str, at: int = 0) -> int:
-        """Take text from an index on. Returns where it stopped."""
-        piece, at = self._value.feed(text, at)
+    def feed(self, text: str, index: int = 0) -> int:
+        """Read text from an index on. Return the index after it."""
+        piece, index = self._value.feed(text, index)
         if piece and not self._begun:
             self._begun = True
             self._plain = piece[0] not in "{["
@@ -259,10 +263,10 @@ class Arguments:
             self._out.append(piece)
         if self._value.done:
             self.close()
-        return at
+        return index
 
     def take(self) -> str:
-        """Text that is certain. A value that is neither object nor list is certain only at its end."""
+        """Return the text that is certain. Numbers, strings and constants are certain only at their end."""
         if self._plain:
             return ""
         out = "".join(self._out)
@@ -270,31 +274,36 @@ class Arguments:
         return out
 
     def close(self) -> None:
-        """End of the value."""
+        """Handle the end of the value."""
         if not self._begun:
             self._begun = True
             self._out = ["{}"]
         elif self._plain:
             decoded = "".join(self._out)
-            self._out = ["{}" if decoded == "null" else decoded]
+            if decoded == "null":
+                decoded = "{}"
+            self._out = [decoded]
             self._plain = False
 
 
 class JsonBody:
-    """Reads `{"name": "…", "arguments": {…}}`, with keys in any order, and more keys.
+    """Reads `{"name": "…", "arguments": {…}}` with keys in any order.
 
-    Arguments may be a string that contains JSON; `function` may contain the object of name and arguments.
-    offered: names of tools; one of them may also be the key of its own arguments. bare: it has no tag, so only
-    an offered name with arguments makes it a call.
+    Other keys are ignored. Arguments may be a string that contains JSON. `function` may contain the object of
+    name and arguments.
     """
 
-    def __init__(self, offered: Sequence[str], *, bare: bool) -> None:
+    def __init__(self, offered: Sequence[str], *, untagged: bool) -> None:
+        """offered: tool names, which may also be keys of their own arguments.
+
+        untagged: the call has no tag, so it needs an offered name and arguments.
+        """
         self.state: State = "open"
         self.name = ""
         self._offered = offered
-        self._bare = bare
+        self._untagged = untagged
         self._levels = 0
-        self._at: Literal["key", "in key", "colon", "value", "in value", "next"] = "key"
+        self._part: Literal["key", "in key", "colon", "value", "in value", "next"] = "key"
         self._key = ""
         self._name_text = ""
         self._string: JsonString | None = None
@@ -302,10 +311,10 @@ class JsonBody:
         self._arguments: Arguments | None = None
 
     def feed(self, text: str) -> str:
-        at = 0
-        while at < len(text) and self.state == "open":
-            at = self._step(text, at)
-        return text[at:]
+        index = 0
+        while index < len(text) and self.state == "open":
+            index = self._step(text, index)
+        return text[index:]
 
     def arguments(self) -> str:
         if not self.name or self._arguments is None:
@@ -316,119 +325,120 @@ class JsonBody:
         if self.state == "open" and not self.name:
             self.state = "none"
 
-    def _step(self, text: str, at: int) -> int:
-        """Advance by one token. Returns where it stopped."""
-        character = text[at]
-        match self._at:
+    def _step(self, text: str, index: int) -> int:
+        """Read one token. Return the index after it."""
+        character = text[index]
+        match self._part:
             case "in key":
-                return self._in_key(text, at)
+                return self._in_key(text, index)
             case "in value":
-                return self._in_value(text, at)
+                return self._in_value(text, index)
             case _ if character in BLANKS:
                 pass
             case "value":
-                return self._begin_value(text, at)
+                return self._begin_value(text, index)
             case _:
                 self._between(character)
-        return at + 1
+        return index + 1
 
     def _between(self, character: str) -> None:
-        at = self._at
-        if character == "{" and at == "key" and not self._levels:
+        part = self._part
+        if character == "{" and part == "key" and not self._levels:
             self._levels = 1
-        elif character == '"' and at == "key" and self._levels:
+        elif character == '"' and part == "key" and self._levels:
             self._key = ""
             self._string = JsonString()
-            self._at = "in key"
-        elif character == ":" and at == "colon":
-            self._at = "value"
-        elif character == "," and at in ("next", "key") and self._levels:
-            self._at = "key"
-        elif character == "}" and at in ("next", "key") and self._levels:
-            self._levels = self._levels - 1
-            self._at = "next"
+            self._part = "in key"
+        elif character == ":" and part == "colon":
+            self._part = "value"
+        elif character == "," and part in ("next", "key") and self._levels:
+            self._part = "key"
+        elif character == "}" and part in ("next", "key") and self._levels:
+            self._levels -= 1
+            self._part = "next"
             if not self._levels:
                 self._end()
         else:
             self._fail()
 
-    def _in_key(self, text: str, at: int) -> int:
+    def _in_key(self, text: str, index: int) -> int:
         assert self._string is not None
-        decoded, at = self._string.feed(text, at)
+        decoded, index = self._string.feed(text, index)
         self._key += decoded
         if self._string.done:
             self._string = None
-            self._at = "colon"
-            if self._bare and self._key not in _KNOWN:
-                self._fail()  # some other object: its text need not wait for its end
-        return at
+            self._part = "colon"
+            if self._untagged and self._key not in _CALL_KEYS:
+                # It is another object, so its text need not wait for its end.
+                self._fail()
+        return index
 
-    def _begin_value(self, text: str, at: int) -> int:
-        self._at = "in value"
+    def _begin_value(self, text: str, index: int) -> int:
+        self._part = "in value"
         self._other = JsonValue()
-        character = text[at]
+        character = text[index]
         if self._key == "function" and character == "{":
             self._levels = self._levels + 1
-            self._at = "key"
-            return at + 1
+            self._part = "key"
+            return index + 1
         if self._names_itself(character):
             self._name_text = self._key
-            self._key = _ARGUMENTS[0]
-        if self._key in _ARGUMENTS and self._arguments is None:
+            self._key = _ARGUMENT_KEYS[0]
+        if self._key in _ARGUMENT_KEYS and self._arguments is None:
             self._arguments = Arguments()
             self._accept_name()
-        elif self._key not in _NAMES or self._name_text:
+        elif self._key not in _NAME_KEYS or self._name_text:
             self._key = ""
         if self._key and character == '"':
             self._string = JsonString()
-            return at + 1
-        return at
+            return index + 1
+        return index
 
     def _names_itself(self, character: str) -> bool:
         """Whether the key is the name, as in `{"tool": {…}}`."""
         return (
             character == "{"
             and not self._name_text
-            and not self._bare
+            and not self._untagged
             and self._key in self._offered
         )
 
-    def _in_value(self, text: str, at: int) -> int:
-        arguments = self._arguments if self._key in _ARGUMENTS else None
+    def _in_value(self, text: str, index: int) -> int:
+        arguments = self._arguments if self._key in _ARGUMENT_KEYS else None
         if self._string is not None:
-            decoded, at = self._string.feed(text, at)
+            decoded, index = self._string.feed(text, index)
             if arguments is None:
                 self._name_text += decoded
             else:
                 arguments.feed(decoded)
             if self._string.done:
                 self._string = None
-                self._at = "next"
+                self._part = "next"
                 if arguments is not None:
                     arguments.close()
                 self._accept_name()
-            return at
+            return index
         if arguments is not None:
-            at = arguments.feed(text, at)
+            index = arguments.feed(text, index)
             done = arguments.done
         else:
-            _, at = self._other.feed(text, at)
+            _, index = self._other.feed(text, index)
             done = self._other.done
         if done:
-            self._at = "next"
-        return at
+            self._part = "next"
+        return index
 
     def _accept_name(self) -> None:
-        """Accept the name: any after a tag, elsewhere an offered one with arguments."""
+        """Accept any name after a tag, or an offered name with arguments without a tag."""
         if not self._name_text or self._string is not None:
             return
         if not self._is_offered():
             self._fail()
-        elif not self._bare or self._arguments is not None:
+        elif not self._untagged or self._arguments is not None:
             self.name = self._name_text
 
     def _is_offered(self) -> bool:
-        return not self._bare or self._name_text in self._offered
+        return not self._untagged or self._name_text in self._offered
 
     def _end(self) -> None:
         if self._name_text and self._is_offered():
@@ -440,5 +450,5 @@ class JsonBody:
             self.state = "none"
 
     def _fail(self) -> None:
-        """Stop at text that is not JSON: it ends a call that is certain."""
+        """Stop at text that is not JSON. A call that is certain ends there."""
         self.state = "done" if self.name else "none"

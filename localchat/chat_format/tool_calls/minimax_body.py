@@ -1,7 +1,7 @@
-"""Body of MiniMax M3's tool calls: a tag for each value, nested as the values are.
+"""Body of MiniMax M3's tool calls, with a tag around each value.
 
-`]<]minimax[>[<invoke name="…">`, then for each key `]<]minimax[>[<key>value]<]minimax[>[</key>`; the values of
-a list are tagged `item`. Values have no quotes, so the tool's schema decides whether one is a string.
+A call starts with `]<]minimax[>[<invoke name="…">`. For each key, `]<]minimax[>[<key>value]<]minimax[>[</key>`
+follows. Values of a list have the tag `item`. Values have no quotes, so the schema says which ones are strings.
 """
 
 import json
@@ -22,17 +22,17 @@ _NAME = re.compile(r'invoke name="([^"]+)"\Z')
 
 @dataclass(slots=True)
 class _OpenValue:
-    """Value whose closing tag has not come yet."""
+    """A value before its closing tag."""
 
     schema: Mapping[str, Any]
     kind: Literal["", "text", "other", "object", "array"] = ""
-    """Known from its first letter or tag on."""
+    """Empty before its first character or tag."""
     count: int = 0
     text: str = ""
 
 
 class MinimaxBody(IncrementalBody):
-    """Reads a call from its `invoke` on."""
+    """Reads a call, starting with its `invoke` tag."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
@@ -43,29 +43,30 @@ class MinimaxBody(IncrementalBody):
             self.state = "none"
 
     def _step(self) -> bool:
-        """Advance by one tag and the text before it; False if more text is needed."""
-        at = self._held.find(MARK)
-        if at < 0:
-            border = partial_tag_start(self._held, (MARK,))
-            self._add_text(self._held[:border])
-            self._held = self._held[border:]
+        """Read one tag and the text before it. Return False if more text is needed."""
+        start = self._buffer.find(MARK)
+        if start < 0:
+            end = partial_tag_start(self._buffer, (MARK,))
+            self._add_text(self._buffer[:end])
+            self._buffer = self._buffer[end:]
             return False
-        self._add_text(self._held[:at])
-        self._held = self._held[at:]
-        found = _TAG.match(self._held)
-        if found is None:
-            if len(self._held) <= _MAX_TAG and ">" not in self._held[len(MARK) :]:
+        self._add_text(self._buffer[:start])
+        self._buffer = self._buffer[start:]
+        match = _TAG.match(self._buffer)
+        if match is None:
+            if len(self._buffer) <= _MAX_TAG and ">" not in self._buffer[len(MARK) :]:
                 return False
             if not self.name:
                 self.state = "none"
                 return False
-            self._add_text(MARK)  # the mark, and no tag
-            self._held = self._held[len(MARK) :]
+            # The mark is not followed by a tag, so it is text.
+            self._add_text(MARK)
+            self._buffer = self._buffer[len(MARK) :]
             return True
-        closes, tag = found.groups()
+        closes, tag = match.groups()
         if not self.name:
-            return self._begin(tag, found.end())
-        self._held = self._held[found.end() :]
+            return self._begin(tag, match.end())
+        self._buffer = self._buffer[match.end() :]
         if closes:
             self._close()
         else:
@@ -73,34 +74,38 @@ class MinimaxBody(IncrementalBody):
         return True
 
     def _begin(self, tag: str, end: int) -> bool:
-        named = _NAME.match(tag)
-        if named is None:
+        match = _NAME.match(tag)
+        if match is None:
             self.state = "none"
             return False
-        self.name = named.group(1)
-        self._held = self._held[end:]
+        self.name = match.group(1)
+        self._buffer = self._buffer[end:]
         self._levels.append(_OpenValue(self._schemas.get(self.name, {}), "object"))
         self._out.append("{")
         return True
 
     def _open(self, tag: str) -> None:
-        above = self._levels[-1]
-        if above.kind in ("", "other"):
-            listed = tag == "item" and above.schema.get("type") != "object"
-            above.kind = "array" if listed else "object"
-            self._out.append("[" if listed else "{")
-        elif above.kind == "text":
-            above.text += MARK + f"<{tag}>"
+        parent = self._levels[-1]
+        if parent.kind in ("", "other"):
+            if tag == "item" and parent.schema.get("type") != "object":
+                parent.kind = "array"
+                self._out.append("[")
+            else:
+                parent.kind = "object"
+                self._out.append("{")
+        elif parent.kind == "text":
+            parent.text += MARK + f"<{tag}>"
             self._out.append(_json(MARK + f"<{tag}>"))
             return
-        self._out.append(", " if above.count else "")
-        above.count += 1
-        if above.kind == "object":
+        if parent.count:
+            self._out.append(", ")
+        parent.count += 1
+        if parent.kind == "object":
             self._out.append(json.dumps(tag, ensure_ascii=False) + ": ")
-            schema = _of(above.schema.get("properties"), tag)
+            properties = _as_mapping(parent.schema.get("properties"))
+            schema = _as_mapping(properties.get(tag))
         else:
-            items = above.schema.get("items")
-            schema = items if isinstance(items, Mapping) else {}
+            schema = _as_mapping(parent.schema.get("items"))
         self._levels.append(_OpenValue(schema))
 
     def _add_text(self, text: str) -> None:
@@ -123,23 +128,24 @@ class MinimaxBody(IncrementalBody):
             self._out.append('"')
         elif value.kind in ("object", "array"):
             self._out.append("}" if value.kind == "object" else "]")
+        elif value.kind:
+            self._out.append(_typed(value.text))
         else:
-            self._out.append(_typed(value.text) if value.kind else _nothing(value.schema))
+            self._out.append(_empty_value(value.schema))
         if not self._levels:
             self.state = "done"
 
 
-def _of(properties: object, key: str) -> Mapping[str, Any]:
-    found = properties.get(key) if isinstance(properties, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def _as_mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
     return bool(schema.get("type") == "string")
 
 
-def _nothing(schema: Mapping[str, Any]) -> str:
-    """JSON text of a value with nothing between its tags."""
+def _empty_value(schema: Mapping[str, Any]) -> str:
+    """Return the JSON text of a value without text between its tags."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return {"array": "[]", "object": "{}"}.get(kind, '""')
@@ -147,10 +153,9 @@ def _nothing(schema: Mapping[str, Any]) -> str:
 
 
 def _typed(text: str) -> str:
-    """JSON text of a value that is not a string by its schema, or has no schema."""
-    bare = text.strip()
+    """Return the JSON text of a value that is not a string by its schema, or has no schema."""
     try:
-        return json.dumps(json.loads(bare), ensure_ascii=False)
+        return json.dumps(json.loads(text.strip()), ensure_ascii=False)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
 

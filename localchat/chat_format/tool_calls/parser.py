@@ -1,8 +1,8 @@
-"""Parser of tool calls: finds them in an answer as it streams.
+"""Parser that finds tool calls in streamed answers.
 
-The text after a tag decides how it is parsed, not the family, so a model may write another family's syntax. A
-call is reported as soon as it can be nothing else; text that turns out not to be one is passed on unchanged.
-Blanks, fences and brackets around calls are dropped.
+The text after a tag decides the syntax, not the family, so a model may use another family's syntax. A call is
+reported as soon as it is certain. Text that turns out not to be a call is passed on unchanged. White space,
+fences and brackets around calls are dropped.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from localchat.chat_format.parser import Answer, Call, Part, find_first, partial_tag_start
-from localchat.chat_format.tool_calls.family import HEADED, ToolCallFamily
+from localchat.chat_format.tool_calls.family import TAG_FIRST, ToolCallFamily
 from localchat.chat_format.tool_calls.json_body import CallBody, JsonBody
 from localchat.chat_format.tool_calls.minimax_body import INVOKE, MinimaxBody
 from localchat.chat_format.tool_calls.python_body import NameFirstBody
@@ -20,34 +20,35 @@ from localchat.chat_format.tool_calls.xml_body import XmlBody
 _FENCES = ("```json", "```tool_call", "```tool_code", "```xml", "```python", "```")
 _TAIL = re.compile(r"\s*`{1,3}\w{0,12}\Z")
 _FENCE = re.compile(r"`{3}\w*\Z")
-_LONGEST_TAIL = 40
-_BEGINNING = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
-_HEADS = (*(syntax.name[0] for syntax in HEADED), INVOKE)
+_MAX_TAIL = 40
+_START = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
+_FIRST_TAGS = (*(syntax.name[0] for syntax in TAG_FIRST), INVOKE)
 _PYTHON_FENCE = "```tool_code"
 
 
 class CallParser:
-    """Splits text from tool calls. `tools`: the tools that were offered, as in the request."""
+    """Separates text from tool calls."""
 
     def __init__(self, family: ToolCallFamily, tools: Sequence[Mapping[str, Any]]) -> None:
+        """tools: the offered tools, as in the request."""
         self._family = family
         self._tools = tools
         self._schemas = {name: schema for name, schema in map(name_and_parameters, tools) if name}
         self._state: Literal["text", "seek", "body"] = "text"
-        self._fresh = True
+        self._at_start = True
         self._has_text = False
         self._gap = ""
-        self._held = ""
-        self._raw = ""
-        self._body: CallBody = JsonBody((), bare=False)
-        self._bare = False
+        self._buffer = ""
+        self._skipped = ""
+        self._body: CallBody = JsonBody((), untagged=False)
+        self._untagged = False
         self._closed = False
         self._in_list = False
         self._emitted = False
         self._count = 0
 
     def restarted(self) -> "CallParser":
-        """Make the same parser, at its beginning."""
+        """Return a new parser for the same family and tools."""
         return CallParser(self._family, self._tools)
 
     @property
@@ -56,33 +57,33 @@ class CallParser:
         return self._family.opens
 
     def feed(self, text: str) -> list[Part]:
-        """Parts that are certain now."""
-        self._held += text
+        """Add text, and return the parts that are certain."""
+        self._buffer += text
         parts: list[Part] = []
         while self._step(parts):
             pass
         return parts
 
     def finish(self) -> list[Part]:
-        """Parts of the text that was held back.
+        """Return the parts of the buffered text.
 
-        A call without its closing tag counts. The mere beginning of one after its tag belongs to an
-        answer that was cut off, and is dropped.
+        A call without its closing tag counts. An incomplete call after its tag is dropped, because the answer
+        was truncated.
         """
         parts: list[Part] = []
         if self._state == "body":
             self._body.finish()
             self._emit_call(parts)
-            if self._body.state == "none" and self._bare:
-                _emit_text(parts, self._raw + self._held)
+            if self._body.state == "none" and self._untagged:
+                _emit_text(parts, self._skipped + self._buffer)
         elif self._state == "text":
-            _emit_text(parts, self._held)
-        self._held = self._raw = ""
+            _emit_text(parts, self._buffer)
+        self._buffer = self._skipped = ""
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """Advance by one token; False if more text is needed."""
-        if not self._held:
+        """Process the next token of the buffer. Return False if more text is needed."""
+        if not self._buffer:
             return False
         match self._state:
             case "text":
@@ -92,133 +93,141 @@ class CallParser:
             case "body":
                 return self._read(parts)
 
-    # ------------------------------------------------------------------------ text
-
     def _text(self, parts: list[Part]) -> bool:
-        if self._fresh and self._family.bare:
-            bare = _BEGINNING.match(self._held)
-            assert bare is not None
-            rest = self._held[bare.end() :]
-            if not rest or rest in ("`", "``"):
-                return False
-            in_list = bare.group().rstrip().endswith(("[", _PYTHON_FENCE))
-            if in_list and any(name.startswith(rest) and name != rest for name in self._schemas):
-                return False
-            if rest[0] == "{" or (in_list and rest.startswith(tuple(self._schemas))):
-                self._raw = self._held[: bare.end()]
-                self._held = rest
-                self._bare = True
-                self._closed = False
-                self._fresh = False
-                self._begin(self._json_body() if rest[0] == "{" else self._name_first_body())
-                return True
-        at, tag = find_first(self._held, self._family.opens)
+        if self._at_start and self._family.untagged:
+            decided = self._untagged_call()
+            if decided is not None:
+                return decided
+        index, tag = find_first(self._buffer, self._family.opens)
         if tag:
-            self._emit_text(parts, _unfenced(self._held[:at]))
-            self._held = self._held[at:]
-            self._raw = ""
-            if tag not in _HEADS:
-                self._raw, self._held = tag, self._held[len(tag) :]
-            self._bare = self._closed = self._fresh = False
+            self._emit_text(parts, _unfenced(self._buffer[:index]))
+            self._buffer = self._buffer[index:]
+            self._skipped = ""
+            if tag not in _FIRST_TAGS:
+                self._skipped = tag
+                self._buffer = self._buffer[len(tag) :]
+            self._untagged = self._closed = self._at_start = False
             self._state = "seek"
             return True
-        at = _tail(self._held[: partial_tag_start(self._held, self._family.opens)])
-        self._emit_text(parts, self._held[:at])
-        self._held = self._held[at:]
+        end = _tail(self._buffer[: partial_tag_start(self._buffer, self._family.opens)])
+        self._emit_text(parts, self._buffer[:end])
+        self._buffer = self._buffer[end:]
         return False
+
+    def _untagged_call(self) -> bool | None:
+        """Start a call without a tag at the start of an answer. None: the answer starts with something else."""
+        start = _START.match(self._buffer)
+        assert start is not None
+        call = self._buffer[start.end() :]
+        if not call or call in ("`", "``"):
+            return False
+        in_list = start.group().rstrip().endswith(("[", _PYTHON_FENCE))
+        if in_list and any(name.startswith(call) and name != call for name in self._schemas):
+            return False
+        if call[0] == "{":
+            self._untagged = True
+            self._begin(self._json_body())
+        elif in_list and call.startswith(tuple(self._schemas)):
+            self._untagged = True
+            self._begin(self._name_first_body())
+        else:
+            return None
+        self._skipped = self._buffer[: start.end()]
+        self._buffer = call
+        self._closed = False
+        self._at_start = False
+        return True
 
     def _emit_text(self, parts: list[Part], text: str) -> None:
         if text:
-            self._fresh = False
+            self._at_start = False
             self._has_text = True
             _emit_text(parts, text)
 
-    # ------------------------------------------------------------------------ between a tag and a call
-
     def _between_calls(self, parts: list[Part]) -> bool:
-        """Skip blanks, brackets, fences and tags before, between and after calls."""
-        held = self._held
+        """Skip white space, brackets, fences and tags before, between and after calls."""
+        text = self._buffer
         family = self._family
-        if held[0].isspace():
-            blanks = len(held) - len(held.lstrip())
-            self._gap += held[:blanks]
+        if text[0].isspace():
+            blanks = len(text) - len(text.lstrip())
+            self._gap += text[:blanks]
             return self._skip(blanks, keep_gap=True)
-        fences = _FENCES if self._raw else ("```",)
-        tags = (*family.opens, *family.closes, *_HEADS, *fences)
-        possible = (*tags, *family.splits)
-        if any(tag.startswith(held) and tag != held for tag in possible) or held == "```":
+        fences = _FENCES if self._skipped else ("```",)
+        tags = (*family.opens, *family.closes, *_FIRST_TAGS, *fences)
+        possible = (*tags, *family.separators)
+        if any(tag.startswith(text) and tag != text for tag in possible) or text == "```":
             return False
-        tag = max((tag for tag in tags if held.startswith(tag)), key=len, default="")
-        if tag and tag not in _HEADS:
+        tag = max((tag for tag in tags if text.startswith(tag)), key=len, default="")
+        if tag and tag not in _FIRST_TAGS:
             return self._skip_tag(tag, parts)
-        if not tag and held[0] in ("[" if self._raw else ",;]})"):
+        if not tag and text[0] in ("[" if self._skipped else ",;]})"):
             return self._skip(1)
         if self._closed and not tag:
             return self._give_up(parts)
-        if held[0] == "{":
+        if text[0] == "{":
             self._begin(self._json_body())
+        elif tag == INVOKE:
+            self._begin(MinimaxBody(self._schemas))
         elif tag:
-            syntax = next((syntax for syntax in HEADED if syntax.name[0] == tag), None)
-            nested = MinimaxBody(self._schemas)
-            self._begin(nested if syntax is None else XmlBody(syntax, self._schemas))
-        elif (self._raw or self._in_list) and (
-            held[0].isalnum() or held.startswith(family.splits or "_")
+            syntax = next(syntax for syntax in TAG_FIRST if syntax.name[0] == tag)
+            self._begin(XmlBody(syntax, self._schemas))
+        elif (self._skipped or self._in_list) and (
+            text[0].isalnum() or text.startswith(family.separators or "_")
         ):
-            self._bare = self._bare or not self._raw
+            self._untagged = self._untagged or not self._skipped
             self._begin(self._name_first_body())
         else:
             return self._give_up(parts)
         return True
 
     def _json_body(self) -> CallBody:
-        return JsonBody(list(self._schemas), bare=self._bare)
+        return JsonBody(list(self._schemas), untagged=self._untagged)
 
     def _name_first_body(self) -> CallBody:
         family = self._family
         return NameFirstBody(
             self._schemas,
-            family.splits,
-            naming=family.naming,
+            family.separators,
+            name_separators=family.name_separators,
             closes=family.closes,
-            bare=self._bare,
+            untagged=self._untagged,
         )
 
     def _skip_tag(self, tag: str, parts: list[Part]) -> bool:
         if tag in self._family.closes:
-            if self._raw:
+            if self._skipped:
                 return self._give_up(parts)
             self._closed = True
         elif tag in self._family.opens:
-            self._raw = self._raw + tag
+            self._skipped += tag
             self._closed = False
-            self._bare = False
-            self._held = self._held[len(tag) :]
+            self._untagged = False
+            self._buffer = self._buffer[len(tag) :]
             return True
-        elif not self._raw and self._held[3:4].isalnum():
-            return self._give_up(parts)  # a block of code after the calls
+        elif not self._skipped and self._buffer[3:4].isalnum():
+            # A code block follows the calls.
+            return self._give_up(parts)
         return self._skip(len(tag))
 
     def _skip(self, count: int, *, keep_gap: bool = False) -> bool:
         if not keep_gap:
             self._gap = ""
-        if self._raw:
-            self._raw += self._held[:count]
-        self._held = self._held[count:]
+        if self._skipped:
+            self._skipped += self._buffer[:count]
+        self._buffer = self._buffer[count:]
         return True
 
     def _give_up(self, parts: list[Part]) -> bool:
-        """Return to text, and emit what was skipped if no call came of it."""
-        if self._raw:
-            self._emit_text(parts, self._raw)
+        """Return to the state `text`, and emit the skipped text if it did not lead to a call."""
+        if self._skipped:
+            self._emit_text(parts, self._skipped)
         elif self._has_text:
             self._emit_text(parts, self._gap)
-        self._raw = ""
+        self._skipped = ""
         self._gap = ""
         self._state = "text"
         self._in_list = False
         return True
-
-    # ------------------------------------------------------------------------ a call
 
     def _begin(self, body: CallBody) -> None:
         self._body = body
@@ -226,26 +235,26 @@ class CallParser:
         self._emitted = False
 
     def _read(self, parts: list[Part]) -> bool:
-        rest = self._body.feed(self._held)
+        remaining = self._body.feed(self._buffer)
         if not self._emitted:
-            whole = self._raw + self._held
-            self._raw = whole[: len(whole) - len(rest)]
-        self._held = rest
+            text = self._skipped + self._buffer
+            self._skipped = text[: len(text) - len(remaining)]
+        self._buffer = remaining
         self._emit_call(parts)
         if self._body.state == "none":
-            # A bare object is emitted unchanged; the rest after a tag may contain another tag.
-            if not self._raw:
-                # the call's own tag
-                self._raw = self._held[:1]
-                self._held = self._held[1:]
+            # Emit the text that was read. The remaining text may contain another tag.
+            if not self._skipped:
+                # Skip one character of the call's own tag, which would match again.
+                self._skipped = self._buffer[:1]
+                self._buffer = self._buffer[1:]
             self._state = "text"
-            self._emit_text(parts, self._raw)
-            self._raw = ""
+            self._emit_text(parts, self._skipped)
+            self._skipped = ""
             return True
         if self._body.state == "done":
             self._in_list = isinstance(self._body, NameFirstBody) and self._body.in_python_list
             self._state = "seek"
-            self._raw = ""
+            self._skipped = ""
             self._gap = ""
             return True
         return False
@@ -256,7 +265,7 @@ class CallParser:
             return
         if not self._emitted:
             self._emitted = True
-            self._raw = ""
+            self._skipped = ""
             parts.append(Call(self._count, self._id(), name))
             self._count += 1
         if pieces := self._body.arguments():
@@ -269,19 +278,18 @@ class CallParser:
 
 
 def _tail(text: str) -> int:
-    """Where blanks, or a fence that may enclose a call, begin at the end of a text."""
-    bare = len(text.rstrip())
-    begin = max(0, bare - _LONGEST_TAIL)
-    found = _TAIL.search(text[begin:bare])
-    fence = begin + found.start() if found else bare
-    return min(bare, fence)
+    """Return where white space, or a fence that may enclose a call, starts at the end of a text."""
+    end = len(text.rstrip())
+    start = max(0, end - _MAX_TAIL)
+    match = _TAIL.search(text[start:end])
+    return start + match.start() if match else end
 
 
 def _unfenced(text: str) -> str:
-    """Text before a call, without blanks and a fence at its end."""
-    bare = text.rstrip()
-    begin = max(0, len(bare) - _LONGEST_TAIL)
-    return (bare[:begin] + _FENCE.sub("", bare[begin:])).rstrip()
+    """Remove white space and a fence from the end of a text before a call."""
+    text = text.rstrip()
+    start = max(0, len(text) - _MAX_TAIL)
+    return (text[:start] + _FENCE.sub("", text[start:])).rstrip()
 
 
 def _emit_text(parts: list[Part], text: str) -> None:
@@ -290,7 +298,7 @@ def _emit_text(parts: list[Part], text: str) -> None:
 
 
 def name_and_parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Name and parameters of a tool, wrapped as a function or not."""
+    """Return the name and parameters of a tool, which may be wrapped as a function."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
         return "", {}

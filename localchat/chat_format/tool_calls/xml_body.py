@@ -1,7 +1,7 @@
 """Body of a tool call with a tag for each argument (TagSyntax).
 
-Values have no quotes, so the tool's schema decides between string and JSON; some families declare the type next
-to the key.
+Values have no quotes, so the tool's schema decides between string and JSON. Some families declare the type
+beside the key.
 """
 
 import ast
@@ -22,22 +22,20 @@ _DECLARES_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
 
 
 class XmlBody(IncrementalBody):
-    """Reads a call from its first tag on, or from its name if that has no tag."""
+    """Reads a call, starting with its first tag, or with its name if the name has no tag."""
 
     def __init__(self, syntax: TagSyntax, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
         self._syntax = syntax
         self._quoted = syntax.name[0].endswith('"')
         self._end = syntax.value[1].strip()
-        self._ends = (
-            self._end,
-            *(f"\n{syntax.key[0]}", f"\n{syntax.end}", "</tool_call>", "</parameter>")[
-                : 4 if syntax.padded else 2
-            ],
-        )
-        self._at: Literal["name", "between", "key", "opening", "value", "object"] = "name"
+        # Models sometimes forget the closing tag of a value.
+        self._ends: tuple[str, ...] = (self._end, f"\n{syntax.key[0]}", f"\n{syntax.end}")
+        if syntax.padded:
+            self._ends += ("</tool_call>", "</parameter>")
+        self._part: Literal["name", "between", "key", "opening", "value", "object"] = "name"
         self._key = ""
-        self._fresh = False
+        self._at_value_start = False
         self._shielded = False
         self._streams = False
         self._count = 0
@@ -46,13 +44,13 @@ class XmlBody(IncrementalBody):
     def finish(self) -> None:
         if self.state != "open":
             return
-        if self._at == "name":
+        if self._part == "name":
             self.state = "none"
-        elif self._at == "between":
+        elif self._part == "between":
             self._close()
 
     def _step(self) -> bool:
-        match self._at:
+        match self._part:
             case "name":
                 return self._name()
             case "between":
@@ -66,149 +64,147 @@ class XmlBody(IncrementalBody):
             case "object":
                 return self._object_arguments()
 
-    # ------------------------------------------------------------------------ head and tags
-
     def _head(self, close: str) -> tuple[str, str] | None:
-        """Content of a tag and its further attributes; None if its end has not come yet."""
+        """Read the content of a tag and its other attributes. None if the tag is incomplete."""
         mark = close[close.rfind('"') + 1 :] if self._quoted else close
-        at = self._held.find(mark)
-        if at < 0:
+        content, end, remaining = self._buffer.partition(mark)
+        if not end:
             return None
-        declared = self._held[:at]
-        self._held = self._held[at + len(mark) :]
+        self._buffer = remaining
         if not self._quoted:
-            return declared.strip().strip('"'), ""
-        name, _, more = declared.partition('"')
-        return name.strip(), more
+            return content.strip().strip('"'), ""
+        name, _, attributes = content.partition('"')
+        return name.strip(), attributes
 
     def _name(self) -> bool:
         syntax = self._syntax
-        whole = self._held
-        self._held = whole.removeprefix(syntax.name[0])
-        found = self._head(syntax.name[1])
-        taken = whole[len(syntax.name[0]) : len(whole) - len(self._held) if found else None]
-        if (found and not found[0]) or "\n" in taken or len(taken) > _MAX_NAME:
+        text = self._buffer
+        self._buffer = text.removeprefix(syntax.name[0])
+        head = self._head(syntax.name[1])
+        length = len(text) - len(self._buffer) if head else len(text)
+        content = text[len(syntax.name[0]) : length]
+        if (head and not head[0]) or "\n" in content or len(content) > _MAX_NAME:
             self.state = "none"
-        if found is None or self.state == "none":
-            self._held = whole
+        if head is None or self.state == "none":
+            self._buffer = text
             return False
-        self.name = found[0]
-        self._at = "between"
+        self.name = head[0]
+        self._part = "between"
         return True
 
     def set_name(self, name: str) -> None:
-        """Begin after the name, which the caller has read."""
+        """Start after the name, which the caller has read."""
         self.name = name
-        self._at = "between"
+        self._part = "between"
 
     def _between(self) -> bool:
         syntax = self._syntax
-        self._held = self._held.lstrip()
-        if not self._held:
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
             return False
-        if self._held.startswith(syntax.key[0]):
-            self._held = self._held[len(syntax.key[0]) :]
-            self._at = "key"
+        if self._buffer.startswith(syntax.key[0]):
+            self._buffer = self._buffer[len(syntax.key[0]) :]
+            self._part = "key"
             return True
-        if self._held.startswith("{") and not self._count:
-            self._at = "object"
+        if self._buffer.startswith("{") and not self._count:
+            self._part = "object"
             return True
-        if self._held.startswith(syntax.end):
-            self._held = self._held[len(syntax.end) :]
+        if self._buffer.startswith(syntax.end):
+            self._buffer = self._buffer[len(syntax.end) :]
             self._close()
-        elif not any(tag.startswith(self._held) for tag in (syntax.key[0], syntax.end)):
+        elif not any(tag.startswith(self._buffer) for tag in (syntax.key[0], syntax.end)):
             self._close()
         return False
 
     def _close(self) -> None:
-        self._out.append("{}" if not self._count else "}")
+        self._out.append("}" if self._count else "{}")
         self.state = "done"
 
     def _object_arguments(self) -> bool:
-        """Read arguments that are one JSON object, and the end."""
+        """Read arguments that are a JSON object, and the closing tag."""
         if not self._object.done:
-            at = self._object.feed(self._held)
-            self._held = self._held[at:]
+            end = self._object.feed(self._buffer)
+            self._buffer = self._buffer[end:]
             self._out.append(self._object.take())
             if not self._object.done:
                 return False
-        end = self._syntax.end
-        held = self._held.lstrip()
-        if held.startswith(end):
-            self._held = held[len(end) :]
-        elif not held or end.startswith(held):
+        tag = self._syntax.end
+        text = self._buffer.lstrip()
+        if text.startswith(tag):
+            self._buffer = text[len(tag) :]
+        elif not text or tag.startswith(text):
             return False
         self.state = "done"
         return False
 
     def _read_key(self) -> bool:
-        found = self._head(self._syntax.key[1])
-        if found is None:
+        head = self._head(self._syntax.key[1])
+        if head is None:
             return False
-        self._key, more = found
-        self._out.append(
-            ("{" if not self._count else ", ") + json.dumps(self._key, ensure_ascii=False) + ": "
-        )
+        self._key, attributes = head
+        separator = ", " if self._count else "{"
+        self._out.append(f"{separator}{json.dumps(self._key, ensure_ascii=False)}: ")
         self._count += 1
-        declared = bool(_DECLARES_TEXT.search(more)), bool(_DECLARES_OTHER.search(more))
-        self._streams = declared[0] or (not declared[1] and self._is_string())
-        self._at = "opening"
+        if _DECLARES_TEXT.search(attributes):
+            self._streams = True
+        elif _DECLARES_OTHER.search(attributes):
+            self._streams = False
+        else:
+            self._streams = self._is_string()
+        self._part = "opening"
         return True
 
     def _begin_value(self) -> bool:
         tag = self._syntax.value[0].strip()
         if tag:
-            held = self._held.lstrip()
-            if not held.startswith(tag):
-                if tag.startswith(held):
-                    return False
-                tag = ""
-            self._held = held[len(tag) :]
+            text = self._buffer.lstrip()
+            if not text.startswith(tag) and tag.startswith(text):
+                return False
+            self._buffer = text.removeprefix(tag)
         if self._streams:
             self._out.append('"')
-        self._at = "value"
-        self._fresh = True
+        self._part = "value"
+        self._at_value_start = True
         self._shielded = False
         return True
-
-    # ------------------------------------------------------------------------ values
 
     def _value(self) -> bool:
         padded = self._syntax.padded
         opens, closes = self._syntax.shield
-        if self._fresh:
-            if not self._held or (opens != self._held and opens.startswith(self._held)):
+        if self._at_value_start:
+            if not self._buffer or (opens != self._buffer and opens.startswith(self._buffer)):
                 return False
-            if opens and self._held.startswith(opens):
-                self._held = self._held[len(opens) :]
+            if opens and self._buffer.startswith(opens):
+                self._buffer = self._buffer[len(opens) :]
                 self._shielded = True
             if padded:
-                self._held = self._held.removeprefix("\n")
-            self._fresh = False
+                self._buffer = self._buffer.removeprefix("\n")
+            self._at_value_start = False
         ends = (closes + self._end,) if self._shielded else self._ends
-        at, tag = find_first(self._held, ends)
+        index, tag = find_first(self._buffer, ends)
         if tag:
-            value = self._held[:at]
-            self._held = self._held[at + len(tag) if tag == ends[0] else at :]
-            self._at = "between"
+            value = self._buffer[:index]
+            self._buffer = self._buffer[index:].removeprefix(ends[0])
+            self._part = "between"
             if padded:
                 value = value.removesuffix("\n")
-            self._out.append((_escaped(value) + '"') if self._streams else self._typed(value))
+            if self._streams:
+                self._out.append(_escaped(value) + '"')
+            else:
+                self._out.append(self._typed(value))
             return True
         if self._streams:
-            at = partial_tag_start(self._held, ends)
-            if padded and at and self._held[at - 1] == "\n":
-                at -= 1
-            self._out.append(_escaped(self._held[:at]))
-            self._held = self._held[at:]
+            index = partial_tag_start(self._buffer, ends)
+            if padded and index and self._buffer[index - 1] == "\n":
+                index -= 1
+            self._out.append(_escaped(self._buffer[:index]))
+            self._buffer = self._buffer[index:]
         return False
 
-    # ------------------------------------------------------------------------ schema
-
     def _schema(self) -> Mapping[str, Any]:
-        found = self._schemas.get(self.name, {}).get("properties", {})
-        one = found.get(self._key, {}) if isinstance(found, Mapping) else {}
-        return one if isinstance(one, Mapping) else {}
+        properties = self._schemas.get(self.name, {}).get("properties", {})
+        schema = properties.get(self._key, {}) if isinstance(properties, Mapping) else {}
+        return schema if isinstance(schema, Mapping) else {}
 
     def _is_string(self) -> bool:
         schema = self._schema()
@@ -220,31 +216,32 @@ class XmlBody(IncrementalBody):
         return not schema
 
     def _typed(self, value: str) -> str:
-        """JSON text of a value that is not, or not only, a string by its schema."""
-        bare = value.strip()
-        if bare in _PYTHON:
-            return json.dumps(_PYTHON[bare])
+        """Return the JSON text of a value that is not, or not only, a string by its schema."""
+        text = value.strip()
+        if text in _PYTHON:
+            return json.dumps(_PYTHON[text])
         types = self._schema().get("type")
         try:
-            read = json.loads(bare)
+            parsed = json.loads(text)
         except (ValueError, RecursionError):
-            read = _python(bare) if types in ("object", "array") else None
-            if read is None:
+            parsed = _python(text) if types in ("object", "array") else None
+            if parsed is None:
                 return json.dumps(value, ensure_ascii=False)
-        wants_text = isinstance(types, list) and "string" in types and read is not None
-        return json.dumps(value if wants_text else read, ensure_ascii=False)
+        if isinstance(types, list) and "string" in types and parsed is not None:
+            return json.dumps(value, ensure_ascii=False)
+        return json.dumps(parsed, ensure_ascii=False)
 
 
 def _python(text: str) -> object:
-    """Parse a list or dict as Python prints it, which some templates teach; None otherwise."""
+    """Parse a list or dict in Python's notation, which some templates teach. None for other text."""
     if len(text) > _MAX_PYTHON or text[:1] not in ("{", "["):
         return None
     try:
-        read = ast.literal_eval(text)
-        json.dumps(read)
+        value = ast.literal_eval(text)
+        json.dumps(value)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
-    return read if isinstance(read, list | dict) else None
+    return value if isinstance(value, list | dict) else None
 
 
 def _escaped(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Records a one-shot: the question at once, and the answer while it grows.
+"""Record a one-shot prompt: the question at once, and the answer while it grows.
 
-A thread of its own opens the history (sqlite) and hands the answer over by the clock: no answer waits for the
+A thread opens the history (sqlite) and records the answer at fixed intervals. So no answer waits for the
 history or fails with it, and a killed process loses the last second at most.
 """
 
@@ -20,26 +20,25 @@ from localchat.errors import HistoryUnusable, LocalchatError
 from localchat.session.recorder import ConversationRecorder
 
 _SAVE_EVERY_S = 0.25
-"""As often as a session hands a growing answer over (session/answer_builder.py, which a one-shot does not
-import)."""
+"""Interval of records. It equals that of session/answer_builder.py, which a one-shot does not import."""
 
 _RECORDED_AT_ONCE = 64 << 10
-"""Characters of a question that is recorded before the engine accepts it."""
+"""Longest question, in characters, that is recorded before the engine accepts it."""
 
 
 class AnswerRecord:
-    """Records one question and its answer, every choice as a version of the answer."""
+    """Records one question and its answer. Each choice is a version of the answer."""
 
     def __init__(
         self, setup: Setup, conversation: Conversation, question: Node, answer: ReceivedAnswer
     ) -> None:
-        """Begins to record. `answer`: grows while it is received."""
+        """Start to record. `answer` grows while it is received."""
         self._setup = setup
         self._conversation = conversation
         self._question = question
         self._answer = answer
         self._nodes: dict[int, Node] = {}
-        """The recorded answers, by choice."""
+        """Recorded answers by choice."""
         self._size = 0
         self._recorder = ConversationRecorder()
         self._ended = threading.Event()
@@ -49,7 +48,7 @@ class AnswerRecord:
     def _run(self) -> None:
         try:
             self._record()
-        except OSError as problem:  # a limit of the system on open files
+        except OSError as problem:  # such as the limit on open files
             self._setup.terminal.notify(f"this conversation is not saved: {problem.strerror}")
 
     def _record(self) -> None:
@@ -66,9 +65,10 @@ class AnswerRecord:
             self._record_growth()
 
     def _wait_for_acceptance(self) -> bool:
-        """Wait until the engine accepts a large question, which may be refused. Return False if it was.
+        """Wait until the engine accepts a large question. Return False if the engine refused it.
 
-        A small one is recorded at once: it survives a kill of this process while the model loads."""
+        A small question is recorded at once, so that it survives a kill of this process during the load.
+        """
         if len(self._question.message.content) <= _RECORDED_AT_ONCE:
             return True
         while self._answer.accepted is None:
@@ -77,7 +77,7 @@ class AnswerRecord:
         return True
 
     def _record_growth(self) -> None:
-        # The main thread adds to the answer meanwhile: `dict` copies it in one step.
+        # The main thread adds to the answer meanwhile, and `dict` copies it in one step.
         texts = dict(self._answer.texts)
         reasoning = dict(self._answer.reasoning)
         size = sum(map(len, texts.values())) + sum(map(len, reasoning.values()))
@@ -88,7 +88,7 @@ class AnswerRecord:
             self._put(choice, texts.get(choice, ""), reasoning.get(choice, ""), "open")
 
     def finish(self, engine: Engine, error: LocalchatError | None = None) -> None:
-        """Record how the answer ended. A question that failed or was stopped without an answer is removed."""
+        """Record the end of the answer. Remove a question that failed or was stopped without an answer."""
         self._ended.set()
         self._thread.join()
         if answered := bool(self._answer.texts or self._answer.reasoning):
@@ -103,13 +103,18 @@ class AnswerRecord:
     def _record_end(self, engine: Engine, error: LocalchatError | None) -> None:
         metrics = _metrics(self._answer, engine)
         for choice in sorted({0, *self._answer.texts, *self._answer.reasoning}):
+            state = _state(self._answer, choice)
+            error_message = ""
+            if error is not None:
+                state = "failed"
+                error_message = error.message
             self._put(
                 choice,
                 self._answer.texts[choice],
                 self._answer.reasoning[choice],
-                "failed" if error is not None else _state(self._answer, choice),
+                state,
                 metrics,
-                error.message if error is not None else "",
+                error_message,
                 self._answer.ends.get(choice),
             )
 
@@ -123,6 +128,8 @@ class AnswerRecord:
         error: str = "",
         end: Finished | None = None,
     ) -> None:
+        if not ended_early(end):
+            end = None
         message = Message("assistant", text, reasoning=reasoning)
         node = self._nodes.get(choice)
         if node is None:
@@ -133,18 +140,21 @@ class AnswerRecord:
             state=state,
             metrics=metrics,
             error=error,
-            end=end if ended_early(end) else None,
+            end=end,
         )
         self._nodes[choice] = node
         self._conversation.put(node)
-        shown = self._answer.chosen if self._answer.chosen in self._nodes else min(self._nodes)
-        self._conversation.head = self._nodes[shown].id
+        # `--continue` goes on from the head, so it must be the choice that the user saw.
+        chosen = self._answer.chosen
+        if chosen not in self._nodes:
+            chosen = min(self._nodes)
+        self._conversation.head = self._nodes[chosen].id
         self._recorder.changed(node)
 
 
 def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
     reason = answer.reasons.get(choice)
-    if answer.interrupted or reason in (None, "cancelled"):
+    if reason in (None, "cancelled"):
         return "stopped"
     if reason in ("length", "repetition"):
         return "length"
@@ -152,7 +162,7 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
-    """Metrics for the history; None if the engine is gone and cannot be described."""
+    """Return the metrics for the history, or None if the engine has ended."""
     try:
         info = engine.info()
     except LocalchatError:

@@ -1,7 +1,6 @@
-"""Answers a prompt once, or opens a conversation if there is no prompt.
+"""Answer a prompt once, or open a conversation if there is no prompt.
 
-The answer to a prompt, the line mode and the screen are imported when they are used: none of them waits for
-the others.
+The one-shot answer, the line mode and the screen are imported when they are used, so that each starts fast.
 """
 
 import sys
@@ -15,7 +14,8 @@ from localchat.cli.chat.ask_options import AskOptions, ask_options
 from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
 from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
-from localchat.cli.context import AppContext
+from localchat.cli.chat.tries import with_slots
+from localchat.cli.context import app_context
 from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
@@ -27,56 +27,61 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
     options = ask_options(ctx)
     words = without_preset(ctx, words)
-    mentioned, asked = _mentioned(ctx, words) if not options.interactive else ((), words)
-    text, included = _prompt_text(ctx, asked)
+    mentioned: tuple[str, ...] = ()
+    if not options.interactive:
+        mentioned, words = _mentioned(ctx, words)
+    text, inclusions = _prompt_text(ctx, words)
     if mentioned and not text:
         raise UsageError(
             f"@{mentioned[0]} needs a question",
             hint=f'localchat "@{mentioned[0]} what is it about?"',
         )
-    nothing = not text and not options.interactive and not _is_interactive()
-    if nothing and model_word is None:
+    # On a terminal, no prompt starts a conversation.
+    has_nothing = not text and not options.interactive and not _is_interactive()
+    if has_nothing and model_word is None:
         raise _nothing_to_ask()
     before = resumed(ctx)
-    setup = options.tries.applied(_resolved(ctx, model_word, before))
-    if nothing:
+    setup = with_slots(_resolved(ctx, model_word, before), options.tries)
+    # With a model, an unknown model is the more helpful error, so resolve it first.
+    if has_nothing:
         raise _nothing_to_ask()
     conversation = before or Conversation()
     conversation.model = setup.model.word
     if before is None or "system" in chosen_settings(ctx):
         conversation.system = setup.settings.system or ""
+    # These flags apply to one answer, so a conversation would ignore them.
     if not text and options.grammar is not None:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
         )
-    if not text and (options.tries.method or options.tries.critique):
+    if not text and options.tries is not None:
         raise UsageError(
             "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )
     if text and not options.interactive:
         from localchat.cli.chat.one_shot import answer, with_documents
 
-        documented = partial(with_documents, conversation, mentioned, asked, (text, included))
+        documented = partial(with_documents, conversation, mentioned, words, (text, inclusions))
         return answer(ctx, setup, options, conversation, documented, model_word)
-    return _converse(ctx, setup, conversation, (text, included), options)
+    return _converse(ctx, setup, conversation, (text, inclusions), options)
 
 
 def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
-    """The documents that the words mention, and the words without `@`."""
+    """Return the documents that the words mention, and the words without `@`."""
     if "@" not in words or ctx.meta.get(AFTER_DASHES):
         return (), words
     from localchat.cli.document_options import open_library
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     return open_library(app).mentions(words)
 
 
 def _nothing_to_ask() -> UsageError:
-    at_terminal = sys.stdin is not None and sys.stdin.isatty()
-    missing = "no prompt" if at_terminal else "no prompt, and stdin is empty"
+    reason = "no prompt"
+    if sys.stdin is None or not sys.stdin.isatty():
+        reason += ", and stdin is empty"
     return UsageError(
-        f"there is nothing to ask: {missing}",
+        f"there is nothing to ask: {reason}",
         hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
     )
 
@@ -88,7 +93,7 @@ def _converse(
     first: tuple[str, tuple[Inclusion, ...]],
     options: AskOptions,
 ) -> int:
-    """Open the screen; with `-i`, or on a terminal without one, the line mode."""
+    """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
     if not first[0] and not options.interactive and can_show(setup.app.environ):
@@ -103,22 +108,24 @@ def _converse(
 
 
 def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, ...]]:
-    """The prompt, and where in it the files and stdin are, which come before the words."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
-    # The settings are not resolved yet, so that a prompt that cannot be read fails before a model is located.
-    early = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
+    """Return the prompt, and the positions of files and stdin in it. They come before the words."""
+    app = app_context(ctx)
+    # The settings are not resolved yet, so that an unreadable prompt fails before a model is located.
+    terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     names: tuple[str, ...] = ctx.params["files"]
-    files = read_files(names, early.notify)
-    piped = read_stdin(early.notify)
-    words = decoded_words(words, early.notify)
+    files = read_files(names, terminal.notify)
+    piped = read_stdin(terminal.notify)
+    words = decoded_words(words, terminal.notify)
     text = join_parts([files, piped, words])
-    asked = question(ctx, text)
-    before = text.removesuffix(words)
-    if asked != text or not words.strip() or not before:
-        return asked, ()  # a template may have put the text anywhere
-    label = ", ".join((*names, *(("stdin",) if piped.strip() else ())))
-    return text, (Inclusion(label, 0, len(before.rstrip("\n"))),)
+    prompt = question(ctx, text)
+    included = text.removesuffix(words)
+    # The template of a preset may put the text anywhere.
+    if prompt != text or not words.strip() or not included:
+        return prompt, ()
+    labels = list(names)
+    if piped.strip():
+        labels.append("stdin")
+    return text, (Inclusion(", ".join(labels), 0, len(included.rstrip("\n"))),)
 
 
 def _is_interactive() -> bool:
@@ -126,19 +133,21 @@ def _is_interactive() -> bool:
 
 
 def _resolved(ctx: click.Context, model_word: str | None, before: Conversation | None) -> Setup:
-    """Resolve the setup; a conversation keeps its model unless another one is named. A model that is not here
-    is offered for download. Raises LocalchatError."""
-    word = model_word
-    if word is None and before is not None and "model" not in chosen_settings(ctx):
-        word = before.model or None
+    """Resolve the setup, and offer to download a model that is missing. Raises LocalchatError.
+
+    A conversation keeps its model unless a flag names another one.
+    """
+    name = model_word
+    if name is None and before is not None and "model" not in chosen_settings(ctx):
+        name = before.model or None
     try:
-        return resolve_setup(ctx, word)
+        return resolve_setup(ctx, name)
     except ModelMissing as problem:
-        if fetched_if_wanted(problem, Inputs.of(ctx, word)):
-            return resolve_setup(ctx, word)
-        if word == model_word:
+        if fetched_if_wanted(problem, Inputs.of(ctx, name)):
+            return resolve_setup(ctx, name)
+        if name == model_word:
             raise
         raise ModelMissing(
-            f"this conversation used {word}, which is not here: {problem.message}",
+            f"this conversation used {name}, which is not on this machine: {problem.message}",
             hint="continue with another one: -m MODEL",
         ) from problem

@@ -1,15 +1,16 @@
-"""Reads the flags of one call that are no settings, the grammar of its answer among them."""
+"""Read the flags of one call that are not settings, such as its grammar."""
 
 from typing import Final
 
 import click
 import msgspec
 
-from localchat.cli.chat.tries_options import TriesOptions, requested_tries
+from localchat.cli.chat.tries import requested_tries
 from localchat.cli.options import utf8_argument
 from localchat.config.paths import expand_home
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
+from localchat.tries.spec import TriesSpec
 
 
 class AskOptions(msgspec.Struct, frozen=True):
@@ -21,11 +22,11 @@ class AskOptions(msgspec.Struct, frozen=True):
     raw_prompt: bool
     require_complete: bool
     grammar: Grammar | None
-    tries: TriesOptions
+    tries: TriesSpec | None
 
 
 def ask_options(ctx: click.Context) -> AskOptions:
-    """The flags of this call. Raises UsageError, FileMissing."""
+    """Return the flags of this call. Raises UsageError, FileMissing."""
     names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete")
     flags = {name: bool(ctx.params[name]) for name in names}
     grammar = requested_grammar(ctx)
@@ -36,29 +37,28 @@ def ask_options(ctx: click.Context) -> AskOptions:
         raise UsageError("-i is a conversation; --schema, --grammar and --regex are for one answer")
     if options.raw_prompt and ctx.params["system"]:
         raise UsageError(
-            "--raw-prompt sends the prompt as it is, and -s would be lost",
+            "--raw-prompt sends the prompt as it is, so -s would have no effect",
             hint="write the instructions into the prompt",
         )
     return options
 
 
-# ---------------------------------------------------------------------------- --schema, --grammar, --regex
-
-
 _GRAMMAR_FLAGS: Final = ("schema", "grammar", "regex")
-_MOST_GRAMMAR_BYTES: Final = 1 << 20
+_MAX_GRAMMAR_BYTES: Final = 1 << 20
 
 
 def requested_grammar(ctx: click.Context) -> Grammar | None:
-    """The grammar that the flags ask for; the engine checks it. Raises UsageError, FileMissing."""
-    given = {name: ctx.params[name] for name in _GRAMMAR_FLAGS if ctx.params.get(name) is not None}
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join('--' + name for name in given)}: only one of them")
-    match given:
+    """Return the grammar that the flags request. The engine checks it. Raises UsageError, FileMissing."""
+    flags = {name: ctx.params[name] for name in _GRAMMAR_FLAGS if ctx.params.get(name) is not None}
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join('--' + name for name in flags)} cannot be combined")
+    match flags:
         case {"schema": argument}:
             text = utf8_argument(argument)
-            inline = text.lstrip().startswith("{") or text in ("true", "false")
-            return Grammar("json_schema", text if inline else _read_grammar("--schema", text))
+            is_schema = text.lstrip().startswith("{") or text in ("true", "false")
+            if not is_schema:
+                text = _read_grammar("--schema", text)
+            return Grammar("json_schema", text)
         case {"grammar": name}:
             return Grammar("lark", _read_grammar("--grammar", name))
         case {"regex": pattern}:
@@ -69,13 +69,13 @@ def requested_grammar(ctx: click.Context) -> Grammar | None:
 def _read_grammar(flag: str, name: str) -> str:
     try:
         with expand_home(name).open("rb") as file:
-            data = file.read(_MOST_GRAMMAR_BYTES + 1)
+            data = file.read(_MAX_GRAMMAR_BYTES + 1)
     except FileNotFoundError as problem:
         raise FileMissing(f"{flag}: there is no file {name}") from problem
     except OSError as problem:
         raise UsageError(f"{flag}: {name} cannot be read: {problem.strerror}") from problem
-    if len(data) > _MOST_GRAMMAR_BYTES:
-        raise UsageError(f"{flag}: {name} holds more than {_MOST_GRAMMAR_BYTES:,} bytes")
+    if len(data) > _MAX_GRAMMAR_BYTES:
+        raise UsageError(f"{flag}: {name} is larger than {_MAX_GRAMMAR_BYTES:,} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:

@@ -1,4 +1,4 @@
-"""Command `localchat cache`: the KV of conversations on the disk."""
+"""Command `localchat cache`: the KV cache of conversations on disk."""
 
 import time
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ _HEAD = ("MODEL", "SIZE", "LAST USED")
 def command() -> None:
     """Show or clear the KV cache on disk.
 
-    A conversation that is opened again is read back instead of computed. The setting cache_disk_gb bounds it,
-    --no-cache-disk does without. What only a deleted conversation had goes with its text, after thirty days.
-    Alone it lists them, with the flags of list.
+    The KV of a conversation that you open again is loaded instead of computed. The setting cache_disk_gb limits
+    its size, and --no-cache-disk turns it off. KV of a deleted conversation is deleted with its text, after
+    thirty days. Without a command, it lists the stored KV and takes the flags of list.
     """
 
 
@@ -36,11 +36,11 @@ def command() -> None:
 @click.pass_obj
 def list_(app: AppContext, as_json: bool) -> None:
     """List the stored KV cache of each model and build."""
-    found = _store(app).summaries()
+    summaries = _store(app).summaries()
     if as_json:
-        print_json(app.environ, [line._asdict() for line in found])
+        print_json(app.environ, [summary._asdict() for summary in summaries])
         return
-    print_lines(app.environ, _lines(found))
+    print_lines(app.environ, _lines(summaries))
 
 
 @command.command("clear")
@@ -48,40 +48,44 @@ def list_(app: AppContext, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def clear(app: AppContext, model: str, yes: bool) -> int:
-    """Delete the KV cache of MODEL, or all of it. Conversations stay; their prompts are computed again."""
+    """Delete the KV cache of MODEL, or all of it. Conversations stay, and their prompts are computed again."""
     store = _store(app)
-    held = sum(line.size_bytes for line in store.summaries() if model in ("", line.model))
-    question = f"Delete {size(held)} of KV{f' of {model}' if model else ''}?"
-    if held and not confirm(question, yes=yes, verb="cache clear"):
+    stored_bytes = sum(
+        summary.size_bytes for summary in store.summaries() if model in ("", summary.model)
+    )
+    question = f"Delete {size(stored_bytes)} of KV?"
+    if model:
+        question = f"Delete {size(stored_bytes)} of KV of {model}?"
+    if stored_bytes and not confirm(question, yes=yes, verb="cache clear"):
         return ExitCode.ERROR
     try:
         freed = store.clear(model)
     except OSError as problem:
         raise LocalchatError(f"cannot delete {store.folder}: {problem.strerror}") from problem
-    if model and not held:
-        tell(f"localchat: nothing is kept of {model}; localchat cache list names the models")
+    if model and not stored_bytes:
+        tell(f"localchat: no KV of {model} is stored; localchat cache list shows the models")
     else:
         tell(f"deleted {size(freed)}")
     return ExitCode.OK
 
 
 def _store(app: AppContext) -> "KVStore":
-    from localchat.kv_store.store import KVStore  # numpy
+    from localchat.kv_store.store import KVStore  # imports numpy
 
     return KVStore(find_paths(app.environ).kv_dir, 0)
 
 
-def _lines(found: "list[NamespaceSummary]") -> Iterator[str]:
-    if not found:
-        yield "The disk keeps no KV of conversations."
+def _lines(summaries: "list[NamespaceSummary]") -> Iterator[str]:
+    if not summaries:
+        yield "No KV of conversations is stored on disk."
         return
     rows = (
         (
-            sanitize_line(line.model),
-            size(line.size_bytes),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(line.used_s)),
+            sanitize_line(summary.model),
+            size(summary.size_bytes),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.used_s)),
         )
-        for line in found
+        for summary in summaries
     )
     yield from table(_HEAD, rows, right=(1,))
-    yield f"{size(sum(line.size_bytes for line in found))} in all"
+    yield f"{size(sum(summary.size_bytes for summary in summaries))} in all"

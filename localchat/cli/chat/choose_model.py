@@ -1,4 +1,4 @@
-"""Asks on the terminal which model to run, and whether to download one that is not here."""
+"""Ask on the terminal which model to run, and whether to download a missing one."""
 
 import sys
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import ModelMissing, UsageError
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 
 def can_ask() -> bool:
-    """Whether a question can be shown and answered on the terminal."""
+    """Return True if the terminal can show a question and read its answer."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def chosen_model(ctx: click.Context) -> str:
-    """The model that the user picks from a list. Raises UsageError off a terminal."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    """Return the model that the user picks from a list. Raises UsageError off a terminal."""
+    app = app_context(ctx)
     if not can_ask():
         raise UsageError(
-            "run takes a MODEL", hint="localchat run MODEL; localchat list shows those here"
+            "run needs a model name", hint="localchat run MODEL; localchat list shows your models"
         )
     names = _print_choices(find_paths(app.environ), app.environ)
     while True:
@@ -37,11 +36,11 @@ def chosen_model(ctx: click.Context) -> str:
             return str(answer)
         if 1 <= int(answer) <= len(names):
             return names[int(answer) - 1]
-        tell(f"there are {len(names)}")
+        tell(f"choose a number from 1 to {len(names)}")
 
 
 def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
-    """Print the models to pick from, the one used last first; returns their names."""
+    """Print the models to pick from, the last used one first, and return their names."""
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
     from localchat.models.onboarding import is_first_run
@@ -50,13 +49,16 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
 
     terminal = Terminal(environ)
     last = last_model(paths)
-    models = [one for one in read_index(paths, environ).models if not inspect(one).trouble]
-    models.sort(key=lambda one: one.name != last)
-    names = [one.name for one in models]
+    models = [model for model in read_index(paths, environ).models if not inspect(model).trouble]
+    models.sort(key=lambda model: model.name != last)
+    names = [model.name for model in models]
     for number, model in enumerate(models, 1):
-        about = ", ".join(filter(None, (size(model.size_bytes), model.origin)))
-        used = ", used last" if model.name == last else ""
-        terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {about}{used}")
+        details = [size(model.size_bytes)]
+        if model.origin:
+            details.append(model.origin)
+        if model.name == last:
+            details.append("used last")
+        terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {', '.join(details)}")
     if is_first_run(paths, environ):
         terminal.print_line("     to download, recommended for this machine:")
         for recommendation in recommended_models(paths):
@@ -66,7 +68,7 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
 
 
 def fetched_if_wanted(problem: ModelMissing, inputs: "Inputs") -> bool:
-    """Offer the download of a model that is not here; True if it is here now. Raises LocalchatError."""
+    """Offer to download a missing model. Return True if it was downloaded. Raises LocalchatError."""
     from localchat.config.settings import offline_reason
 
     name = problem.details.get("pull")

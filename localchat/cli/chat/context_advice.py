@@ -1,17 +1,17 @@
-"""Advice for a prompt that is longer than the context, in order of what it costs the user."""
+"""Advice for a prompt that exceeds the context, cheapest step first."""
 
 from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine
 from localchat.errors import ContextExceeded, LocalchatError
-from localchat.fit.memory_steps import MemoryStep, step_lines
+from localchat.fit.steps import MemoryStep, step_lines
 
 
 def steps_for(problem: ContextExceeded, engine: Engine) -> tuple[MemoryStep, ...]:
-    """The steps for a refused prompt; none where its numbers are not known."""
+    """Return the steps for a rejected prompt, or none if its token counts are unknown."""
     try:
         info = engine.info()
     except LocalchatError:
-        return ()  # the engine is gone; its own message must do
+        return ()  # the engine has ended, and its message must suffice
     prompt = problem.details.get("prompt_tokens")
     context = problem.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):
@@ -20,15 +20,15 @@ def steps_for(problem: ContextExceeded, engine: Engine) -> tuple[MemoryStep, ...
 
 
 def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
-    """Add both token counts and the remedies on this engine to a refusal."""
+    """Add both token counts and the possible steps to a rejection."""
     steps = steps_for(problem, engine)
     if not steps:
         return problem
-    about = "at least " if problem.details.get("at_least") else ""
+    qualifier = "at least " if problem.details.get("at_least") else ""
     prompt = problem.details["prompt_tokens"]
     context = problem.details["context_tokens"]
     return ContextExceeded(
-        f"the prompt has {about}{prompt:,} tokens and the context holds {context:,}",
+        f"the prompt has {qualifier}{prompt:,} tokens and the context holds {context:,}",
         hint="\n".join(step_lines(steps)),
         **problem.details,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import HistoryUnusable, UsageError
 from localchat.sanitize import sanitize_line
@@ -21,48 +21,49 @@ if TYPE_CHECKING:
 HISTORY_FILE = "history.sqlite3"
 _COMPLETED = 50
 ID_DIGITS = 12
-"""Digits of an id that hold the time of its creation, in milliseconds: as a list shows it."""
+"""Leading digits of an id, which encode its creation time in ms. Lists show only these."""
 
 
 def open_history(paths: Paths, *, to_read: bool = False) -> "History":
-    """Open the history of this user. `to_read`: without creating a file. Raises HistoryUnusable."""
-    from localchat.history.store import History  # sqlite3
+    """Open the history of this user. With `to_read`, create no file. Raises HistoryUnusable."""
+    from localchat.history.store import History  # imports sqlite3
 
     path = paths.data_dir / HISTORY_FILE
-    return History.open(None if to_read and not path.exists() else path, paths.kv_dir)
+    if to_read and not path.exists():
+        return History.open(None, paths.kv_dir)
+    return History.open(path, paths.kv_dir)
 
 
 def resumed(ctx: click.Context) -> "Conversation | None":
-    """Load the conversation of `--continue` or `--conversation`; None without them. Raises UsageError,
-    HistoryUnusable."""
-    named = ctx.params["conversation"]
-    last = ctx.params["continue_last"]
-    if not named and not last:
+    """Load the conversation of `--continue` or `--conversation`. None without these flags.
+
+    Raises UsageError, HistoryUnusable.
+    """
+    conversation_id = ctx.params["conversation"]
+    continues_last = ctx.params["continue_last"]
+    if not conversation_id and not continues_last:
         return None
-    if named and last:
+    if conversation_id and continues_last:
         raise UsageError("--continue is the last conversation; --conversation names another")
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     history = open_history(find_paths(app.environ), to_read=True)
     try:
-        if named:
-            return history.load(named)
+        if conversation_id:
+            return history.load(conversation_id)
         summary = history.last()
         if summary is None:
             raise UsageError("there is no conversation to continue", hint="leave out --continue")
         return history.load(summary.id)
     finally:
-        # The last one who closes the file waits for the disk: up to 40 ms, which the screen need not wait for.
+        # Closing a database waits up to 40 ms for the disk. The screen should not wait for it.
         threading.Thread(target=history.close, name="close history").start()
 
 
 def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-    """Ids that begin with `incomplete`, with titles, for a shell. None if the history cannot be read."""
+    """Complete ids of conversations, with titles. Return nothing if the history is unreadable."""
     from click.shell_completion import CompletionItem
 
-    app = ctx.find_object(AppContext)
-    if app is None:
-        return []
+    app = app_context(ctx)
     paths = find_paths(app.environ)
     with suppress(HistoryUnusable), open_history(paths, to_read=True) as history:
         return [
@@ -74,7 +75,7 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
 
 
 def open_to_record(paths: Paths, terminal: "Terminal", *, enabled: bool) -> "History | None":
-    """Open the history to write. None if it is off or cannot be used: a notice, which stops no answer."""
+    """Open the history to write. None if it is off, or unusable, which only shows a notice."""
     if not enabled:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Welcome text of the first run: hardware, local models, and three recommended ones.
+"""Welcome text of the first run: hardware, local models, and three recommendations.
 
-A module of its own because only the first run imports it, and what it imports.
+It is a separate module because only the first run needs its imports.
 """
 
 import threading
@@ -12,53 +12,55 @@ from localchat.models.recommended_models import Recommendation
 from localchat.sanitize import sanitize_line
 from localchat.units import duration, size
 
-_MOST_EXTERNAL = 6
-_PATIENCE_S = 2.0
-"""Planning the models of the catalogue takes half a second on a quiet machine."""
+_MAX_EXTERNAL = 6
+_TIMEOUT_S = 2.0
+"""Longest wait for the recommendations, which take half a second on an idle machine."""
 
 
-def found_soon(find: Callable[[], FirstRun], patience_s: float = _PATIENCE_S) -> FirstRun | None:
-    """The first run, or None if that takes too long: nobody waits for it before the first question.
+def found_soon(find: Callable[[], FirstRun], timeout_s: float = _TIMEOUT_S) -> FirstRun | None:
+    """Return the first run, or None after the timeout. Raises LocalchatError.
 
-    Raises LocalchatError."""
-    found: list[FirstRun] = []
-    failed: list[LocalchatError] = []
+    The first question should not wait for recommendations.
+    """
+    results: list[FirstRun | LocalchatError] = []
 
-    def look() -> None:
+    def run() -> None:
         try:
-            found.append(find())
+            results.append(find())
         except LocalchatError as problem:
-            failed.append(problem)
+            results.append(problem)
 
-    thread = threading.Thread(target=look, name="first-run", daemon=True)
+    thread = threading.Thread(target=run, name="first-run", daemon=True)
     thread.start()
-    thread.join(patience_s)
-    if failed:
-        raise failed[0]
-    return found[0] if found else None
+    thread.join(timeout_s)
+    if not results:
+        return None
+    (result,) = results
+    if isinstance(result, LocalchatError):
+        raise result
+    return result
 
 
-def welcome(found: FirstRun) -> Iterator[str]:
+def welcome(first_run: FirstRun) -> Iterator[str]:
     """Format the first run for a terminal."""
-    yield sanitize_line(found.hardware)
-    if found.external:
+    yield sanitize_line(first_run.hardware)
+    if first_run.external:
         yield ""
         yield "Already here, and usable in place:"
-        for model in found.external[:_MOST_EXTERNAL]:
+        for model in first_run.external[:_MAX_EXTERNAL]:
             yield f"  localchat run {sanitize_line(model.name)}   ({sanitize_line(model.origin)})"
-        if len(found.external) > _MOST_EXTERNAL:
-            yield f"  and {len(found.external) - _MOST_EXTERNAL} more: localchat list"
-    if found.recommendations:
+        if len(first_run.external) > _MAX_EXTERNAL:
+            yield f"  and {len(first_run.external) - _MAX_EXTERNAL} more: localchat list"
+    if first_run.recommendations:
         yield ""
         yield "Recommended models for this machine:"
-        for recommendation in found.recommendations:
+        for recommendation in first_run.recommendations:
             yield from _recommendation(recommendation)
-        per_s = f"{size(int(found.rate.bytes_per_s))}/s"
-        yield (
-            f"Download times by the last pull, {per_s}."
-            if found.rate.measured
-            else f"Download times assume {per_s}."
-        )
+        speed = f"{size(int(first_run.rate.bytes_per_s))}/s"
+        if first_run.rate.measured:
+            yield f"Download times by the last pull, {speed}."
+        else:
+            yield f"Download times assume {speed}."
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""Command `localchat history`: lists, searches, shows and exports saved conversations."""
+"""Command `localchat history`: list, search, show and export saved conversations."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from localchat.atomic import write_text
 from localchat.cli.chat.conversation_options import ID_DIGITS, open_history
 from localchat.cli.chat.run import complete_conversation
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.streams import tell
@@ -25,48 +25,51 @@ if TYPE_CHECKING:
     from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
-
 _LIMIT = click.IntRange(1, 1_000_000_000)
-"""Less than SQLite's integers hold."""
-_AGAIN = "localchat -c continues the last one, --conversation ID any."
+"""Range that fits into SQLite's integers."""
+_EPILOG = "localchat -c continues the last conversation, --conversation ID any other."
 
 
-@click.group("history", epilog=_AGAIN, cls=DefaultGroup, invoke_without_command=True)
+@click.group("history", epilog=_EPILOG, cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
     """List, search, show and export conversations.
 
-    Alone it lists them, with the flags of list. An ID may be shortened to its first digits, as long as no
-    other begins so.
+    Without a command, it lists the conversations and takes the flags of list. You can shorten an ID to its
+    first digits, as long as they are unique.
     """
 
 
-@command.command("list", epilog=_AGAIN)
+@command.command("list", epilog=_EPILOG)
 @click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
 @click.option("--all", "everything", is_flag=True, help="List all conversations.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) -> None:
-    """List the conversations, the newest first."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    """List the conversations, newest first."""
+    app = app_context(ctx)
     with _opened(app) as history:
-        rows = history.list(-1 if everything else limit + 1)
-    left_out = not everything and len(rows) > limit
-    rows = rows[:limit] if left_out else rows
+        # One row more than shown tells whether there are more.
+        max_rows = -1 if everything else limit + 1
+        rows = history.list(max_rows)
+    has_more = not everything and len(rows) > limit
+    if has_more:
+        rows = rows[:limit]
     if as_json:
         _print_json(app.environ, [_record(row) for row in rows])
     else:
         _print_rows(app, rows)
-    wants_limit = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
-    if left_out and not wants_limit:
-        tell(f"localchat: showing the newest {limit}; --all lists every one")
+    has_limit_flag = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
+    if has_more and not has_limit_flag:
+        tell(f"localchat: showing the newest {limit}; --all lists all of them")
 
 
 def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
     if not rows:
         tell("localchat: there are no conversations yet")
         return
-    cells = [(r.id[:ID_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
+    cells = [
+        (row.id[:ID_DIGITS], _moment(row.updated_s), str(row.messages), row.title) for row in rows
+    ]
     print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
 
@@ -78,20 +81,19 @@ def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
 def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Find conversations by their text.
 
-    All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
-    it is. Exits with 1 if nothing is found.
+    All words must occur in one message, each as the beginning of a word. Text in double quotes must occur as it
+    is. The exit code is 1 if nothing is found.
     """
-
     with _opened(app) as history:
         hits = history.search(" ".join(words), limit + 1)
-    left_out = len(hits) > limit
+    has_more = len(hits) > limit
     hits = hits[:limit]
     if as_json:
-        _print_json(app.environ, [_found(hit) for hit in hits])
+        _print_json(app.environ, [_hit_record(hit) for hit in hits])
     else:
         print_lines(app.environ, _hit_lines(hits))
-    if left_out:
-        tell(f"localchat: more than {limit} were found; -n shows more")
+    if has_more:
+        tell(f"localchat: there are more than {limit} matches; -n shows more")
     if not hits:
         raise LocalchatError(f"no conversation contains {' '.join(words)!r}")
 
@@ -124,9 +126,8 @@ def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
 def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
     """Write a conversation as Markdown or JSON.
 
-    JSON is also what a FILE that ends in .json gets.
+    The format of a FILE that ends in .json is JSON, even without --json.
     """
-
     from localchat.chat.export import as_json_text, as_markdown
 
     with _opened(app) as history:
@@ -163,10 +164,10 @@ def rename(app: AppContext, id_: str, title: tuple[str, ...]) -> None:
 @click.pass_obj
 def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
     """Remove conversations. They can be restored for thirty days."""
-
     with _opened(app) as history:
-        gone = [history.summary(id_) for id_ in ids]
-        for summary in gone:
+        # Look up all ids first, so that a wrong one removes nothing.
+        summaries = [history.summary(id_) for id_ in ids]
+        for summary in summaries:
             question = f"Remove {summary.title!r} ({counted(summary.messages, 'message')})?"
             if not confirm(question, yes=yes, verb="history rm"):
                 return ExitCode.ERROR
@@ -180,7 +181,7 @@ def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
 @click.argument("id_", metavar="ID")
 @click.pass_obj
 def restore(app: AppContext, id_: str) -> None:
-    """Restore a removed conversation. The first digits of its ID are enough."""
+    """Restore a removed conversation. The first digits of its ID suffice."""
     with _opened(app) as history:
         summary = history.summary(history.restore(id_))
         tell(f"restored {sanitize_line(summary.title)!r} ({counted(summary.messages, 'message')})")
@@ -207,7 +208,7 @@ def _record(summary: "ConversationSummary") -> dict[str, Any]:
     return dict(summary._asdict())
 
 
-def _found(hit: "SearchHit") -> dict[str, Any]:
+def _hit_record(hit: "SearchHit") -> dict[str, Any]:
     return {
         **_record(hit.summary),
         "message": hit.node_id,
@@ -230,25 +231,30 @@ _OUTLINE_CHARACTERS = 60
 
 
 def outline(conversation: "Conversation") -> Iterator[str]:
-    """One line for each message. Branches are indented by two, and `*` marks the shown path."""
-    shown = {node.id for node in conversation.path()}
+    """Yield one line for each message. Branches are indented, and `*` marks the current path."""
+    path_ids = {node.id for node in conversation.path()}
     children: dict[str | None, list[Node]] = {}
     for node in conversation.nodes.values():
         children.setdefault(node.parent, []).append(node)
-    waiting = [(node, 0) for node in reversed(children.get(None, []))]
-    while waiting:  # no recursion: a path can be thousands of messages long
-        node, depth = waiting.pop()
-        yield f"{'*' if node.id in shown else ' '} {'  ' * depth}{_line(node)}"
-        after = children.get(node.id, [])
-        deeper = depth + (len(after) > 1)
-        waiting += [(child, deeper) for child in reversed(after)]
+    # A stack instead of recursion, because a path can be thousands of messages long.
+    stack = [(node, 0) for node in reversed(children.get(None, []))]
+    while stack:
+        node, depth = stack.pop()
+        mark = "*" if node.id in path_ids else " "
+        yield f"{mark} {'  ' * depth}{_line(node)}"
+        branches = children.get(node.id, [])
+        branch_depth = depth + (len(branches) > 1)
+        stack += [(branch, branch_depth) for branch in reversed(branches)]
 
 
 def _line(node: "Node") -> str:
     text = " ".join(node.message.content.split())
-    text = f"{text[: _OUTLINE_CHARACTERS - 1]}…" if len(text) > _OUTLINE_CHARACTERS else text
-    who = "summary" if node.replaces else node.message.role
-    ending = (
-        "" if node.state == "whole" else f" [{'stopped' if node.state == 'open' else node.state}]"
-    )
-    return sanitize_line(f"{who}: {text}{ending}")
+    if len(text) > _OUTLINE_CHARACTERS:
+        text = f"{text[: _OUTLINE_CHARACTERS - 1]}…"
+    author = "summary" if node.replaces else node.message.role
+    line = f"{author}: {text}"
+    if node.state == "open":
+        line += " [stopped]"
+    elif node.state != "whole":
+        line += f" [{node.state}]"
+    return sanitize_line(line)

@@ -1,9 +1,9 @@
-"""Object of `--json`, and the line about the loaded model."""
+"""JSON object of `--json`, and the line about the loaded model."""
 
 from typing import Any
 
 from localchat.cli.chat.render_answer import ReceivedAnswer
-from localchat.engine.events import Timings
+from localchat.engine.events import MetricsSnapshot, Timings
 from localchat.engine.interface import EngineInfo
 from localchat.fit.report import room
 
@@ -16,11 +16,16 @@ _TIMINGS = (
 def report(
     answer: ReceivedAnswer, info: EngineInfo, choices: int, texts: dict[int, str]
 ) -> dict[str, Any]:
-    """The answer with its metrics, ready for JSON. Metrics that an interrupted request lacks are null.
+    """Return the answer with its metrics. Metrics that an interrupted request lacks are null.
 
-    `texts`: the text to report, by choice (with `--extract`, the code)."""
+    `texts`: the text of each choice, or its code with `--extract`.
+    """
     done = answer.done
-    timings: Timings | None = done.timings if done else None
+    timings: Timings | None = None
+    fingerprint = info.fingerprint
+    if done is not None:
+        timings = done.timings
+        fingerprint = done.fingerprint
     fields: dict[str, Any] = {
         "model": info.model,
         "backend": info.backend,
@@ -32,7 +37,7 @@ def report(
         "timings": {name: getattr(timings, name, None) for name in _TIMINGS},
         "kv": _kv(answer, info),
         "speculation": _speculation(answer),
-        "fingerprint": done.fingerprint if done else info.fingerprint,
+        "fingerprint": fingerprint,
     }
     if choices > 1:
         fields["choices"] = [
@@ -49,12 +54,14 @@ def report(
 
 def context_line(info: EngineInfo) -> str:
     """Describe the model, its backend and its context in one line."""
-    trained = f" of {info.context_train:,}" if info.context_train > info.context_tokens else ""
-    return f"{info.model} · {info.backend} · context {info.context_tokens:,}{trained} tokens"
+    context = f"{info.context_tokens:,}"
+    if info.context_train > info.context_tokens:
+        context += f" of {info.context_train:,}"
+    return f"{info.model} · {info.backend} · context {context} tokens"
 
 
 def room_line(info: EngineInfo) -> str:
-    """How many conversations the KV cache of the loaded model holds; empty where that is unknown."""
+    """Describe how many conversations fit in the KV cache. Empty if that is unknown."""
     return room(info.kv_tokens, info.context_tokens)
 
 
@@ -63,14 +70,18 @@ def _reason(answer: ReceivedAnswer, choice: int) -> str:
 
 
 def _end(answer: ReceivedAnswer, choice: int) -> dict[str, Any]:
-    """Which limit ended the answer, and what it repeated; null where that was not its end."""
+    """Return the limit that ended the answer, and what it repeated. Null if neither ended it."""
     end = answer.ends.get(choice)
-    repetition = end.repetition if end else None
-    return {
-        "limit": (end.limit if end else "") or None,
-        "repetition": repetition
-        and {"text": repetition.piece, "times": repetition.times, "characters": repetition.chars},
-    }
+    if end is None:
+        return {"limit": None, "repetition": None}
+    repetition: dict[str, Any] | None = None
+    if end.repetition is not None:
+        repetition = {
+            "text": end.repetition.piece,
+            "times": end.repetition.times,
+            "characters": end.repetition.chars,
+        }
+    return {"limit": end.limit or None, "repetition": repetition}
 
 
 def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
@@ -82,12 +93,21 @@ def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
             "why_missed": answer.done.why_missed,
             "completion_tokens": usage.completion_tokens,
         }
-    return {
-        "prompt_tokens": answer.accepted.prompt_tokens if answer.accepted else 0,
-        "cached_tokens": answer.prefill.cached if answer.prefill else 0,
-        "why_missed": answer.prefill.why_missed if answer.prefill else "",
-        "completion_tokens": answer.metrics.completion_tokens if answer.metrics else 0,
+    # The request was interrupted: report the counts that arrived.
+    counts: dict[str, int | str] = {
+        "prompt_tokens": 0,
+        "cached_tokens": 0,
+        "why_missed": "",
+        "completion_tokens": 0,
     }
+    if answer.accepted:
+        counts["prompt_tokens"] = answer.accepted.prompt_tokens
+    if answer.prefill:
+        counts["cached_tokens"] = answer.prefill.cached
+        counts["why_missed"] = answer.prefill.why_missed
+    if answer.metrics:
+        counts["completion_tokens"] = answer.metrics.completion_tokens
+    return counts
 
 
 def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
@@ -104,12 +124,19 @@ def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
 
 
 def _speculation(answer: ReceivedAnswer) -> dict[str, float | str | None]:
-    """Results of drafting, by the names in localchat/metrics.py."""
-    counted = answer.done.speculation if answer.done else answer.metrics
-    off = answer.metrics.speculation_off if answer.metrics else ""
+    """Return the results of drafting, named as in localchat/metrics.py."""
+    if answer.done is not None:
+        speculation = answer.done.speculation
+        return {
+            "drafted": speculation.drafted,
+            "accepted": speculation.accepted,
+            "speedup": speculation.speedup,
+            "speculation_off": speculation.off,
+        }
+    metrics = answer.metrics or MetricsSnapshot("queued")
     return {
-        "drafted": counted.drafted if counted else 0,
-        "accepted": counted.accepted if counted else 0,
-        "speedup": answer.done.speculation.speedup if answer.done else None,
-        "speculation_off": answer.done.speculation.off if answer.done else off,
+        "drafted": metrics.drafted,
+        "accepted": metrics.accepted,
+        "speedup": None,
+        "speculation_off": metrics.speculation_off,
     }

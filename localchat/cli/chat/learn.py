@@ -1,4 +1,4 @@
-"""Command `localchat learn`: reads documents, which `@NAME` in a prompt then means."""
+"""Command `localchat learn`: index documents for `@NAME` in prompts."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.document_options import completions, open_library
+from localchat.cli.document_options import complete_documents, open_library
 from localchat.cli.options import complete_file
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
@@ -19,19 +19,11 @@ from localchat.errors import ExitCode, FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from localchat.documents.collection import Changes, Collection, Embed, Summary
     from localchat.documents.library import DocumentLibrary
 
-_CHARACTERS_A_TOKEN = 4
-"""Of English text; the model's own count is made when it is asked."""
-
-
-def _complete(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem]":
-    return completions(ctx, incomplete)
+_CHARACTERS_PER_TOKEN = 4
+"""Estimate for English text. The model counts its own tokens when it is asked."""
 
 
 @click.command("learn")
@@ -44,7 +36,7 @@ def _complete(
 )
 @click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
 @click.option(
-    "--forget", metavar="NAME", shell_complete=_complete, help="Delete indexed documents."
+    "--forget", metavar="NAME", shell_complete=complete_documents, help="Delete indexed documents."
 )
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.pass_obj
@@ -64,9 +56,9 @@ def command(
     localchat learn ~/contracts --name contracts
     localchat "@contracts when does the lease end?"
 
-    Reads PDF, DOCX, HTML, Markdown and other text. What fits into the model's context is sent whole, before
-    the question; of more, the passages nearest to the question. Answers cite [file:page]. Changed files are
-    read again with the next question, URLs with the next learn.
+    The command reads PDF, DOCX, HTML, Markdown and other text. Documents that fit in the model's context are
+    sent completely, before the question. From longer ones, the most relevant passages are sent. Answers cite
+    [file:page]. Changed files are read again at the next question, URLs at the next learn.
     """
     library = open_library(app)
     if forget is not None:
@@ -80,42 +72,40 @@ def command(
 
 
 def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
-    found: dict[str, Summary] = {}
+    summaries: dict[str, Summary] = {}
     for name in library.names():
         with library.open(name) as collection:
-            found[name] = collection.summary()
+            summaries[name] = collection.summary()
     if as_json:
-        print_json(app.environ, [_record(name, one) for name, one in found.items()])
-    elif found:
+        print_json(app.environ, [_record(name, summary) for name, summary in summaries.items()])
+    elif summaries:
         rows = [
-            (f"@{name}", f"{one.files:,}", _about_tokens(one), ", ".join(one.sources))
-            for name, one in found.items()
+            (
+                f"@{name}",
+                f"{summary.files:,}",
+                f"about {_tokens(summary):,}",
+                ", ".join(summary.sources),
+            )
+            for name, summary in summaries.items()
         ]
         print_lines(app.environ, table(("NAME", "FILES", "TOKENS", "FROM"), rows, right=(1, 2)))
     else:
-        tell("localchat: nothing was learned yet; localchat learn DIR")
+        tell("localchat: no documents are indexed yet; localchat learn DIR indexes a folder")
 
 
-def _record(name: str, one: "Summary") -> dict[str, Any]:
+def _record(name: str, summary: "Summary") -> dict[str, Any]:
     return {
         "name": name,
-        "sources": one.sources,
-        "files": one.files,
-        "characters": one.length,
-        "skipped": one.skipped,
-        "embedding_model": one.embedding_model or None,
+        "sources": summary.sources,
+        "files": summary.files,
+        "characters": summary.length,
+        "skipped": summary.skipped,
+        "embedding_model": summary.embedding_model or None,
     }
 
 
-def _about_tokens(one: "Summary") -> str:
-    return f"about {_tokens(one):,}"
-
-
-def _tokens(one: "Summary") -> int:
-    return one.length // _CHARACTERS_A_TOKEN
-
-
-# ---------------------------------------------------------------------------- reading
+def _tokens(summary: "Summary") -> int:
+    return summary.length // _CHARACTERS_PER_TOKEN
 
 
 def _learn(
@@ -125,63 +115,64 @@ def _learn(
     name: str | None,
     embed: str | None,
 ) -> int:
-    """Read the sources. Return an exit code: an error if no file of a kind could be read."""
+    """Read the sources. Return ExitCode.ERROR if no file of some kind was readable."""
     from localchat.documents.collection import is_url
 
     terminal = Terminal(app.environ)
-    places = [_place(source) for source in sources]
-    if any(is_url(place) for place in places) and _is_offline(app):
+    locations = [_location(source) for source in sources]
+    if any(map(is_url, locations)) and _is_offline(app):
         raise UsageError("a URL is fetched from the network, and offline is set")
-    chosen = name.removeprefix("@") if name is not None else _name_of(places[0])
-    is_new = not library.path(chosen).exists()
-    if chosen in read_presets(app):
-        raise UsageError(f"there is a preset @{chosen} already", hint="--name gives another name")
-    if is_new and not places:
+    has_name_flag = name is not None
+    name = name.removeprefix("@") if name is not None else _derived_name(locations[0])
+    is_new = not library.path(name).exists()
+    if name in read_presets(app):
+        raise UsageError(f"@{name} is already a preset", hint="--name chooses another name")
+    if is_new and not locations:
         raise UsageError(
-            f"there are no documents @{chosen}", hint=f"localchat learn DIR --name {chosen}"
+            f"there are no documents @{name}", hint=f"localchat learn DIR --name {name}"
         )
-    done = False
+    has_text = False
     try:
-        with library.open(chosen, create=True) as collection:
-            if name is None and not is_new:
-                _check_same(collection, places)
-            changes = _read(app, terminal, collection, places, embed)
-            found = collection.summary()
-            unread = collection.unread_kinds()
-            done = bool(found.length)
+        with library.open(name, create=True) as collection:
+            if not has_name_flag and not is_new:
+                _check_same(collection, locations)
+            changes = _read(app, terminal, collection, locations, embed)
+            summary = collection.summary()
+            unread_kinds = collection.unread_kinds()
+            has_text = bool(summary.length)
     finally:
-        if is_new and not done and library.path(chosen).exists():
+        if is_new and not has_text and library.path(name).exists():
             # Nothing was readable, so remove the empty collection.
-            library.forget(chosen)
-    if not found.length:
-        raise _nothing_readable(sources, found)
-    _report(terminal, chosen, changes, found)
-    terminal.notify(_how_to_ask(app, chosen))
-    for kind in unread:
+            library.forget(name)
+    if not has_text:
+        raise _nothing_readable(sources, summary)
+    _report(terminal, name, changes, summary)
+    terminal.notify(_question_hint(app, name))
+    for kind in unread_kinds:
         if kind.files == 1:
             sentence = f"the only {kind.kind} file could not be read: it {kind.reason}"
         else:
             sentence = f"none of {kind.files:,} {kind.kind} files could be read: each {kind.reason}"
         terminal.print_line(f"localchat: {sentence}")
-    return ExitCode.ERROR if unread else ExitCode.OK
+    return ExitCode.ERROR if unread_kinds else ExitCode.OK
 
 
-def _nothing_readable(sources: Sequence[str], found: "Summary") -> UsageError:
-    """Return the error for sources of which no file has text."""
-    places = ", ".join(sources)
-    if len(found.skipped) == 1:
-        [(reason, count)] = found.skipped.items()
+def _nothing_readable(sources: Sequence[str], summary: "Summary") -> UsageError:
+    """Return the error for sources without any text."""
+    names = ", ".join(sources)
+    if len(summary.skipped) == 1:
+        [(reason, count)] = summary.skipped.items()
         if count == 1:
-            return UsageError(f"cannot read {places}: the file {reason}")
-        return UsageError(f"cannot read {places}: each of {count:,} files {reason}")
-    return UsageError(f"{places} has no text that can be read{_skipped(found)}")
+            return UsageError(f"cannot read {names}: the file {reason}")
+        return UsageError(f"cannot read {names}: each of {count:,} files {reason}")
+    return UsageError(f"{names} has no readable text{_skipped(summary)}")
 
 
 def _read(
     app: AppContext,
     terminal: Terminal,
     collection: "Collection",
-    places: Sequence[str],
+    locations: Sequence[str],
     embed: str | None,
 ) -> "Changes":
     from localchat.documents.web import fetch
@@ -191,37 +182,42 @@ def _read(
 
     try:
         return collection.learn(
-            places,
+            locations,
             fetch=None if _is_offline(app) else fetch,
             embed=embedder(app),
-            embedding_model=_model_word(embed),
+            embedding_model=_model_name(embed),
             progress=progress,
         )
     finally:
         terminal.progress("")
 
 
-def _model_word(word: str | None) -> str | None:
-    """The word of a model, which holds in every folder: the path of a file is absolute."""
-    if word is None or not expand_home(word).is_file():
-        return word
-    return str(expand_home(word).absolute())
+def _model_name(name: str | None) -> str | None:
+    """Return the name of a model, or the absolute path of a model file."""
+    if name is None or not expand_home(name).is_file():
+        return name
+    return str(expand_home(name).absolute())
 
 
-def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary") -> None:
+def _report(terminal: Terminal, name: str, changes: "Changes", summary: "Summary") -> None:
     parts = [f"{changes.read:,} read"]
-    parts += [f"{changes.unchanged:,} unchanged"] if changes.unchanged else []
-    parts += [f"{changes.removed:,} removed"] if changes.removed else []
+    if changes.unchanged:
+        parts.append(f"{changes.unchanged:,} unchanged")
+    if changes.removed:
+        parts.append(f"{changes.removed:,} removed")
     terminal.print_line(
-        f"localchat: @{name}: {counted(found.files, 'file')}, "
-        f"about {tokens(_tokens(found))} ({', '.join(parts)}){_skipped(found)}"
+        f"localchat: @{name}: {counted(summary.files, 'file')}, "
+        f"about {tokens(_tokens(summary))} ({', '.join(parts)}){_skipped(summary)}"
     )
-    if found.files + sum(found.skipped.values()) >= MAX_FILES:
+    if summary.files + sum(summary.skipped.values()) >= MAX_FILES:
         terminal.print_line(f"localchat: at most {MAX_FILES:,} files of a folder are read")
 
 
-def _how_to_ask(app: AppContext, name: str) -> str:
-    """A question about the documents, and a model for it if there is the guide alone, which refuses them."""
+def _question_hint(app: AppContext, name: str) -> str:
+    """Return a hint with a question about the documents.
+
+    If the only model is the guide, which refuses documents, the hint leads to other models.
+    """
     from localchat.models.onboarding import is_first_run
 
     question = f'"@{name} what is it about?"'
@@ -232,16 +228,16 @@ def _how_to_ask(app: AppContext, name: str) -> str:
     return f"ask about it: localchat {question}"
 
 
-def _skipped(found: "Summary") -> str:
-    """Return `; skipped 3 files: 2 (is a binary file), 1 (holds no text)`; empty if none was."""
-    if not found.skipped:
+def _skipped(summary: "Summary") -> str:
+    """Return a text such as `; skipped 2 files: 2 (is a binary file)`, or an empty string."""
+    if not summary.skipped:
         return ""
-    reasons = [f"{count:,} ({reason})" for reason, count in found.skipped.items()]
-    return f"; skipped {counted(sum(found.skipped.values()), 'file')}: {', '.join(reasons)}"
+    reasons = [f"{count:,} ({reason})" for reason, count in summary.skipped.items()]
+    return f"; skipped {counted(sum(summary.skipped.values()), 'file')}: {', '.join(reasons)}"
 
 
-def _place(source: str) -> str:
-    """The absolute path or the URL of a source. Raises FileMissing."""
+def _location(source: str) -> str:
+    """Return the absolute path or the URL of a source. Raises FileMissing."""
     from localchat.documents.collection import is_url
 
     if is_url(source):
@@ -252,28 +248,25 @@ def _place(source: str) -> str:
     return str(path.resolve())
 
 
-def _name_of(place: str) -> str:
-    """A name from a path or URL: its last part, in the letters of a name. Raises UsageError."""
-    last = (
-        place.rstrip("/").rpartition("/")[2].rpartition("?")[0]
-        or place.rstrip("/").rpartition("/")[2]
-    )
-    stem = last if Path(place).is_dir() else Path(last).stem
+def _derived_name(location: str) -> str:
+    """Derive a collection name from the last part of a path or URL. Raises UsageError."""
+    part = location.rstrip("/").rpartition("/")[2]
+    without_query = part.rpartition("?")[0]
+    if without_query:
+        part = without_query
+    stem = part if Path(location).is_dir() else Path(part).stem
     name = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:40].strip("-")
     if not name or not name[0].isalpha():
-        raise UsageError(
-            f"cannot derive a collection name from {place}", hint="give one: --name NAME"
-        )
+        raise UsageError(f"cannot derive a collection name from {location}", hint="use --name NAME")
     return name
 
 
-def _check_same(collection: "Collection", places: Sequence[str]) -> None:
-    """Refuse to mix in other documents without a name that was asked for. Raises UsageError."""
-    others = set(places) - set(collection.summary().sources)
-    if others:
+def _check_same(collection: "Collection", locations: Sequence[str]) -> None:
+    """Raise UsageError for new sources. Only a collection that `--name` names accepts them."""
+    if set(locations) - set(collection.summary().sources):
         raise UsageError(
-            f"@{collection.name} holds other documents",
-            hint=f"--name {collection.name} adds to them; another name keeps them apart",
+            f"@{collection.name} contains other documents",
+            hint=f"--name {collection.name} adds to them; another name creates a new collection",
         )
 
 
@@ -283,24 +276,18 @@ def _is_offline(app: AppContext) -> bool:
     return Inputs(app, {}).settings().settings.offline
 
 
-# ---------------------------------------------------------------------------- for prompts
-
-
 def embedder(app: AppContext) -> "Embed":
-    """Embeds texts with a model of this machine, or with a server that has it loaded."""
+    """Return a function that embeds texts with a local model or a running server."""
 
     def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
         from localchat.cli.resolve import Inputs, open_engine, resolve_inputs
 
         terminal = Terminal(app.environ, quiet=True)
-        engine = open_engine(resolve_inputs(Inputs(app, {}, model), terminal), "documents", _silent)
+        setup = resolve_inputs(Inputs(app, {}, model), terminal)
+        engine = open_engine(setup, "documents", lambda notice: None)
         try:
             return list(engine.embed(texts, truncate=True))
         finally:
             engine.close()
 
     return embed
-
-
-def _silent(sentence: str) -> None:
-    """Nobody asked about this engine."""

@@ -1,4 +1,4 @@
-"""Reads messages from the terminal of the user, even if stdin is a pipe."""
+"""Read messages from the terminal of the user, even if stdin is a pipe."""
 
 import fcntl
 import os
@@ -11,33 +11,35 @@ from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
 
 _FENCE = '"""'
-_MOST_AHEAD_BYTES = 4095
-"""What Linux keeps of a line that is typed or pasted while nothing reads keys; it drops the rest."""
+_MAX_BUFFERED_BYTES = 4095
+"""Bytes of a line that Linux stores while no program reads the terminal. It drops the rest."""
 
 
 class TerminalKeyboard:
-    """Reads with line editing, if Python has it. Three double quotes begin and end a text of several lines."""
+    """Reads lines, with editing if Python supports it. Three double quotes enclose several lines."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        with suppress(ImportError):  # a Python without it still reads lines
-            import readline  # noqa: F401 - gives input() its editing and its history
+        with suppress(ImportError):  # some builds of Python lack it
+            import readline  # noqa: F401 - adds editing and history to input()
 
     def read(self) -> str | None:
-        """The next message, stripped; None at the end. Raises KeyboardInterrupt."""
+        """Return the next message, stripped, or None at the end. Raises KeyboardInterrupt."""
         line = self._line("> ")
-        if line is None or not line.lstrip().startswith(_FENCE):
-            return None if line is None else line.strip()
+        if line is None:
+            return None
+        if not line.lstrip().startswith(_FENCE):
+            return line.strip()
         lines = [line.lstrip().removeprefix(_FENCE)]
         while not lines[-1].rstrip().endswith(_FENCE):
-            more = self._line(". ")
-            if more is None:
+            line = self._line(". ")
+            if line is None:
                 break
-            lines.append(more)
+            lines.append(line)
         return "\n".join(lines).rstrip().removesuffix(_FENCE).strip()
 
     def _line(self, sign: str) -> str | None:
-        if _ended_ahead():
+        if _ended_during_answer():
             return None
         try:
             if self._terminal.stdout_is_terminal:
@@ -47,19 +49,20 @@ class TerminalKeyboard:
                 line = input()
         except EOFError:
             return None
-        if len(line.encode("utf-8", "surrogateescape")) == _MOST_AHEAD_BYTES:
+        if len(line.encode("utf-8", "surrogateescape")) == _MAX_BUFFERED_BYTES:
             self._terminal.print_line(
-                f"localchat: the end of this line may be missing: of a line that comes before the prompt the "
-                f"system keeps {_MOST_AHEAD_BYTES:,} bytes, and this one has as many"
+                "localchat: the end of this line may be missing, because the system stores only "
+                f"{_MAX_BUFFERED_BYTES:,} bytes of a line that is pasted before the prompt"
             )
         return line
 
 
-def _ended_ahead() -> bool:
-    """Whether Ctrl+D was pressed during an answer.
+def _ended_during_answer() -> bool:
+    """Return True if Ctrl+D was pressed during an answer.
 
-    The system keeps it as an end of file, which line editing never sees because it reads keys."""
-    with suppress(OSError, ValueError, AttributeError):  # stdin is no terminal, or closed
+    The system stores it as an end of file. Line editing reads keys and never sees it.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # stdin is closed or not a terminal
         number = sys.stdin.fileno()
         count = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
         if not any(count) and select.select([number], [], [], 0)[0]:
@@ -68,8 +71,10 @@ def _ended_ahead() -> bool:
 
 
 def open_keyboard(terminal: Terminal) -> TerminalKeyboard:
-    """The keyboard of this process's terminal, which replaces a stdin that is a pipe. Raises UsageError
-    without a terminal."""
+    """Open the terminal of this process. It replaces a stdin that is a pipe.
+
+    Raises UsageError without a terminal.
+    """
     if sys.stdin is None or not sys.stdin.isatty():
         try:
             handle = os.open("/dev/tty", os.O_RDWR)

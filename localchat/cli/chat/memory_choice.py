@@ -1,60 +1,43 @@
-"""Steps that make room for a load or a prompt: listed, and on a terminal picked by their number."""
+"""Steps that make room for a load or a prompt. On a terminal, the user picks one by its number."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from localchat.cli.chat.choose_model import can_ask, fetched_if_wanted
-from localchat.cli.resolve import CHAT_SLOTS, Inputs, Setup, resolve_inputs
+from localchat.cli.resolve import Inputs, Setup, chat_slots, resolve_inputs, subject_of
 from localchat.cli.streams import Terminal
 from localchat.config.settings import Given
 from localchat.errors import ContextExceeded, DoesNotFit, LocalchatError, ModelMissing
-from localchat.fit.memory_steps import IN_ORDER, MemoryStep, numbered, step_lines
+from localchat.fit.steps import IN_ORDER, MemoryStep, numbered, step_lines
 from localchat.models.resolve import planned_load
-
-if TYPE_CHECKING:
-    from localchat.models.assess import Subject
 
 _ORIGIN = "picked to make room"
 
 
 def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
-    """The nine steps for the load of a setup; none for a model elsewhere or that cannot be planned."""
-    # Only now: they look at the hardware and read the catalogue.
+    """Return the steps for the load of a setup. None for remote models and failed plans."""
+    # These modules probe the hardware and read the catalog, so only a failed load imports them.
     from localchat.backend_api.registry import usable_machine
-    from localchat.models.memory_steps import memory_steps
+    from localchat.models.substitutes import memory_steps
 
-    subject = _subject(setup)
-    if subject is None:
-        return ()
-    slots = max(CHAT_SLOTS, setup.settings.n)
-    options = planned_load(setup.settings, setup.paths, max_slots=slots)
-    try:
-        return memory_steps(subject, options, usable_machine(), setup.paths, setup.app.environ)
-    except LocalchatError:
-        return ()  # the load itself says what is wrong
-
-
-def _subject(setup: Setup) -> "Subject | None":
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject
-
-    model = setup.model
     settings = setup.settings
     # A third-party backend class plans its own memory.
-    if model.is_composed or ":" in (settings.backend or ""):
-        return None
+    if setup.model.is_composed or ":" in (settings.backend or ""):
+        return ()
+    options = planned_load(settings, setup.paths, max_slots=chat_slots(settings))
     try:
-        summary = read_summary(model.path, dummy_weights=settings.dummy_weights)
+        subject = subject_of(setup.model, settings)
+        return memory_steps(subject, options, usable_machine(), setup.paths, setup.app.environ)
     except LocalchatError:
-        return None
-    return Subject(model.name, summary, model.path, settings.backend)
+        return ()  # the load itself reports the error
 
 
 def add_steps(problem: DoesNotFit, setup: Setup) -> tuple[MemoryStep, ...]:
-    """Add the steps to the hint of an error that tells sizes; returns them."""
-    steps = steps_of(setup) if "needed_bytes" in problem.details else ()
+    """Add the steps to the hint of an error with sizes, and return them."""
+    if "needed_bytes" not in problem.details:
+        return ()
+    steps = steps_of(setup)
     if steps:
         problem.hint = "\n".join(filter(None, (problem.hint, IN_ORDER, *step_lines(steps))))
     return steps
@@ -63,7 +46,7 @@ def add_steps(problem: DoesNotFit, setup: Setup) -> tuple[MemoryStep, ...]:
 def picked_step(
     terminal: Terminal, problem: LocalchatError, steps: Sequence[MemoryStep]
 ) -> MemoryStep | None:
-    """The step that the user picks from a numbered list; None off a terminal, or if none is wanted."""
+    """Return the step that the user picks from a list. None off a terminal, or without a choice."""
     if not can_ask() or not any(step.can_be_taken for step in steps):
         return None
     terminal.progress("")
@@ -71,41 +54,40 @@ def picked_step(
     terminal.print_line(IN_ORDER)
     for line in step_lines(tuple(steps)):
         terminal.print_line(f"  {line}")
-    open_ = {str(number): step for number, step in numbered(steps) if step.can_be_taken}
+    choices = {str(number): step for number, step in numbered(steps) if step.can_be_taken}
     while True:
-        question = f"Number to go on with ({', '.join(open_)}), Enter for none"
+        question = f"Number of the step to take ({', '.join(choices)}), Enter for none"
         answer = click.prompt(question, default="", show_default=False, err=True).strip()
         if not answer:
             return None
-        if answer in open_:
-            return open_[answer]
-        terminal.print_line(f"there is no {answer} to pick")
+        if answer in choices:
+            return choices[answer]
+        terminal.print_line(f"{answer} is not one of these numbers")
 
 
 class RoomMaker:
-    """Resolves a command's setup again with the steps that were picked so far."""
+    """Resolves the setup of a command again, with the steps that the user has picked."""
 
-    def __init__(self, ctx: click.Context, word: str | None) -> None:
-        """`word`: the model that the command names as an argument."""
+    def __init__(self, ctx: click.Context, model: str | None) -> None:
+        """`model`: model argument of the command."""
         self._ctx = ctx
-        self._word = word
-        self._taken: dict[str, Given] = {}
+        self._model = model
+        self._settings: dict[str, Given] = {}
         self.steps: tuple[MemoryStep, ...] = ()
-        """For a prompt that was refused last."""
+        """Steps for the prompt that was rejected last."""
 
     def picked(self, problem: DoesNotFit | ContextExceeded, setup: Setup) -> MemoryStep | None:
-        """The step to go on with; None: the hint of the error lists them all."""
+        """Return the picked step. None if the hint of the error lists the steps instead."""
         if isinstance(problem, DoesNotFit):
             self.steps = add_steps(problem, setup)
         return picked_step(setup.terminal, problem, self.steps)
 
     def setup(self, step: MemoryStep) -> Setup:
-        """The setup with one more step. A model that is not here is offered for download. Raises
-        LocalchatError."""
-        self._word = step.model or self._word
-        self._taken |= {key: Given(value, _ORIGIN) for key, value in step.settings}
-        inputs = Inputs.of(self._ctx, self._word)
-        inputs.flags.update(self._taken)
+        """Return the setup with one more step. Offer to download a missing model. Raises LocalchatError."""
+        self._model = step.model or self._model
+        self._settings |= {key: Given(value, _ORIGIN) for key, value in step.settings}
+        inputs = Inputs.of(self._ctx, self._model)
+        inputs.flags.update(self._settings)
         try:
             return resolve_inputs(inputs)
         except ModelMissing as problem:

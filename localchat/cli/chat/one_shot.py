@@ -1,6 +1,6 @@
-"""Answers one prompt and prints the answer.
+"""Answer one prompt and print the answer.
 
-The history (sqlite) is not imported: answer_record.py opens it beside the load.
+This module does not import the history (sqlite): answer_record.py opens it while the model loads.
 """
 
 import re
@@ -22,20 +22,18 @@ from localchat.cli.chat.context_advice import steps_for, with_advice
 from localchat.cli.chat.json_report import context_line, report
 from localchat.cli.chat.memory_choice import RoomMaker
 from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
-from localchat.cli.chat.tries import CritiqueReport, Judge, add_usage, criticize
+from localchat.cli.chat.tries import start_tries, with_slots
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
 from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import deferred, terminate_gracefully
-from localchat.cli.streams import Terminal
-from localchat.engine.events import Event, Finished
+from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
-from localchat.engine.request import Message, Messages, TextPrompt
+from localchat.engine.request import Message, Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
 from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
-from localchat.tries.collection import Tries, TriesReport
 
 DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
-"""A question behind the documents that it mentions, and their places."""
+"""A question after the documents that it mentions, and the positions of their texts."""
 
 
 def answer(
@@ -46,7 +44,7 @@ def answer(
     documented: Callable[[Setup, Engine], DocumentedText],
     model_word: str | None,
 ) -> int:
-    """Answer once; where memory or context is too small, again with the step that the user picks."""
+    """Answer once. If memory or context is too small, answer again with the step that the user picks."""
     before = conversation.head
     room = RoomMaker(ctx, model_word)
     while True:
@@ -54,351 +52,345 @@ def answer(
             with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
                 gc_control.resume_gc()
                 with deferred():
-                    asked = documented(setup, engine)
-                    return _answer_once(setup, engine, options, conversation, asked, room)
+                    question = documented(setup, engine)
+                    return OneShot(setup, engine, options, conversation).run(question, room)
         except (DoesNotFit, ContextExceeded) as problem:
             step = room.picked(problem, setup)
             if step is None:
                 raise
+        # The next attempt adds the question again.
         if conversation.head is not None and conversation.head != before:
             conversation.remove_last(conversation.head)
-        setup = options.tries.applied(room.setup(step))
+        setup = with_slots(room.setup(step), options.tries)
 
 
 def with_documents(
     conversation: Conversation,
     names: Sequence[str],
-    asked: str,
+    question: str,
     prompt: DocumentedText,
     setup: Setup,
     engine: Engine,
 ) -> DocumentedText:
-    """The question behind what it gets of documents, which is told on stderr. Raises LocalchatError."""
-    text, included = prompt
+    """Put passages of the named documents before the prompt, and list them on stderr.
+
+    `question` selects the passages. Raises LocalchatError.
+    """
+    text, inclusions = prompt
     if not names:
         return prompt
     from localchat.cli.chat.learn import embedder
     from localchat.cli.document_options import open_library
     from localchat.session import documents
 
-    sent = [message.content for message in sent_messages(conversation)]
-    found = documents.with_documents(
+    sent_texts = [message.content for message in sent_messages(conversation)]
+    documented = documents.with_documents(
         open_library(setup.app, embedder(setup.app)),
         names,
         text,
-        asked.strip() or text,
-        sent,
+        question.strip() or text,
+        sent_texts,
         engine,
     )
-    for label in found.labels:
+    for label in documented.labels:
         setup.terminal.note(label)
-    moved = len(found.text) - len(text)
-    return found.text, (
-        *found.inclusions,
-        *(Inclusion(one.label, one.start + moved, one.end + moved) for one in included),
-    )
+    # The passages come first and move what the prompt already included.
+    shift = len(documented.text) - len(text)
+    shifted = [
+        Inclusion(inclusion.label, inclusion.start + shift, inclusion.end + shift)
+        for inclusion in inclusions
+    ]
+    return documented.text, (*documented.inclusions, *shifted)
 
 
-# ---------------------------------------------------------------------------- one answer
+class OneShot:
+    """One prompt, and its answer on one engine."""
 
+    def __init__(
+        self, setup: Setup, engine: Engine, options: AskOptions, conversation: Conversation
+    ) -> None:
+        self._setup = setup
+        self._settings = setup.settings
+        self._terminal = setup.terminal
+        self._engine = engine
+        self._options = options
+        self._conversation = conversation
+        self._answer = ReceivedAnswer()
 
-def _answer_once(
-    setup: Setup,
-    engine: Engine,
-    options: AskOptions,
-    conversation: Conversation,
-    documented: DocumentedText,
-    room: RoomMaker,
-) -> int:
-    terminal = setup.terminal
-    settings = setup.settings
-    text, inclusions = documented
-    question = conversation.add(
-        Message("user", text), parent=conversation.head, inclusions=inclusions
-    )
-    answer = ReceivedAnswer()
-    error: LocalchatError | None = None
-    asked = () if options.raw_prompt else sent_messages(conversation)
-    record = None if options.raw_prompt else AnswerRecord(setup, conversation, question, answer)
-    tries = options.tries.begin()
-    report_: TriesReport | CritiqueReport | None = None
-    try:
-        display = _display(setup, engine, options, tries)
-        if options.raw_prompt:
-            prompt = TextPrompt(text, special=True)
-            logprobs = options.tries.logprobs
-            request = request_for(settings, prompt, options.grammar, logprobs)
-            stream = engine.generate(owned(request, settings, conversation.id))
-            receive(stream, display, answer)
-        else:
-            _receive_fitting(setup, engine, conversation, display, answer, options)
-        remember(setup, engine.info, answer.done if settings.n == 1 else None)
-        judge = Judge(setup, engine, asked)
-        if tries is not None:
-            report_ = _choose(tries, answer, judge, options)
-        elif options.tries.critique:
-            report_ = criticize(judge, answer, options.grammar)
-        _print_rest(setup, engine, options, answer, report_)
-        _offer_rebuild(setup, engine, options, answer)
-    except ContextExceeded as problem:
-        error = problem
-        terminal.end_answer(empty=False)
-        room.steps = steps_for(problem, engine)
-        raise _advised(problem, engine, conversation) from problem
-    except LocalchatError as problem:
-        error = problem
-        terminal.end_answer(empty=False)
-        raise
-    finally:
-        if record is not None:
-            record.finish(engine, error)
-    if answer.interrupted:
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK
+    def run(self, documented: DocumentedText, room: RoomMaker) -> int:
+        """Ask, print the answer and return the exit code. Raises LocalchatError.
 
-
-def _choose(tries: Tries, answer: ReceivedAnswer, judge: Judge, options: AskOptions) -> TriesReport:
-    """Choose the answer among the tries."""
-    if options.tries.judge and not answer.interrupted:
-        judge.pick(tries)
-        add_usage(answer, judge)
-    answer.chosen = tries.chosen
-    return tries.report(sum(usage.completion_tokens for usage in judge.spent))
-
-
-def _offer_rebuild(
-    setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer
-) -> None:
-    """Say once, after a whole answer for a person, that a build could be faster here."""
-    if answer.interrupted or options.as_json or options.extract:
-        return
-    if sentence := offer_once(setup, engine.info()):
-        setup.terminal.notify(sentence)
-
-
-def _display(
-    setup: Setup, engine: Engine, options: AskOptions, tries: Tries | None
-) -> AnswerDisplay:
-    terminal = setup.terminal
-    settings = setup.settings
-
-    def watch(event: Event) -> bool:
-        if tries is None:
-            return False
-        tries.add(event)
-        if isinstance(event, Finished):
-            terminal.progress(tries.progress())
-        return tries.method == "vote" and bool(tries.vote.open) and tries.decided
-
-    def begin() -> None:
-        info = engine.info()
-        terminal.note(context_line(info))
-        if not options.raw_prompt:
-            terminal.warn(info.warning)
-
-    # With --stats and --json the answer must end by itself: its metrics come last.
-    alone = settings.n == 1 and not options.tries.critique
-    stops_early = options.extract and not (options.as_json or settings.stats) and alone
-    return AnswerDisplay(
-        terminal,
-        print_text=not _prints_whole(setup, options),
-        reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
-        on_begin=begin,
-        is_enough=_closed_block if stops_early else lambda text: False,
-        watch=watch,
-    )
-
-
-def _prints_whole(setup: Setup, options: AskOptions) -> bool:
-    """Whether the answer is printed when it is complete."""
-    several = setup.settings.n > 1 or options.tries.critique
-    # A value with a format is data, which is not printed before it is known to be whole.
-    return several or options.as_json or options.extract or options.grammar is not None
-
-
-def _receive_fitting(
-    setup: Setup,
-    engine: Engine,
-    conversation: Conversation,
-    display: AnswerDisplay,
-    answer: ReceivedAnswer,
-    options: AskOptions,
-) -> None:
-    """Send the conversation and receive the answer. Raises LocalchatError.
-
-    If it is too long, and its policy is to leave out the oldest messages, do that with a notice."""
-    settings = setup.settings
-
-    def send() -> None:
-        prompt = Messages(
-            sent_messages(conversation),
-            thinking=settings.think,
-            think_budget=settings.think_budget,
+        `room` gets the steps for a prompt that is too long.
+        """
+        text, inclusions = documented
+        question = self._conversation.add(
+            Message("user", text), parent=self._conversation.head, inclusions=inclusions
         )
-        request = request_for(settings, prompt, options.grammar, options.tries.logprobs)
-        receive(engine.generate(owned(request, settings, conversation.id)), display, answer)
-
-    try:
-        send()
-        return
-    except ContextExceeded as refusal:
-        cut = None
-        with suppress(LocalchatError):  # an engine that cannot count: its refusal stands
-            cut = leave_out_by_policy(
-                conversation,
-                engine,
-                refusal,
-                max_tokens=settings.max_tokens,
-                thinking=settings.think,
-            )
-        if cut is None:
+        answer = self._answer
+        error: LocalchatError | None = None
+        record: AnswerRecord | None = None
+        # A raw prompt is not part of a conversation.
+        if not self._options.raw_prompt:
+            record = AnswerRecord(self._setup, self._conversation, question, answer)
+        try:
+            if self._options.raw_prompt:
+                self._receive(TextPrompt(text, special=True))
+            else:
+                self._receive_fitting()
+            # Several choices share the machine, so their speed is not that of the model.
+            generated_alone = self._settings.n == 1 and self._options.tries is None
+            remember(self._setup, self._engine.info, answer.done if generated_alone else None)
+            self._print_rest()
+            self._offer_rebuild()
+        except ContextExceeded as problem:
+            error = problem
+            self._terminal.end_answer(empty=False)
+            room.steps = steps_for(problem, self._engine)
+            raise self._with_advice(problem) from problem
+        except LocalchatError as problem:
+            error = problem
+            self._terminal.end_answer(empty=False)
             raise
-    leave_out(conversation, cut)
-    sentence = unsent_sentence(cut.messages, cut.tokens)
-    setup.terminal.print_line(f"localchat: {sentence}", dim=True)
-    send()
+        finally:
+            if record is not None:
+                record.finish(self._engine, error)
+        if answer.interrupted:
+            return ExitCode.INTERRUPTED
+        return ExitCode.OK
 
+    def _receive(self, prompt: Prompt) -> None:
+        """Send a prompt, with all its tries, and receive the answer. Raises LocalchatError."""
+        request = request_for(self._settings, prompt, self._options.grammar)
+        request = owned(request, self._settings, self._conversation.id)
+        if self._options.tries is None:
+            stream = self._engine.generate(request)
+        else:
+            self._answer.best = start_tries(self._engine, request, self._options.tries)
+            stream = self._answer.best.stream
+        receive(stream, self._display(), self._answer)
 
-def _print_rest(
-    setup: Setup,
-    engine: Engine,
-    options: AskOptions,
-    answer: ReceivedAnswer,
-    tries: TriesReport | CritiqueReport | None,
-) -> None:
-    """Print everything that was not printed while the answer arrived."""
-    terminal = setup.terminal
-    settings = setup.settings
-    one = tries is not None or options.tries.critique
-    reported = [answer.chosen] if one else list(range(settings.n))
-    unfinished = _unfinished(answer, reported, options)
-    if unfinished and not options.as_json:
-        _print_partial(terminal, answer, reported)
-        raise _unfinished_error(unfinished, answer, engine, options)
-    texts = _texts(answer, settings.n, options)
-    if options.as_json:
-        fields = report(answer, engine.info(), settings.n, texts)
-        if tries is not None:
+    def _receive_fitting(self) -> None:
+        """Send the conversation and receive the answer. Raises LocalchatError.
+
+        If the conversation is too long and its policy allows it, leave out the oldest messages with a notice.
+        """
+        try:
+            self._receive(self._messages())
+            return
+        except ContextExceeded as refusal:
+            cut = None
+            with suppress(LocalchatError):  # the engine cannot count tokens, so report its refusal
+                cut = leave_out_by_policy(
+                    self._conversation,
+                    self._engine,
+                    refusal,
+                    max_tokens=self._settings.max_tokens,
+                    thinking=self._settings.think,
+                )
+            if cut is None:
+                raise
+        leave_out(self._conversation, cut)
+        sentence = unsent_sentence(cut.messages, cut.tokens)
+        self._terminal.print_line(f"localchat: {sentence}", dim=True)
+        self._receive(self._messages())
+
+    def _messages(self) -> Messages:
+        return Messages(
+            sent_messages(self._conversation),
+            thinking=self._settings.think,
+            think_budget=self._settings.think_budget,
+        )
+
+    def _display(self) -> AnswerDisplay:
+        settings = self._settings
+        options = self._options
+
+        def begin() -> None:
+            info = self._engine.info()
+            self._terminal.note(context_line(info))
+            if not options.raw_prompt:
+                self._terminal.warn(info.warning)
+
+        # With --stats and --json the answer must end by itself, because its metrics come last.
+        is_single = settings.n == 1 and options.tries is None
+        stops_early = options.extract and not (options.as_json or settings.stats) and is_single
+        return AnswerDisplay(
+            self._terminal,
+            print_text=not self._prints_whole,
+            reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
+            on_begin=begin,
+            is_enough=_closed_block if stops_early else lambda text: False,
+        )
+
+    @property
+    def _prints_whole(self) -> bool:
+        """True if the answer is printed only when it is complete."""
+        options = self._options
+        has_choices = self._settings.n > 1 or options.tries is not None
+        # A value with a format is data. A part of it must not reach a program that reads it.
+        return has_choices or options.as_json or options.extract or options.grammar is not None
+
+    @property
+    def _choices(self) -> Sequence[int]:
+        """Numbers of the choices that are the answer."""
+        if self._answer.best is not None:
+            return [self._answer.chosen]
+        return range(self._settings.n)
+
+    def _print_rest(self) -> None:
+        """Print everything that was not printed while the answer arrived."""
+        unfinished = self._unfinished()
+        if unfinished and not self._options.as_json:
+            self._print_partial()
+            raise self._unfinished_error(unfinished)
+        texts = self._texts()
+        if self._options.as_json:
+            self._print_json(texts)
+        else:
+            self._print_texts(texts)
+        if not self._options.extract:
+            self._report_ends()
+        self._print_stats()
+        if unfinished:
+            raise self._unfinished_error(unfinished)
+        ends = [self._answer.ends.get(choice) for choice in self._choices]
+        if self._options.require_complete and any(map(ended_early, ends)):
+            raise AnswerCut(
+                "the answer is not complete", hint="without --require-complete this is not an error"
+            )
+
+    def _print_json(self, texts: dict[int, str]) -> None:
+        fields = report(self._answer, self._engine.info(), self._settings.n, texts)
+        if self._answer.best is not None and (tries := self._answer.best.report) is not None:
             fields["tries"] = tries.as_json()
-        terminal.answer(msgspec.json.encode(fields).decode())
-        terminal.end_answer()
-    else:
-        if one:
+        self._terminal.answer(msgspec.json.encode(fields).decode())
+        self._terminal.end_answer()
+
+    def _print_texts(self, texts: dict[int, str]) -> None:
+        answer = self._answer
+        if answer.best is not None:
             texts = {answer.chosen: texts.get(answer.chosen, "")}
-        if _prints_whole(setup, options) and (texts or not answer.interrupted):
-            terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
-        terminal.end_answer(empty=not answer.interrupted)
-    if not options.extract:
-        _report_ends(setup, engine, answer, reported)
-    if tries is not None and settings.stats:
-        terminal.print_line(tries.sentence())
-    elif tries is not None and terminal.stdout_is_terminal:
-        terminal.notify(tries.sentence())  # several tries cost several times as much
-    if settings.stats and answer.done:
-        terminal.print_line(stats_line(answer.done))
-    if settings.stats and (answer.done or tries is not None):
-        terminal.print_line(engine.info().why)
-    if unfinished:
-        raise _unfinished_error(unfinished, answer, engine, options)
-    if options.require_complete and any(ended_early(answer.ends.get(n)) for n in reported):
-        raise AnswerCut(
-            "the answer is not complete", hint="without --require-complete this is no error"
-        )
+        if self._prints_whole and (texts or not answer.interrupted):
+            parts = [text.rstrip("\n") for _, text in sorted(texts.items())]
+            self._terminal.answer("\n---\n".join(parts))
+        self._terminal.end_answer(empty=not answer.interrupted)
 
+    def _print_stats(self) -> None:
+        terminal = self._terminal
+        wants_stats = self._settings.stats
+        done = self._answer.done
+        tries = None
+        if self._answer.best is not None:
+            tries = self._answer.best.report
+        if tries is not None:
+            if wants_stats:
+                terminal.print_line(tries.sentence())
+            elif terminal.stdout_is_terminal:
+                terminal.notify(tries.sentence())  # several tries cost several times as much
+            elif tries.notice:
+                terminal.notify(tries.notice)
+        if wants_stats and done:
+            terminal.print_line(stats_line(done))
+        if wants_stats and (done or tries is not None):
+            terminal.print_line(self._engine.info().why)
 
-def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
-    """Texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
-    wanted = {*range(choices), answer.chosen}
-    if options.extract and (options.tries.method or options.tries.critique):
-        wanted = {answer.chosen}
-    texts = {choice: answer.texts[choice] for choice in sorted(wanted) if choice in answer.texts}
-    if not options.extract:
-        return texts
-    code = {choice: first_code_block(text) for choice, text in texts.items()}
-    found = {choice: block for choice, block in code.items() if block is not None}
-    if not found and not answer.interrupted:
-        raise LocalchatError(
-            "the answer contains no fenced code block",
-            hint=f"it was:\n{said}" if (said := answer.texts[answer.chosen]) else "it was empty",
-        )
-    return found
+    def _texts(self) -> dict[int, str]:
+        """Return the texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
+        answer = self._answer
+        # The JSON object lists all tries. Without it, and for `-x`, only the chosen one counts.
+        printed = {*range(self._settings.n), answer.chosen}
+        if self._options.extract and answer.best is not None:
+            printed = {answer.chosen}
+        texts = {choice: answer.texts[choice] for choice in sorted(printed & answer.texts.keys())}
+        if not self._options.extract:
+            return texts
+        blocks = {choice: first_code_block(text) for choice, text in texts.items()}
+        code = {choice: block for choice, block in blocks.items() if block is not None}
+        if not code and not answer.interrupted:
+            text = answer.texts[answer.chosen]
+            raise LocalchatError(
+                "the answer contains no fenced code block",
+                hint=f"the answer was:\n{text}" if text else "the answer was empty",
+            )
+        return code
 
+    def _with_advice(self, problem: ContextExceeded) -> ContextExceeded:
+        advised = with_advice(problem, self._engine)
+        if len(self._conversation.nodes) > 1:
+            command = f"localchat -i --conversation {self._conversation.id}"
+            advised.hint += f"\nor shorten the conversation: {command} shows how"
+        return advised
 
-def _advised(
-    problem: ContextExceeded, engine: Engine, conversation: Conversation
-) -> ContextExceeded:
-    advised = with_advice(problem, engine)
-    if len(conversation.nodes) > 1:  # a conversation can be shortened, and a long input cannot
-        there = f"localchat -i --conversation {conversation.id}"
-        advised.hint += f"\nor shorten the conversation: {there} shows how"
-    return advised
+    def _unfinished(self) -> Finished | None:
+        """Return the end of the first answer that is too incomplete to be data."""
+        for choice in self._choices:
+            end = self._answer.ends.get(choice)
+            if end is None or not ended_early(end):
+                continue
+            if self._options.grammar is not None:
+                return end
+            text = self._answer.texts[choice]
+            if self._options.extract and first_code_block(text, finished=False) is None:
+                return end
+        return None
 
+    def _unfinished_error(self, end: Finished) -> LocalchatError:
+        grammar = self._options.grammar
+        if grammar is None:
+            kind = "code block"
+        elif grammar.kind in ("json_schema", "json_object"):
+            kind = "JSON"
+        else:
+            kind = "text"
+        max_tokens, context = self._limits()
+        advice = end_advice(end, max_tokens, context)
+        if end.reason == "repetition":
+            return LocalchatError(f"{end_sentence(end, max_tokens, context, what=kind)} {advice}")
+        limit = f"after {max_tokens:,} tokens"
+        if end.limit == "context":
+            limit = "when the context was full"
+        return LocalchatError(f"The {kind} was not complete {limit}. {advice}")
 
-def _unfinished(
-    answer: ReceivedAnswer, choices: Sequence[int], options: AskOptions
-) -> Finished | None:
-    """Return the end of the first answer that cannot be used as data, because it was ended early."""
-    for choice in choices:
-        end = answer.ends.get(choice)
-        if end is None or not ended_early(end):
-            continue
-        if options.grammar is not None:
-            return end
-        if options.extract and first_code_block(answer.texts[choice], finished=False) is None:
-            return end
-    return None
+    def _limits(self) -> tuple[int, int]:
+        """Return the token limit of the answer, and the context in tokens."""
+        accepted = self._answer.accepted
+        return accepted.max_tokens if accepted else 0, self._engine.info().context_tokens
 
+    def _print_partial(self) -> None:
+        """Print incomplete data to stderr, so that no program reads it from stdout."""
+        for choice in self._choices:
+            if text := self._answer.texts[choice].rstrip():
+                self._terminal.print_line(text, dim=True)
 
-def _unfinished_error(
-    end: Finished, answer: ReceivedAnswer, engine: Engine, options: AskOptions
-) -> LocalchatError:
-    kinds = {"json_schema": "JSON", "json_object": "JSON"}
-    kind = "code block" if options.grammar is None else kinds.get(options.grammar.kind, "text")
-    room, context = _limits(answer, engine)
-    advice = end_advice(end, room, context)
-    if end.reason == "repetition":
-        return LocalchatError(f"{end_sentence(end, room, context, what=kind)} {advice}")
-    where = "when the context was full" if end.limit == "context" else f"after {room:,} tokens"
-    return LocalchatError(f"The {kind} was not complete {where}. {advice}")
+    def _report_ends(self) -> None:
+        """Report on stderr which answers were cut off, and what to do."""
+        max_tokens, context = self._limits()
+        for choice in self._choices:
+            end = self._answer.ends.get(choice)
+            if end is None or not ended_early(end):
+                continue
+            name = "answer" if len(self._choices) == 1 else f"answer {choice + 1}"
+            sentence = end_sentence(end, max_tokens, context, what=name)
+            advice = end_advice(end, max_tokens, context)
+            self._terminal.print_line(f"localchat: {sentence} {advice}")
 
-
-def _limits(answer: ReceivedAnswer, engine: Engine) -> tuple[int, int]:
-    """Return the most tokens that the answer could have, and the context."""
-    return answer.accepted.max_tokens if answer.accepted else 0, engine.info().context_tokens
-
-
-def _print_partial(terminal: Terminal, answer: ReceivedAnswer, choices: Sequence[int]) -> None:
-    """Print to stderr what would have been data."""
-    for choice in choices:
-        if text := answer.texts[choice].rstrip():
-            terminal.print_line(text, dim=True)
-
-
-def _report_ends(
-    setup: Setup, engine: Engine, answer: ReceivedAnswer, choices: Sequence[int]
-) -> None:
-    """Say on stderr which answers did not end by themselves, and what to do."""
-    room, context = _limits(answer, engine)
-    for choice in choices:
-        end = answer.ends.get(choice)
-        if end is None or not ended_early(end):
-            continue
-        what = "answer" if len(choices) == 1 else f"answer {choice + 1}"
-        sentence = end_sentence(end, room, context, what=what)
-        setup.terminal.print_line(f"localchat: {sentence} {end_advice(end, room, context)}")
-
-
-# ---------------------------------------------------------------------------- -x
+    def _offer_rebuild(self) -> None:
+        """Mention a faster build once, after a complete answer that a person reads."""
+        if self._answer.interrupted or self._options.as_json or self._options.extract:
+            return
+        if sentence := offer_once(self._setup, self._engine.info()):
+            self._terminal.notify(sentence)
 
 
 _OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)
 
 
 def first_code_block(text: str, *, finished: bool = True) -> str | None:
-    """Code of the first fenced block of a Markdown text; None if there is none.
+    """Return the code of the first fenced block of a Markdown text, or None.
 
-    Fences are those of CommonMark; the indentation of the opening one is taken off the lines. A block that is
-    never closed reaches to the end of a finished text, and is none yet in an unfinished one."""
+    Fences follow CommonMark. The indentation of the opening fence is removed from each line. A block without a
+    closing fence reaches to the end of a finished text; in an unfinished text it does not count yet.
+    """
     opening = _OPENING_FENCE.search(text)
     if opening is None:
         return None

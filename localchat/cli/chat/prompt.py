@@ -15,13 +15,13 @@ from localchat.sanitize import utf16_text
 
 MAX_INPUT_BYTES = 256 * 2**20
 _STDIN_NOTICE_S = 3.0
-"""Time without input after which the user hears that stdin is read."""
+"""Time without input after which a notice says that stdin is read."""
 
 
 def join_parts(parts: Sequence[str]) -> str:
     """Join the parts that are not blank, with a blank line between."""
-    kept = [part.rstrip("\n") for part in parts[:-1]] + list(parts[-1:])
-    return "\n\n".join(part for part in kept if part.strip())
+    stripped = [*(part.rstrip("\n") for part in parts[:-1]), *parts[-1:]]
+    return "\n\n".join(part for part in stripped if part.strip())
 
 
 def read_stdin(notify: Notify) -> str:
@@ -42,7 +42,7 @@ def read_stdin(notify: Notify) -> str:
 
 
 def read_files(names: Sequence[str], notify: Notify) -> str:
-    """Read files: one as it is, several each under its name."""
+    """Read files. Several files come with their names as headings."""
     texts = [_read_file(name, notify) for name in names]
     if len(texts) == 1:
         return texts[0]
@@ -61,7 +61,7 @@ def _read_file(name: str, notify: Notify) -> str:
         with path.open("rb") as file:
             data = _bounded(file, name)
     except FileNotFoundError as problem:
-        hint = "stdin needs no flag: what is piped in comes first" if name == "-" else ""
+        hint = "stdin needs no flag; it comes first" if name == "-" else ""
         raise FileMissing(f"there is no file {name}", hint=hint) from problem
     except OSError as problem:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
@@ -89,7 +89,7 @@ def _bounded(stream: BinaryIO, name: str) -> bytes:
     data = stream.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
         raise ContextExceeded(
-            f"{name} has more than {MAX_INPUT_BYTES:,} bytes, which is the limit",
+            f"{name} is larger than the limit of {MAX_INPUT_BYTES:,} bytes",
             hint="shorten the input",
             limit_bytes=MAX_INPUT_BYTES,
         )
@@ -97,7 +97,7 @@ def _bounded(stream: BinaryIO, name: str) -> bytes:
 
 
 def _decoded(data: bytes, name: str, notify: Notify) -> str:
-    """Decode UTF-8; invalid bytes are replaced with a notice, so that a pipeline continues."""
+    """Decode UTF-8. Replace invalid bytes with a notice, so that a pipeline continues."""
     text = data.decode("utf-8-sig", errors="replace")
     if "\ufffd" in text:
         try:

@@ -1,4 +1,4 @@
-"""Tell the words of a prompt from its flags, before click parses them."""
+"""Separate the words of a prompt from its flags before click parses them."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 
 _MARK = "\0"
-"""Hides the dash of a word from click. No shell can pass a zero byte."""
+"""Prefix that hides the dash of a word from click. No shell can pass a zero byte."""
 
 
 class _Argument(NamedTuple):
@@ -16,22 +16,22 @@ class _Argument(NamedTuple):
 
 
 def marked(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
-    """Mark words that begin with a dash, such as `-5 + 3`, so that click takes them for words."""
-    return [
-        f"{_MARK}{argument.text}"
-        if argument.is_word and len(argument.text) > 1 and argument.text.startswith("-")
-        else argument.text
-        for argument in _arguments(args, params)
-    ]
+    """Mark words that look like flags to click, such as `-5 + 3`."""
+    texts = []
+    for argument in _arguments(args, params):
+        is_dashed = len(argument.text) > 1 and argument.text.startswith("-")
+        mark = _MARK if argument.is_word and is_dashed else ""
+        texts.append(mark + argument.text)
+    return texts
 
 
 def unmarked(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words without the marks."""
-    return tuple(word.removeprefix(_MARK) for word in words)
+    return tuple(text.removeprefix(_MARK) for text in words)
 
 
 def prompt_line(args: Sequence[str], params: Sequence[click.Parameter]) -> str:
-    """Return the command line that sends all words of `args` as a prompt, with the flags kept."""
+    """Return the command line that sends the words as a prompt, with the same flags."""
     end = args.index("--") if "--" in args else len(args)
     arguments = list(_arguments(args[:end], params))
     flags = [argument.text for argument in arguments if not argument.is_word]
@@ -40,12 +40,12 @@ def prompt_line(args: Sequence[str], params: Sequence[click.Parameter]) -> str:
 
 
 def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterator[_Argument]:
-    """Yield each argument and whether it is a word. Everything after `--` is left to click."""
+    """Yield each argument, and whether it is a word. Click parses everything after `--`."""
     value_counts = _value_counts(params)
     values_left = 0
     for index, text in enumerate(args):
         if text == "--":
-            yield from (_Argument(rest, False) for rest in args[index:])
+            yield from (_Argument(text, False) for text in args[index:])
             return
         if values_left:
             values_left -= 1
@@ -58,7 +58,7 @@ def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterat
 
 
 def _is_dashed_word(text: str, value_counts: dict[str, int]) -> bool:
-    """Return True for a text with a space, or with a digit after the dash: no flag has either."""
+    """Return True for a dash before a space or a digit, which no flag has."""
     if text.startswith("--"):
         return " " in text.partition("=")[0]
     has_flag = text[:2] in value_counts

@@ -1,16 +1,17 @@
-"""Reads the events of one request, prints them as they arrive, and collects the answer."""
+"""Print the events of one request as they arrive, and collect the answer."""
 
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from localchat.cli.signals import immediate
 from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
+    AnswerProgress,
     Done,
-    Event,
     Finished,
     FinishReason,
     Loading,
@@ -25,10 +26,13 @@ from localchat.engine.stream import Stream
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import progress_words
 
+if TYPE_CHECKING:
+    from localchat.tries.best_answer import BestAnswer
+
 
 @dataclass(slots=True)
 class ReceivedAnswer:
-    """The answer to a request so far. Texts and reasoning are by choice."""
+    """Answer to a request so far. Texts and reasoning are stored by choice."""
 
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasoning: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
@@ -40,7 +44,9 @@ class ReceivedAnswer:
     done: Done | None = None
     interrupted: bool = False
     chosen: int = 0
-    """The choice that is the answer."""
+    """Number of the choice that is the answer."""
+    best: "BestAnswer | None" = None
+    """The tries that the choices belong to, if there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,9 @@ class AnswerDisplay:
     reasoning: bool = True
     """Print the reasoning to stderr."""
     on_begin: Callable[[], None] = lambda: None
-    """Called once, before the first text; the engine is loaded then."""
+    """Called once before the first text, when the engine is loaded."""
     is_enough: Callable[[str], bool] = lambda text: False
-    """True of the text so far: the answer ends early."""
-    watch: Callable[[Event], bool] = lambda event: False
-    """Sees every event; True ends the answer early."""
+    """Returns True if the text so far suffices, which ends the answer early."""
 
 
 def receive(
@@ -65,8 +69,10 @@ def receive(
 ) -> ReceivedAnswer:
     """Read the stream to its end. Ctrl+C cancels it between two events and keeps the text so far.
 
-    Raises what the stream raises; `answer`, if given, then holds the text so far."""
-    answer = ReceivedAnswer() if answer is None else answer
+    Raises what the stream raises. A given `answer` then contains the text so far.
+    """
+    if answer is None:
+        answer = ReceivedAnswer()
     begun = False
     status = EngineStatus()
     status.begin()
@@ -74,6 +80,7 @@ def receive(
         with stream:
             events = iter(stream)
             while True:
+                # Ctrl+C takes effect only while waiting, so that no event is lost halfway.
                 with immediate():
                     event = next(events, None)
                 match event:
@@ -86,15 +93,19 @@ def receive(
                     case Accepted() | Queued() | Loading() | Prefill():
                         if status.update(event):
                             display.terminal.progress(progress_words(status, time.monotonic()))
+                    case AnswerProgress(phrase=phrase):
+                        display.terminal.progress(phrase)
                 _collect(answer, event, display)
-                if display.watch(event):
-                    break
                 if isinstance(event, Text) and display.is_enough(answer.texts[0]):
                     break
     except KeyboardInterrupt:
         answer.interrupted = True
     finally:
         display.terminal.progress("")
+        if answer.best is not None:
+            # A thread adds to the tries until it has stopped.
+            answer.best.stop()
+            answer.chosen = answer.best.chosen
     return answer
 
 

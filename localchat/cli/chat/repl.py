@@ -1,7 +1,7 @@
 """Line mode: a conversation on a plain terminal, for `-i`, dumb terminals and slow connections.
 
-The chat session runs on an event loop of the main thread, one call at a time; between two calls the keyboard
-is read. Ctrl+C during a call stops the answer.
+The chat session runs on an event loop of the main thread, one call at a time. Between two calls, the line mode
+reads the keyboard. Ctrl+C during a call stops the answer.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ from localchat.units import counted
 
 _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200
-"""Of a long unsent question that is shown again."""
+"""Longest part of an unsent question that is shown again."""
 _SHOWN_CONVERSATIONS: Final = 10
 _KEYS_HELP: Final = (
     ('"""', "Begins and ends a text of several lines."),
@@ -86,16 +86,19 @@ def chat(
     conversation: Conversation,
     first: tuple[str, tuple[Inclusion, ...]] = ("", ()),
 ) -> int:
-    """Hold the conversation until the user leaves; returns the exit code. Raises LocalchatError.
+    """Run the conversation until the user leaves, and return the exit code. Raises LocalchatError.
 
-    `read`: returns the next message, None at the end; raises KeyboardInterrupt. `first`: a message to begin
-    with, and what it includes."""
+    `read` returns the next message, or None at the end, and raises KeyboardInterrupt. `first` is an optional
+    first message, with the files that it includes.
+    """
     history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
-    with history or History.open(None) as opened, opened_engine(setup) as engine:
+    if history is None:
+        history = History.open(None)
+    with history, opened_engine(setup) as engine:
         if not first[0] and not conversation.nodes:
             _greet(setup)
         with deferred():
-            repl = Repl(setup, engine, opened, conversation)
+            repl = Repl(setup, engine, history, conversation)
             try:
                 return repl.run(read, first)
             finally:
@@ -103,32 +106,34 @@ def chat(
 
 
 def _greet(setup: Setup) -> None:
-    """Show what could run here to a user who has no model but the guide. The engine loads meanwhile."""
+    """Recommend models to a user who only has the guide. The engine loads meanwhile."""
     if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
         return
-    # Only now: they look at the hardware and read the catalogue.
+    # These modules probe the hardware and read the catalog, so only a first run imports them.
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.chat.first_run import found_soon, welcome
     from localchat.models.onboarding import first_run, hardware_line, is_first_run
 
     environ = setup.app.environ
     try:
-        if is_first_run(setup.paths, environ):
-            found = found_soon(lambda: first_run(setup.paths, environ))
-            if found is None:
-                setup.terminal.print_line(hardware_line(usable_machine()))
-                setup.terminal.print_line("localchat run lists models to download")
-                return
-            for line in welcome(found):
-                setup.terminal.print_line(line)
+        if not is_first_run(setup.paths, environ):
+            return
+        result = found_soon(lambda: first_run(setup.paths, environ))
+        if result is None:
+            setup.terminal.print_line(hardware_line(usable_machine()))
+            setup.terminal.print_line("localchat run lists models to download")
+            return
+        for line in welcome(result):
+            setup.terminal.print_line(line)
     except LocalchatError as problem:
-        setup.terminal.notify(f"cannot tell what could run here: {problem.message}")
+        setup.terminal.notify(f"cannot recommend models: {problem.message}")
 
 
 class TerminalView:
     """Prints answers and the status of a session to the terminal.
 
-    Notices are not printed: their sentences name keys and screens. The line mode prints outcomes instead."""
+    Notices are not printed, because they name keys and screens. The line mode prints outcomes instead.
+    """
 
     def __init__(self, terminal: Terminal, *, reasoning: bool) -> None:
         """`reasoning`: print the reasoning of the model."""
@@ -145,7 +150,7 @@ class TerminalView:
         self._left_out = len(session.conversation.policy.left_out)
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Print how much is no longer sent, if that grew. The messages are on the terminal already."""
+        """Print how much is no longer sent, if that grew. The terminal already shows the messages."""
         assert self._session is not None
         conversation = self._session.conversation
         before = self._left_out
@@ -173,7 +178,7 @@ class TerminalView:
             self._terminal.end_answer(empty=False)
 
     def remove(self, id_: str) -> None:
-        """Do nothing: what a terminal has printed stays."""
+        """Do nothing, because a terminal keeps what it has printed."""
 
     def status_changed(self) -> None:
         assert self._session is not None
@@ -182,15 +187,17 @@ class TerminalView:
             self._engine_shown = True
             self._terminal.progress("")
             self._terminal.note(context_line(status.info))
-        waiting = status.state in ("queued", "loading", "prefill")
-        words = progress_words(status, time.monotonic()) if waiting else ""
-        self._terminal.progress(status.task or words)
+        line = status.task
+        if not line and status.state in ("queued", "loading", "prefill"):
+            line = progress_words(status, time.monotonic())
+        self._terminal.progress(line)
 
 
 class Repl:
     """Reads messages and commands, passes them to a chat session, and prints the outcomes.
 
-    It survives the engine process: that starts again with the next question."""
+    If the engine process ends, the next question starts it again.
+    """
 
     def __init__(
         self, setup: Setup, engine: Engine, history: History, conversation: Conversation
@@ -200,7 +207,7 @@ class Repl:
         self._engine = engine
         self._history = history
         self._offered: Overflow | None = None
-        """Choices that a number takes."""
+        """Choices that the user can take by their number."""
         self._history_failed = False
         settings = msgspec.structs.replace(setup.settings, n=1)
         view = TerminalView(
@@ -224,7 +231,7 @@ class Repl:
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
-        """Save the rest. A failure is printed: nothing else can be done about it."""
+        """Save what is not saved yet. A failure is printed."""
         try:
             self._session.recorder.close()
         except HistoryUnusable as problem:
@@ -238,19 +245,19 @@ class Repl:
         return offer_once(self._setup, info)
 
     def run(self, read: Callable[[], str | None], first: tuple[str, tuple[Inclusion, ...]]) -> int:
-        """Hold the conversation until the user leaves; returns the exit code."""
-        begun, included = first
-        if not begun:
+        """Run the conversation until the user leaves, and return the exit code."""
+        question, inclusions = first
+        if not question:
             self._terminal.notify(
                 f"{model_label(self._setup, self._engine)}; /help lists the commands, Ctrl+D leaves"
             )
             self._show_past()
         while True:
             try:
-                if begun:
-                    question = begun
-                    begun = ""
-                    self._ask(question, included)
+                if question:
+                    first_question = question
+                    question = ""  # first, so that Ctrl+C does not ask it again
+                    self._ask(first_question, inclusions)
                 with immediate():
                     line = read()
                 if line is None:
@@ -262,8 +269,8 @@ class Repl:
                 self._terminal.print_line("\n(Ctrl+D leaves)")
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run one call of the session. Ctrl+C stops the answer; a second one ends the call."""
-        # The task exists before the handler: a Ctrl+C that waited finds the answer begun.
+        """Run one call of the session. Ctrl+C stops the answer, and a second one ends the call."""
+        # Create the task before the handler, so that a deferred Ctrl+C stops an answer that has started.
         task = self._loop.create_task(coroutine)
         try:
             with calling(lambda: self._loop.call_soon_threadsafe(self._session.stop)):
@@ -274,23 +281,22 @@ class Repl:
                 self._loop.run_until_complete(asyncio.wait([task]))
             raise
 
-    # ------------------------------------------------------------------ questions
-
     def _enter(self, line: str) -> bool:
-        """Run a command, take an offered choice by its number, or ask a question.
-
-        Returns False to leave."""
+        """Run a command, take an offered choice by its number, or ask a question. Return False to leave."""
         if is_command(line):
             return self._run_command(line) != "quit"
-        choices = self._offered.choices if self._offered is not None else ()
-        number = int(line) if line.isdecimal() and len(line) < 3 else 0
-        if 1 <= number <= len(choices):
-            self._choose(choices[number - 1])
+        choices: dict[str, OverflowChoice] = {}
+        if self._offered is not None:
+            choices = {
+                str(number): choice for number, choice in enumerate(self._offered.choices, 1)
+            }
+        if line in choices:
+            self._choose(choices[line])
         elif line:
             self._ask(line)
         return True
 
-    def _ask(self, text: str, included: tuple[Inclusion, ...] = ()) -> None:
+    def _ask(self, text: str, inclusions: tuple[Inclusion, ...] = ()) -> None:
         if text == self._runner.unsent:
             self._runner.unsent = ""
             self._session.recorder.draft("")
@@ -298,11 +304,12 @@ class Repl:
         if (problem := self._needs_another_load(text)) is not None:
             self._print_error(problem)
             return
-        alone = not self._session.conversation.path()
-        self._report(self._call(self._session.ask(text, included)), text, alone=alone)
+        is_first = not self._session.conversation.path()
+        outcome = self._call(self._session.ask(text, inclusions))
+        self._report(outcome, text, is_first=is_first)
 
     def _needs_another_load(self, text: str) -> LocalchatError | None:
-        """The error for a preset that wants another load than this one, or that cannot be used."""
+        """Return an error if the preset of a question needs another load or is unusable."""
         try:
             preset, _ = addressed(
                 text, self._session.context.presets, self._session.context.library.names()
@@ -312,7 +319,7 @@ class Repl:
         except LocalchatError as problem:
             return problem
         return UsageError(
-            f"@{preset.name} wants another model, or other parameters of its load",
+            f"@{preset.name} needs another model, or other load settings",
             hint=f"leave with Ctrl+D, then: localchat -c -i @{preset.name}",
         )
 
@@ -320,11 +327,11 @@ class Repl:
         question = self._session.last_question()
         outcome = self._call(self._session.regenerate())
         assert question is not None  # or regenerating would have failed
-        alone = self._session.conversation.path()[0].id == question.id
-        self._report(outcome, question.message.content, alone=alone)
+        is_first = self._session.conversation.path()[0].id == question.id
+        self._report(outcome, question.message.content, is_first=is_first)
 
-    def _report(self, outcome: Outcome, question: str, *, alone: bool) -> None:
-        """Print how an answer ended. `alone`: the question is the first one."""
+    def _report(self, outcome: Outcome, question: str, *, is_first: bool) -> None:
+        """Print how an answer ended. `is_first`: the question begins the conversation."""
         node = outcome.node
         problem = outcome.error
         text = node.message.content if node is not None else ""
@@ -332,7 +339,7 @@ class Repl:
         match outcome.end:
             case "too_long":
                 assert isinstance(problem, ContextExceeded)
-                self._report_overflow(problem, outcome.overflow, question, alone=alone)
+                self._report_overflow(problem, outcome.overflow, question, is_first=is_first)
                 return
             case "failed":
                 assert problem is not None
@@ -340,34 +347,36 @@ class Repl:
                     add_steps(problem, self._setup)
                 self._print_error(problem)
                 if node is None:
-                    self._keep_unsent(question, problem)
+                    self._store_unsent(question, problem)
                     return
             case "stopped":
                 remember(self._setup)
-                said = (
-                    "stopped; the text so far is kept" if text else "stopped before the first token"
-                )
-                self._terminal.notify(said)
+                if text:
+                    self._terminal.notify("stopped; the text so far is kept")
+                else:
+                    self._terminal.notify("stopped before the first token")
             case "complete":
                 self._print_early_end(node)
                 self._print_stats()
         self._report_history(self._session.recorder.trouble)
 
     def _print_early_end(self, node: Node | None) -> None:
-        """Print what ended an answer that did not end by itself."""
+        """Print the limit or the repetition that ended an answer."""
         if node is None or node.end is None:
             return
-        done = node.metrics.done if node.metrics is not None else None
-        limits = (done.usage.completion_tokens if done else 0, self._engine.info().context_tokens)
+        max_tokens = 0
+        if node.metrics is not None and node.metrics.done is not None:
+            max_tokens = node.metrics.done.usage.completion_tokens
+        limits = (max_tokens, self._engine.info().context_tokens)
         advice = end_advice(node.end, *limits)
         self._terminal.print_line(f"localchat: {end_sentence(node.end, *limits)} {advice}")
 
-    def _keep_unsent(self, question: str, problem: LocalchatError) -> None:
-        """Keep a question that did not reach its engine. A refused one would be refused again."""
+    def _store_unsent(self, question: str, problem: LocalchatError) -> None:
+        """Store a question that did not reach its engine. A rejected one would be rejected again."""
         if isinstance(problem, NetworkError) and question:
             self._runner.unsent = question
             self._session.recorder.draft(question)
-            self._terminal.print_line("  the question is kept: /send sends it again")
+            self._terminal.print_line("  the question is stored; /send sends it again")
 
     def _print_stats(self) -> None:
         done = self._session.status.done
@@ -381,7 +390,7 @@ class Repl:
             self._terminal.print_line(f"  {line}")
 
     def _report_history(self, problem: LocalchatError | None) -> None:
-        """Print once that nothing can be saved: an answer is worth more than the history."""
+        """Print once that the history cannot be saved. The conversation continues."""
         if problem is not None and not self._history_failed:
             self._history_failed = True
             self._terminal.print_line(
@@ -397,17 +406,16 @@ class Repl:
         self._runner.unsent = self._history.draft(conversation.id)
         if self._runner.unsent:
             line = " ".join(self._runner.unsent[:_SHOWN_CHARACTERS].split())
-            more = "…" if line != self._runner.unsent else ""
-            self._terminal.print_line(f"not sent yet: {line}{more}")
+            if line != self._runner.unsent:
+                line += "…"
+            self._terminal.print_line(f"not sent yet: {line}")
             self._terminal.print_line("  /send sends it")
 
-    # ------------------------------------------------------------------ a question that is too long
-
     def _report_overflow(
-        self, problem: ContextExceeded, overflow: Overflow | None, question: str, *, alone: bool
+        self, problem: ContextExceeded, overflow: Overflow | None, question: str, *, is_first: bool
     ) -> None:
-        """Print the choices, and keep the question for the one that is taken."""
-        if alone:
+        """Print the choices for a question that is too long, and store the question."""
+        if is_first:
             self._print_error(with_advice(problem, self._engine))
             return
         if overflow is None or not overflow.choices:
@@ -421,7 +429,7 @@ class Repl:
             self._terminal.print_line(line)
 
     def _choose(self, choice: OverflowChoice) -> None:
-        """Take an offered choice, and ask the question that waited for it."""
+        """Apply a choice, and ask the stored question."""
         question = self._runner.unsent
         match choice.action:
             case "leave_out_oldest":
@@ -429,12 +437,10 @@ class Repl:
             case "compact":
                 if self._run_command("/compact") == "failed":
                     return
-            case _:  # needs another load, and this process holds the engine of this one
+            case _:  # the choice needs another load
                 self._terminal.print_line("leave with Ctrl+D and run the command of the choice")
                 return
         self._ask(question)
-
-    # ------------------------------------------------------------------ commands
 
     def _run_command(self, line: str) -> Literal["done", "failed", "quit"]:
         try:
@@ -447,7 +453,7 @@ class Repl:
             return "failed"
         except HistoryUnusable as problem:
             self._report_history(problem)
-            # The recorder gave up the conversation that it could not save, so it can be left now.
+            # The recorder gave up the conversation that it could not save, so a second try succeeds.
             self._print_reply(self._runner.run(line))
         except LocalchatError as problem:
             self._print_error(problem)
@@ -506,15 +512,15 @@ class Repl:
 
 
 def offer_lines(overflow: Overflow) -> Iterator[str]:
-    """Numbered choices for a prompt that was too long."""
-    yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
+    """Yield numbered choices for a prompt that is too long."""
+    yield f"localchat: {overflow.sentence}; the question is stored. Type a number, or continue otherwise:"
     for number, choice in enumerate(overflow.choices, start=1):
         yield f"  {number}. {choice.label}{_command_for(choice)}"
     yield "  or start a new conversation: /clear"
 
 
 def _command_for(choice: OverflowChoice) -> str:
-    """The command for a choice that needs another load; the conversation goes on there."""
+    """Return the command for a choice that needs another load. It continues the conversation."""
     if choice.flags:
         return f": leave, then localchat -c {choice.flags}"
     return ""

@@ -1,6 +1,6 @@
 """Commands `localchat "prompt"` and `localchat run MODEL ["prompt"]`: their flags and help.
 
-`ask`, which answers, is imported when a command runs: `--help` needs the flags alone.
+The module that answers is imported when a command runs, because `--help` needs only the flags.
 """
 
 from typing import TYPE_CHECKING
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.chat.prompt_words import marked, unmarked
-from localchat.cli.chat.tries_flags import tries_flags
 from localchat.cli.options import (
     AFTER_DASHES,
     ARGUMENTS,
@@ -17,20 +16,21 @@ from localchat.cli.options import (
     complete_model,
     engine_options,
 )
+from localchat.tries import MAX_TRIES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
 class PromptWords(ThinkingCommand):
-    """Notes whether `--` stood before the words. Words may begin with a dash if no flag does."""
+    """Accepts words that begin with a dash, and notes a `--` before the words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AFTER_DASHES] = "--" in args
         ctx.meta[ARGUMENTS] = tuple(args)
-        rest = super().parse_args(ctx, marked(args, self.params))
+        remaining = super().parse_args(ctx, marked(args, self.params))
         ctx.params["words"] = unmarked(ctx.params.get("words") or ())
-        return rest
+        return remaining
 
 
 class PromptCommand(PromptWords):
@@ -45,7 +45,7 @@ class PromptCommand(PromptWords):
 def complete_conversation(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """The latest conversations whose id begins with `incomplete`, with their titles."""
+    """Complete ids of the latest conversations, with their titles."""
     from localchat.cli.chat.conversation_options import complete
 
     return complete(ctx, incomplete)
@@ -54,17 +54,18 @@ def complete_conversation(
 def complete_mention(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Presets and documents as `@name`."""
+    """Complete presets and documents as `@name`."""
     if not incomplete.startswith("@"):
         return []
-    from localchat.cli import document_options, preset_options
+    from localchat.cli.document_options import complete_documents
+    from localchat.cli.preset_options import complete_preset
 
-    presets = preset_options.completions(ctx, incomplete, sign="@")
-    return presets + document_options.completions(ctx, incomplete, sign="@")
+    presets = complete_preset(ctx, param, incomplete, sign="@")
+    return presets + complete_documents(ctx, param, incomplete, sign="@")
 
 
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
-    """The flags that belong to one call and are no settings."""
+    """Add the flags of one call that are not settings."""
     for decorator in (
         click.option(
             "--regex", metavar="PATTERN", help="Constrain the answer to a regular expression."
@@ -86,7 +87,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             "conversation",
             metavar="ID",
             shell_complete=complete_conversation,
-            help="Continue a conversation. The first digits of its ID are enough.",
+            help="Continue a conversation. The first digits of its ID suffice.",
         ),
         click.option(
             "-c",
@@ -127,6 +128,43 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
     return function
 
 
+def tries_flags(function: "click.decorators.FC") -> "click.decorators.FC":
+    """Add the flags of several tries, which tries.py reads."""
+    tries = click.IntRange(2, MAX_TRIES)
+    for decorator in (
+        click.option(
+            "--critique",
+            is_flag=True,
+            help="Let the model review its answer, and keep a correction if that is better.",
+        ),
+        click.option(
+            "--judge", is_flag=True, help="With --best-of: let the model pick the best answer."
+        ),
+        click.option(
+            "--vote-by",
+            metavar="KIND",
+            help=(
+                "What --vote counts: number, text, field:NAME or regex:PATTERN. Default: the last"
+                " number."
+            ),
+        ),
+        click.option(
+            "--vote",
+            type=tries,
+            metavar="N",
+            help="Try up to N times, and keep the answer that most tries agree on.",
+        ),
+        click.option(
+            "--best-of",
+            type=tries,
+            metavar="N",
+            help="Try N times, and keep the answer with the highest mean log probability.",
+        ),
+    ):
+        function = decorator(function)
+    return function
+
+
 @click.command("ask", cls=PromptCommand)
 @click.argument("words", nargs=-1, shell_complete=complete_mention)
 @prompt_options
@@ -145,14 +183,13 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
 
 
 class RunCommand(PromptWords):
-    """Lists the flags of a day alone in its help."""
+    """Lists only the most used flags in its help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from localchat.cli.flag_groups import write_short
 
-        write_short(
-            ctx, formatter, [param for param in self.params if isinstance(param, click.Option)]
-        )
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        write_short(ctx, formatter, options)
 
 
 @click.command("run", cls=RunCommand)
@@ -167,8 +204,8 @@ def command(
 ) -> int:
     """Chat with a model, or ask it one question.
 
-    MODEL is the path of a GGUF file or a name. On a terminal, one that is not here is offered for download,
-    and without MODEL there is a list to pick from. Without a prompt, on a terminal, a conversation begins.
+    MODEL is a name or the path of a GGUF file. On a terminal, the command offers to download a missing model,
+    lists models if you name none, and starts a conversation if there is no prompt.
     """
     from localchat.cli.chat.ask import ask
 
@@ -176,12 +213,11 @@ def command(
         from localchat.cli.chat.choose_model import chosen_model
 
         model_word = chosen_model(ctx)
-
     return ask(ctx, " ".join(words), model_word)
 
 
 def _uses_remote(ctx: click.Context) -> bool:
-    """Return True if a server elsewhere answers, so that no local model needs to be chosen."""
+    """Return True if a remote server answers, so that no local model is needed."""
     from localchat.cli.resolve import Inputs
 
     return Inputs.of(ctx).settings().settings.remote is not None

@@ -1,4 +1,4 @@
-"""Builds the context of a chat session: how models are resolved, planned and remembered."""
+"""Build the context of a chat session, which resolves, plans and remembers models."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,14 +8,15 @@ import msgspec
 
 from localchat.cli.chat.conversation_options import HISTORY_FILE
 from localchat.cli.resolve import (
-    CHAT_SLOTS,
     Inputs,
     Setup,
+    chat_slots,
     engine_options,
     open_engine,
     record_use,
     request_for,
     resolve_inputs,
+    subject_of,
 )
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings
@@ -23,18 +24,17 @@ from localchat.fit.report import USUAL_LENGTH
 from localchat.models.resolve import ResolvedModel, planned_load
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
 
-# The planner and its hardware probe are imported when a screen asks for them: the first frame waits for none
-# of them.
+# The functions that need the planner and its hardware probe import them, so that the first frame does not wait.
 if TYPE_CHECKING:
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.memory_steps import MemoryStep
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
+    from localchat.fit.steps import MemoryStep
     from localchat.model_files.checkpoint import ModelSummary
-    from localchat.models.assess import ExpectedSpeed, FitReport, Subject
+    from localchat.models.assess import ExpectedSpeed, FitReport
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
     from localchat.models.recommended_models import Recommendation
@@ -46,17 +46,19 @@ _MACHINE_FRESH_S = 5.0
 def session_context(
     setup: Setup, flags: Mapping[str, Given] | None = None
 ) -> tuple[SessionContext, ModelSetup]:
-    """The context of a session and the model that it begins with. Raises LocalchatError.
+    """Return the context of a session, and its first model. Raises LocalchatError.
 
-    `flags`: of the command; they hold for other models too."""
-    # The model that the session begins with names its server; every other model is on this machine.
-    kept = {key: given for key, given in (flags or {}).items() if key != "remote"}
+    `flags` of the command apply to other models too.
+    """
+    # The first model names its own server. All other models are on this machine.
+    shared_flags = dict(flags or {})
+    shared_flags.pop("remote", None)
 
-    def resolved(word: str | None, changes: Mapping[str, str]) -> ModelSetup:
-        given = {key: Given(text, _ORIGIN) for key, text in changes.items()}
-        for key in given:
+    def resolved(name: str | None, changes: Mapping[str, str]) -> ModelSetup:
+        for key in changes:
             check_key(key, _ORIGIN)
-        inputs = Inputs(setup.app, {**kept, **given}, word or setup.model.word)
+        session_settings = {key: Given(text, _ORIGIN) for key, text in changes.items()}
+        inputs = Inputs(setup.app, shared_flags | session_settings, name or setup.model.word)
         return model_setup(resolve_inputs(inputs, setup.terminal))
 
     def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> str:
@@ -95,7 +97,7 @@ def session_context(
 
 
 def model_setup(setup: Setup) -> ModelSetup:
-    """The model of a command as a session uses it."""
+    """Return the model of a command as a session uses it."""
 
     def opened(notify: Callable[[str], None]) -> "Engine":
         return open_engine(setup, "terminal", notify)
@@ -104,8 +106,10 @@ def model_setup(setup: Setup) -> ModelSetup:
 
 
 class LoadPlanner:
-    """Plans loads for the screens. The hardware is probed anew every few seconds, which takes a second on a
-    machine with GPUs."""
+    """Plans loads for the screens.
+
+    The hardware is probed again only after a few seconds, because a probe takes a second on machines with GPUs.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -114,45 +118,46 @@ class LoadPlanner:
         self._catalog: Catalog = {}
 
     def plan(self, setup: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
-        """Memory that a load takes, from the headers of the model. Raises LocalchatError."""
+        """Return the memory plan of a load, from the headers of the model. Raises LocalchatError."""
         return self._report(setup, options, None).plan
 
     def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
-        """Decode rate of past runs, else by a short benchmark. Raises LocalchatError."""
+        """Return the decode rate of past runs, or else a prediction. Raises LocalchatError."""
         return self._report(setup, setup.options.load, self._history()).expected_speed
 
     def _report(
         self, setup: ModelSetup, options: "LoadOptions", history: "SpeedHistory | None"
     ) -> "FitReport":
-        """The planner's report on a local model, with its speed if there is a history."""
+        """Return the report on a local model, with its speed if there is a history."""
         from localchat.models.assess import assess
 
         machine = self._usable_machine()
         has_speed = history is not None
-        return assess(_subject(setup), options, machine, history, speed=has_speed)
+        return assess(
+            subject_of(setup.model, setup.settings), options, machine, history, speed=has_speed
+        )
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
-        """What would make room for a model that does not fit. Raises LocalchatError."""
-        from localchat.models.memory_steps import memory_steps
+        """Return the steps that make room for a model. Raises LocalchatError."""
+        from localchat.models.substitutes import memory_steps
 
         if setup.model.is_composed:
             return ()
-        own = self._setup
         return memory_steps(
-            _subject(setup),
+            subject_of(setup.model, setup.settings),
             setup.options.load,
             self._usable_machine(),
-            own.paths,
-            own.app.environ,
+            self._setup.paths,
+            self._setup.app.environ,
         )
 
     def _history(self) -> "SpeedHistory":
-        from localchat.fit.speed_history import SpeedHistory
+        from localchat.fit.speed import SpeedHistory
 
         return SpeedHistory(self._setup.paths.state_dir)
 
     def estimate(self, name: str) -> CatalogEstimate | None:
-        """Memory that a model of the catalogue takes; None if its shape is unknown. Raises LocalchatError."""
+        """Estimate the memory of a catalog model. None if its shape is unknown. Raises LocalchatError."""
         model = self._published(name)
         if model is None:
             return None
@@ -160,7 +165,7 @@ class LoadPlanner:
         return CatalogEstimate(report.plan, model.file_bytes)
 
     def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
-        """Decode rate of a model of the catalogue, by a short benchmark. Raises LocalchatError."""
+        """Predict the decode rate of a catalog model. Raises LocalchatError."""
         model = self._published(name)
         if model is None:
             return None
@@ -169,7 +174,7 @@ class LoadPlanner:
     def _published(self, name: str) -> "ModelSummary | None":
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
-        from localchat.models.published_models import published_model
+        from localchat.models.published_shapes import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)
@@ -181,15 +186,15 @@ class LoadPlanner:
         history: "SpeedHistory | None",
         context_tokens: int | None = None,
     ) -> "FitReport":
-        """Plan a model of the catalog. context_tokens: unless the settings name a context."""
+        """Plan a catalog model. `context_tokens` applies unless the settings name a context."""
         from localchat.models.assess import Subject, assess
 
         settings = self._setup.settings_for((model.name,))
-        slots = max(CHAT_SLOTS, settings.n)
-        options = planned_load(settings, self._setup.paths, max_slots=slots)
+        options = planned_load(settings, self._setup.paths, max_slots=chat_slots(settings))
         if options.context_tokens is None and context_tokens is not None:
-            most = model.context_train or context_tokens
-            options = msgspec.structs.replace(options, context_tokens=min(context_tokens, most))
+            max_tokens = model.context_train or context_tokens
+            tokens = min(context_tokens, max_tokens)
+            options = msgspec.structs.replace(options, context_tokens=tokens)
         subject = Subject(model.name, model, None, settings.backend)
         has_speed = history is not None
         return assess(subject, options, self._usable_machine(), history, speed=has_speed)
@@ -201,15 +206,6 @@ class LoadPlanner:
             self._machine = usable_machine()
             self._probed_s = time.monotonic()
         return self._machine
-
-
-def _subject(setup: ModelSetup) -> "Subject":
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject
-
-    model = setup.model
-    summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
-    return Subject(model.name, summary, model.path, setup.settings.backend)
 
 
 def _first_run(setup: Setup) -> "FirstRun | None":

@@ -1,29 +1,43 @@
 """Command `localchat bench`: measures models and servers under load, and compares what was measured."""
 
-import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
-from localchat.cli.streams import Terminal, tell
-from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.cli.context import app_context
+from localchat.cli.measure.options import (
+    default_model,
+    models_argument,
+    parse_counts,
+    parse_milliseconds,
+    record_options,
+    vary_option,
+)
+from localchat.cli.measure.records import (
+    MeasuredResult,
+    RecordView,
+    record_command,
+    run_to_end,
+    short_date,
+    stored_as,
+)
+from localchat.cli.options import FiniteRange, UserPath, load_flags
+from localchat.cli.output import table
+from localchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from localchat.bench.record import BenchStore
-    from localchat.bench.statistics import LatencyTarget
-    from localchat.bench.sweep import SweepSpec
+    from localchat.measure.bench_report import ReportTable
+    from localchat.measure.records import BenchRecord
+    from localchat.measure.sweep import Point, SweepSpec
 
-_ALL = "all"
-_MOST_CLIENTS = 4096
-_DURATION = re.compile(r"([\d.]+)\s*(ms|s|min|h|)")
-_UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
+_ALL: Final = "all"
+_MAX_CLIENTS: Final = 4096
 
 
 @click.command("bench")
-@click.argument("words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model)
+@models_argument
 @click.option(
     "--shape",
     "shape_words",
@@ -51,7 +65,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 )
 @click.option(
     "--max-clients",
-    type=click.IntRange(1, _MOST_CLIENTS),
+    type=click.IntRange(1, _MAX_CLIENTS),
     default=64,
     metavar="N",
     help="End of the sweep. Default: 64.",
@@ -75,12 +89,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     metavar="N",
     help="Repetitions. Default: 1, or 3 with variants.",
 )
-@click.option(
-    "--vary",
-    multiple=True,
-    metavar="KEY=A,B",
-    help="Compare values of a setting, for example kv-type=f16,q8_0. Repeatable.",
-)
+@vary_option
 @click.option(
     "--ttft",
     metavar="TIME",
@@ -105,211 +114,176 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     help="Randomness. Default: 0.",
 )
 @load_flags
-@click.option(
-    "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
-)
-@click.option("--keep/--no-keep", default=True, help="Store the result. Default: on.")
-@click.option("--list", "as_list", is_flag=True, help="List the stored results.")
-@click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file.")
-@click.option("--compare", nargs=2, metavar="A B", help="Compare two results.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
-)
+@record_options
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    words: tuple[str, ...],
-    svg: Path | None,
-    keep: bool,
-    as_list: bool,
-    show: str | None,
-    compare: tuple[str, str] | None,
-    as_json: bool,
-    **_: object,
-) -> int:
+def command(ctx: click.Context, /, **_: object) -> int:
     """Measure a model or a server under load.
 
-    MODEL is a model of this machine, which gets a server of its own for as long as it is measured; the address
-    of a running server, as http://127.0.0.1:8114; or remote:NAME of the settings. Several models are measured
-    in turns. Clients send request after request over HTTP, more and more of them, until more bring no more
-    tokens a second. Ctrl+C ends it and keeps what was measured.
+    MODEL is a model of this machine, which gets a server of its own; the address of a running server, such as
+    http://127.0.0.1:8114; or remote:NAME of the settings. Several models are measured in turns. Clients send
+    request after request over HTTP. Their number rises until more clients add no throughput. Ctrl+C stops the
+    benchmark and stores the results so far.
     """
-    from localchat.bench.record import BenchStore
-    from localchat.cli.measure.bench_results import compare_records, list_records, present
     from localchat.config.paths import find_paths
+    from localchat.measure.plot import bench_svg
+    from localchat.measure.store import bench_store
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
-    store = BenchStore(find_paths(app.environ).data_dir)
-    chosen = [as_list, show is not None, compare is not None, bool(words)]
-    if sum(chosen) > 1:
-        raise UsageError("--list, --show, --compare and a model exclude each other")
-    if as_list:
-        list_records(app, store, as_json=as_json)
-    elif compare is not None:
-        compare_records(app, store, compare, as_json=as_json)
-    elif show is not None:
-        present(app, store.find(show), svg, as_json=as_json)
-    else:
-        return _measure(ctx, app, store if keep else None, svg, as_json=as_json)
-    return ExitCode.OK
+    store = bench_store(find_paths(app_context(ctx).environ).data_dir)
+    view = RecordView(store, record_lines, _list_lines, _compare, bench_svg)
+    return record_command(ctx, view, lambda: _measure(ctx))
 
 
-# ---------------------------------------------------------------------------- measuring
-
-
-def _measure(
-    ctx: click.Context,
-    app: AppContext,
-    store: "BenchStore | None",
-    svg: Path | None,
-    *,
-    as_json: bool,
-) -> int:
-    """Run the sweep; an interrupted one is kept and shown as far as it came."""
+def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.limits import missed_targets
-    from localchat.bench.record import BenchRecord, MachineRecord, now
-    from localchat.bench.sweep import Sweep
-    from localchat.bench.variants import is_running
-    from localchat.cli.measure.bench_progress import progress_for
-    from localchat.cli.measure.bench_results import present
-    from localchat.cli.measure.bench_servers import BenchServers
-    from localchat.cli.signals import terminate_gracefully
+    from localchat.cli.measure.progress import MeasureProgress
+    from localchat.cli.measure.targets import BenchTargets
+    from localchat.cli.streams import Terminal
     from localchat.fit.contention import CpuWatch
+    from localchat.measure.bench_report import missed_targets
+    from localchat.measure.records import BenchRecord, MachineRecord, now
+    from localchat.measure.sweep import Sweep
+    from localchat.measure.variants import is_running
 
     spec = sweep_spec(ctx)
-    terminal = Terminal(app.environ, quiet=bool(ctx.params.get("quiet")))
-    servers = BenchServers(ctx, terminal)
-    if svg is not None and not svg.absolute().parent.is_dir():
-        raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
-    servers.check(spec.variants)
-    at = now()
-    problem = None
-    interrupted = False
+    terminal = Terminal(app_context(ctx).environ, quiet=bool(ctx.params["quiet"]))
+    targets = BenchTargets(ctx, terminal)
+    targets.check(spec.variants)
+    began_at = now()
     watch = CpuWatch()
-    with progress_for(terminal) as progress, terminate_gracefully():
-        sweep = Sweep(spec, servers.open, progress.show)
-        try:
-            sweep.run()
-        except LocalchatError as trouble:
-            problem = trouble
-        except KeyboardInterrupt:
-            interrupted = True
+    with MeasureProgress(terminal) as progress:
+        sweep = Sweep(spec, targets.open, progress.show_sweep)
+        end = run_to_end(sweep.run)
     others_share = watch.others_share()
+    if any(is_running(variant.model) for variant in spec.variants):
+        # A running server counts as another program, so the share says nothing.
+        others_share = 0.0
     if not sweep.points:
-        if problem is not None:
-            raise problem
-        return ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
+        return MeasuredResult(None, end)
     record = BenchRecord(
-        at=at,
+        at=began_at,
         machine=MachineRecord.of(usable_machine()),
         spec=spec,
         served=tuple(sweep.served.values()),
         points=tuple(sweep.points),
         energy=sweep.meter.sources,
-        complete=problem is None and not interrupted,
-        # A server that runs already is a program of its own.
-        others_share=0.0 if any(is_running(one.model) for one in spec.variants) else others_share,
+        complete=end.complete,
+        others_share=others_share,
     )
-    try:
-        record = store.keep(record) if store is not None else record
-    except LocalchatError as trouble:  # what was measured is shown all the same
-        problem = problem or trouble
-    present(app, record, svg, as_json=as_json)
-    if problem is not None:
-        raise problem
-    if interrupted:
-        return ExitCode.INTERRUPTED
-    missed = missed_targets(record)
-    for sentence in missed:
-        tell(sentence)
-    return ExitCode.ERROR if missed else ExitCode.OK
-
-
-# ---------------------------------------------------------------------------- what was asked
+    return MeasuredResult(record, end, missed_targets(record))
 
 
 def sweep_spec(ctx: click.Context) -> "SweepSpec":
-    """The sweep that the command line asks for. Raises UsageError."""
-    from localchat.bench.prompt_file import prompt_shape
-    from localchat.bench.sweep import SweepSpec
-    from localchat.bench.variants import parse_vary, variants
-    from localchat.bench.workload import SHAPES, parse_shape
+    """Build the sweep of the command line. Raises UsageError."""
+    from localchat.measure.statistics import LatencyTarget
+    from localchat.measure.sweep import SweepSpec
+    from localchat.measure.variants import parse_vary, variants
+    from localchat.measure.workload import SHAPES, parse_shape, prompt_shape
 
-    asked = ctx.params
-    words = asked["words"] or (default_model(ctx),)
-    names = asked["shape_words"] or ("chat",)
+    options = ctx.params
+    models = options["words"] or (default_model(ctx),)
+    names = options["shape_words"] or ("chat",)
     if _ALL in names:
         names = tuple(SHAPES)
     shapes = tuple(parse_shape(name) for name in dict.fromkeys(names))
-    if asked["prompts_file"] is not None:
-        if asked["shape_words"]:
+    if options["prompts_file"] is not None:
+        if options["shape_words"]:
             raise UsageError("--prompts and --shape exclude each other")
-        shapes = (prompt_shape(asked["prompts_file"]),)
-    found = variants(words, parse_vary(asked["vary"]), asked["parallel"])
+        shapes = (prompt_shape(options["prompts_file"]),)
+    combinations = variants(models, parse_vary(options["vary"]), options["parallel"])
     return SweepSpec(
-        variants=found,
+        variants=combinations,
         shapes=shapes,
-        contexts=counts(asked["context"], "--context", least=0) or (0,),
-        clients=counts(asked["clients"], "--clients", least=1, most=_MOST_CLIENTS),
-        max_clients=asked["max_clients"],
-        rounds=asked["rounds"] or (3 if len(found) > 1 else 1),
-        requests=asked["requests"],
-        seconds=asked["seconds"],
-        target=_target(asked["ttft"], asked["tpot"]),
-        temperature=asked["temperature"],
+        contexts=parse_counts(options["context"], "--context", minimum=0) or (0,),
+        clients=parse_counts(options["clients"], "--clients", minimum=1, maximum=_MAX_CLIENTS),
+        max_clients=options["max_clients"],
+        rounds=options["rounds"] or (3 if len(combinations) > 1 else 1),
+        requests=options["requests"],
+        seconds=options["seconds"],
+        target=LatencyTarget(
+            parse_milliseconds(options["ttft"], "--ttft"),
+            parse_milliseconds(options["tpot"], "--tpot"),
+        ),
+        temperature=options["temperature"],
     )
 
 
-def default_model(ctx: click.Context) -> str:
-    """Return the model to measure where the command names none. Raises UsageError, ModelMissing."""
-    from localchat.cli.work_model import work_model
+def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
+    """Format a result. A terminal also gets bars of the throughput."""
+    from localchat.measure.bench_report import differences_table
+    from localchat.measure.sweep import point_series
 
-    return work_model(ctx).local_word
-
-
-def counts(
-    text: str | None, flag: str, *, least: int, most: int = 1_000_000_000
-) -> tuple[int, ...]:
-    """`1,4,16` or `0,2k` as numbers. Raises UsageError."""
-    found = []
-    for word in (text or "").split(",") if text is not None else ():
-        digits = word.strip().lower()
-        thousands = digits.endswith("k")
-        digits = digits.removesuffix("k")
-        if not (digits.isascii() and digits.isdecimal()) or int(digits) < least:
-            raise UsageError(
-                f"{flag} {text}: {word.strip()!r} is not a number of at least {least}",
-                hint=f"as in {flag} {'0,2k,8k' if least == 0 else '1,4,16'}",
-            )
-        found.append(int(digits) * (1024 if thousands else 1))
-        if found[-1] > most:
-            raise UsageError(
-                f"{flag} {text}: {word.strip()!r} is too large; it is at most {most:,}"
-            )
-    return tuple(dict.fromkeys(found))
-
-
-def _target(ttft: str | None, tpot: str | None) -> "LatencyTarget":
-    from localchat.bench.statistics import LatencyTarget
-
-    return LatencyTarget(milliseconds(ttft, "--ttft"), milliseconds(tpot, "--tpot"))
-
-
-def milliseconds(text: str | None, flag: str) -> float | None:
-    """`500ms`, `0.5s`, `2min` or `500` in milliseconds. Raises UsageError."""
-    if text is None:
-        return None
-    found = _DURATION.fullmatch(text.strip().lower())
-    try:
-        value = float(found[1]) if found else 0.0
-    except ValueError:
-        value = 0.0
-    if found is None or value <= 0:
-        raise UsageError(
-            f"{flag} is {text!r}, which is not a time", hint=f"as in {flag} 500ms or {flag} 0.5s"
+    for series in point_series(record.points):
+        yield from _series_lines(record, series, width)
+        yield ""
+    if (differences := differences_table(record)) is not None:
+        yield from _table_lines(differences, width)
+        yield ""
+    if record.disturbed:
+        yield (
+            f"Other programs used {record.others_share:.0%} of the CPU: expect better figures without "
+            "them."
         )
-    return value * _UNITS_MS[found[2]]
+    yield (
+        f"{stored_as(record, complete=record.complete)}; times are p50/p90/p99, or median "
+        "[minimum-maximum] of fewer than 20 requests."
+    )
+
+
+def _series_lines(record: "BenchRecord", series: "list[Point]", width: int | None) -> Iterator[str]:
+    from localchat.measure import bench_report
+
+    yield bench_report.heading(record, series)
+    yield from _table_lines(bench_report.times_table(series), width)
+    if (server := bench_report.server_table(series)) is not None:
+        yield from _table_lines(server, width)
+    if width is not None and len(series) > 1:
+        yield from bench_report.bars(series, width)
+    yield from bench_report.sentences(record, series)
+
+
+def _table_lines(data: "ReportTable", width: int | None) -> list[str]:
+    return table(data.head, data.rows, right=range(data.left, len(data.head)), width=width)
+
+
+def _list_lines(records: "Sequence[BenchRecord]") -> list[str]:
+    from localchat.measure.sweep import point_series, saturation
+    from localchat.units import rate
+
+    rows = []
+    for record in records:
+        all_series = list(point_series(record.points))
+        rates = [point.figures.tokens_per_s for series in all_series for point in series]
+        saturated = None
+        if all_series:
+            saturated = saturation(all_series[0])
+        saturated_at = "-"
+        if saturated is not None and saturated.reached:
+            saturated_at = str(saturated.clients)
+        rows.append(
+            (
+                str(record.id),
+                short_date(record),
+                ", ".join(record.models),
+                ", ".join(shape.name for shape in record.spec.shapes),
+                str(len(record.spec.variants)),
+                rate(max(rates, default=0.0)),
+                saturated_at,
+            )
+        )
+    head = ("N", "DATE", "MODEL", "SHAPE", "VARIANTS", "BEST", "SATURATED AT")
+    return table(head, rows, right=(0, 4, 5, 6))
+
+
+def _compare(
+    first: "BenchRecord", second: "BenchRecord", width: int | None
+) -> tuple[Any, Iterable[str]]:
+    from localchat.measure.bench_report import comparison_sentences, comparison_table
+
+    data = comparison_table(first, second)
+    if not data.rows:
+        raise UsageError(
+            "the two benchmarks have no point in common",
+            hint="shape, context and number of clients must be equal; of several variants the name too",
+        )
+    lines = (*_table_lines(data, width), *comparison_sentences(first, second))
+    return {"head": data.head, "rows": data.rows}, lines

@@ -1,25 +1,27 @@
-"""Command `localchat plan`: how many people a model serves, with how many copies, and what it costs."""
+"""Command `localchat plan`: how many users a model serves, with how many copies, and at what cost."""
 
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
+from localchat.cli.measure.options import json_option, parse_milliseconds
 from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.units import duration, size
 
 if TYPE_CHECKING:
-    from localchat.bench.record import BenchStore
-    from localchat.bench.service_plan import CostSource, ServiceDemand, ServicePlan
     from localchat.config.prices import Prices
+    from localchat.measure.records import BenchRecord
+    from localchat.measure.service_plan import CostSource, RoutePlan, ServiceDemand, ServicePlan
+    from localchat.measure.store import RecordStore
 
-_SLOTS = 16
-_LEAST_COUNT = 0.1
-_LONG_MS = 10_000
+_DEFAULT_TOKENS: Final = 200
+_MIN_RATE: Final = 0.1
+"""Rate below which a longer unit of time is clearer."""
+_LONG_MS: Final = 10_000
 
 
 @click.command("plan")
@@ -93,250 +95,264 @@ _LONG_MS = 10_000
 )
 @load_flags
 @click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    word: str | None,
-    users: float | None,
-    every: str,
-    rate: float | None,
-    prompt_tokens: int | None,
-    output_tokens: int | None,
-    number: str | None,
-    as_json: bool,
-    **_: object,
-) -> int:
+def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     """Estimate how many users a model can serve, and at what cost.
 
-    From a benchmark of this model (localchat bench MODEL) or, without one, from an estimate, which it says;
-    so MODEL may be one that is not here yet, as for fit.
-    With --users or --rate it finds the copies that are needed; otherwise what one copy can do. Times are those
-    of requests that arrive at random. Prices are flags, or stand in the settings file under [prices].
-    route:NAME plans both models of a route, beside the large one alone.
+    The plan is based on a benchmark of this model (localchat bench MODEL). Without a benchmark it is based on
+    an estimate, and says so. So MODEL may also be a model to pull, as for fit.
+    With --users or --rate, plan computes the copies that are needed, otherwise the load that one copy takes.
+    Times are those of requests that arrive at random. Prices are flags, or entries of [prices] in the settings
+    file. route:NAME plans both models of a route, beside the large one alone.
     """
-    from localchat.bench.record import BenchStore
-    from localchat.bench.service_plan import ServiceDemand, make_plan
-    from localchat.bench.statistics import LatencyTarget
-    from localchat.cli.measure.bench import milliseconds
     from localchat.config.paths import find_paths
     from localchat.config.routes import PREFIX
+    from localchat.measure.service_plan import make_plan
+    from localchat.measure.store import bench_store
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
-    if users is not None and rate is not None:
-        raise UsageError("--users and --rate say the same", hint="give one of them")
-    asked = ctx.params
-    every_s = (milliseconds(every, "--every") or 0.0) / 1e3
-    if users is not None:
-        rate = users / every_s
-    demand = ServiceDemand(
-        requests_per_s=rate,
-        every_s=every_s,
-        prompt_tokens=prompt_tokens or 200,
-        output_tokens=output_tokens or 200,
-        target=LatencyTarget(
-            milliseconds(asked["ttft"], "--ttft"), milliseconds(asked["tpot"], "--tpot")
-        ),
-    )
-    prices = _prices(app, asked["prices"])
-    store = BenchStore(find_paths(app.environ).data_dir)
+    environ = app_context(ctx).environ
+    demand = _demand(ctx)
+    prices = _prices(environ, ctx.params["prices"])
+    store = bench_store(find_paths(environ).data_dir)
     if word is not None and word.startswith(PREFIX):
         return _plan_route(ctx, store, word, demand, prices)
-    found = make_plan(_source(ctx, store, word, number), demand, prices)
-    if as_json:
-        print_json(app.environ, found)
+    plan = make_plan(_source(ctx, store, word, ctx.params["number"]), demand, prices)
+    if ctx.params["as_json"]:
+        print_json(environ, plan)
     else:
-        lines = list(plan_lines(found, report_width(app.environ)))
-        if prices.kwh is not None and found.price.joules is None:
+        lines = list(_plan_lines(plan, report_width(environ)))
+        if prices.kwh is not None and plan.price.joules is None:
             lines.append("Energy is not in the cost: no benchmark of this model measured it.")
-        print_report(app.environ, lines)
-    return ExitCode.OK if found.copies else ExitCode.ERROR
+        print_report(environ, lines)
+    return ExitCode.OK if plan.copies else ExitCode.ERROR
+
+
+def _demand(ctx: click.Context) -> "ServiceDemand":
+    """Build the demand of the command line. Raises UsageError."""
+    from localchat.measure.service_plan import ServiceDemand
+    from localchat.measure.statistics import LatencyTarget
+
+    options = ctx.params
+    users = options["users"]
+    rate = options["rate"]
+    if users is not None and rate is not None:
+        raise UsageError("--users and --rate mean the same", hint="give one of them")
+    every_s = (parse_milliseconds(options["every"], "--every") or 0.0) / 1e3
+    if users is not None:
+        rate = users / every_s
+    return ServiceDemand(
+        requests_per_s=rate,
+        every_s=every_s,
+        prompt_tokens=options["prompt_tokens"] or _DEFAULT_TOKENS,
+        output_tokens=options["output_tokens"] or _DEFAULT_TOKENS,
+        target=LatencyTarget(
+            parse_milliseconds(options["ttft"], "--ttft"),
+            parse_milliseconds(options["tpot"], "--tpot"),
+        ),
+    )
 
 
 def _plan_route(
-    ctx: click.Context, store: "BenchStore", word: str, demand: "ServiceDemand", prices: "Prices"
+    ctx: click.Context,
+    store: "RecordStore[BenchRecord]",
+    word: str,
+    demand: "ServiceDemand",
+    prices: "Prices",
 ) -> int:
-    """Plan a route and print that. Raises LocalchatError."""
-    from localchat.cli.measure.plan_route import LARGE_SHARE, plan_route, route_lines
+    """Plan a route, and print the plan. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs
     from localchat.config.routes import find_route
+    from localchat.measure.service_plan import DEFAULT_LARGE_SHARE, plan_route
 
     inputs = Inputs.of(ctx, word)
-    asked = ctx.params
-    if asked["number"] is not None:
+    if ctx.params["number"] is not None:
         raise UsageError("--from names one benchmark, and a route has two models")
-    share = LARGE_SHARE if asked["large_share"] is None else asked["large_share"]
+    share = ctx.params["large_share"]
+    is_assumed = share is None
+    if is_assumed:
+        share = DEFAULT_LARGE_SHARE
     route = find_route(word, inputs.routes)
-    found = plan_route(route, lambda one: _source(ctx, store, one, None), demand, prices, share)
-    if asked["as_json"]:
-        print_json(inputs.app.environ, found)
+    plan = plan_route(route, lambda model: _source(ctx, store, model), demand, prices, share)
+    environ = inputs.app.environ
+    if ctx.params["as_json"]:
+        print_json(environ, plan)
     else:
-        environ = inputs.app.environ
-        told = partial(plan_lines, width=report_width(environ))
-        lines = route_lines(found, told, assumed=asked["large_share"] is None)
-        print_report(environ, lines)
-    if found.small.copies and found.large.copies:
+        print_report(environ, _route_lines(plan, report_width(environ), is_assumed=is_assumed))
+    if plan.small.copies and plan.large.copies:
         return ExitCode.OK
     return ExitCode.ERROR
 
 
-def _prices(app: AppContext, words: tuple[str, ...]) -> "Prices":
-    """Prices of the settings file, and those of flags over them. Raises UsageError."""
+def _prices(environ: Mapping[str, str], arguments: tuple[str, ...]) -> "Prices":
+    """Return the prices of the settings file, overridden by flags. Raises UsageError."""
     import msgspec
 
-    from localchat.bench.service_plan import parse_price
     from localchat.config.paths import find_paths
     from localchat.config.settings_file import read_settings
+    from localchat.measure.service_plan import parse_price
 
-    held = read_settings(find_paths(app.environ).settings_file).prices
-    known = msgspec.structs.asdict(held)
-    return msgspec.structs.replace(held, **dict(parse_price(word, known) for word in words))
+    stored = read_settings(find_paths(environ).settings_file).prices
+    names = msgspec.structs.asdict(stored)
+    flags = dict(parse_price(argument, names) for argument in arguments)
+    return msgspec.structs.replace(stored, **flags)
 
 
 def _source(
-    ctx: click.Context, store: "BenchStore", word: str | None, number: str | None
+    ctx: click.Context,
+    store: "RecordStore[BenchRecord]",
+    model: str | None,
+    number: str | None = None,
 ) -> "CostSource":
-    """What is known of the model: the named benchmark, its newest, or an estimate. Raises LocalchatError."""
-    from localchat.bench.service_plan import measured_source
+    """Return the costs from a benchmark, the newest by default, or else an estimate.
+
+    Raises LocalchatError.
+    """
+    from localchat.measure.service_plan import measured_source
 
     if number is not None:
-        return measured_source(store.find(number), word)
-    for record in reversed(list(store.records())):
-        if word is None or word in record.models:
+        return measured_source(store.find(number), model)
+    for record in reversed(list(store)):
+        if model is None or model in record.models:
             try:
-                return measured_source(record, word)
+                return measured_source(record, model)
             except UsageError:
-                continue  # it has nothing to plan from; an older one may have
-    return _estimate(ctx, word)
+                continue  # without a usable series; an older one may have it
+    return _estimate(ctx, model)
 
 
-def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
-    """An estimate from the planner of a load, of a model that can be pulled too. Raises LocalchatError."""
+def _estimate(ctx: click.Context, model: str | None) -> "CostSource":
+    """Estimate the costs of a model, which may be one to pull. Raises LocalchatError."""
     from msgspec import structs
 
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.service_plan import predicted_source
-    from localchat.bench.variants import is_running
+    from localchat.cli.measure.options import default_model
     from localchat.cli.models.fit import NO_SPEED, estimated, find_model
-    from localchat.cli.work_model import work_model
     from localchat.fit.memory_plan import demand
+    from localchat.measure.service_plan import DEFAULT_SLOTS, predicted_source
+    from localchat.measure.variants import is_running
     from localchat.models.resolve import planned_load
 
-    if word is not None and is_running(word):
+    if model is not None and is_running(model):
         raise UsageError(
-            f"nothing was measured of {word}, and a server elsewhere cannot be estimated",
-            hint=f"localchat bench {word}",
+            f"{model} was not measured yet, and a server elsewhere cannot be estimated",
+            hint=f"localchat bench {model}",
         )
-    seen = find_model(ctx, word if word is not None else work_model(ctx).local_word)
-    slots = ctx.params["parallel"] or _SLOTS
+    seen = find_model(ctx, model or default_model(ctx))
+    slots = ctx.params["parallel"] or DEFAULT_SLOTS
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     options = structs.replace(options, room_for_slots=True)
     report = estimated(seen, options, usable_machine())
     name = seen.subject.name
     plan = demand(report.plan, name)
-    if report.expected_speed is None:
+    speed = report.expected_speed
+    if speed is None:
         raise LocalchatError(
-            f"nothing was measured of {name}, and it cannot be planned from an estimate",
+            f"{name} was not measured yet, and its speed cannot be estimated",
             hint=f"{NO_SPEED}\nlocalchat bench {name} measures it, once it is here",
         )
-    speed = report.expected_speed
     return predicted_source(name, speed.tokens_per_s, plan, slots, speed.basis)
 
 
-def plan_lines(found: "ServicePlan", width: int | None) -> Iterator[str]:
-    """The plan in words. width: of the terminal."""
-    demand = found.demand
+def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
+    """Format the plan of a model."""
+    demand = plan.demand
     lengths = f"{demand.prompt_tokens:,.0f} tokens in and {demand.output_tokens:,.0f} out"
-    yield f"{found.model}: requests of {lengths} ({found.basis})"
+    yield f"{plan.model}: requests of {lengths} ({plan.basis})"
     yield (
-        f"One copy answers {_rate(found.capacity_per_s)} at most, with "
-        f"{found.running_at_capacity} running at once."
+        f"One copy answers {_rate(plan.capacity_per_s)} at most, with {plan.running_at_capacity} running "
+        "at once."
     )
-    if not found.copies or found.queue is None:
+    queue = plan.queue
+    if queue is None:
         yield (
             "No number of copies meets the target: a single request takes longer. A smaller model, a faster "
             "machine or a looser target would."
         )
         return
-    users = found.requests_per_s * demand.every_s
-    copies = f"{found.copies:,} cop{'y' if found.copies == 1 else 'ies'}"
+    users = plan.requests_per_s * demand.every_s
+    copies = f"{plan.copies:,} cop{'y' if plan.copies == 1 else 'ies'}"
     serves = "need" if demand.requests_per_s is not None else "are served by"
     yield (
-        f"{users:,.0f} people who ask every {demand.every_s:g} s ({_rate(found.requests_per_s)}) {serves} "
-        f"{copies}, {found.queue.load:.0%} loaded; {found.headroom:.0%} is headroom."
+        f"{users:,.0f} people who ask every {demand.every_s:g} s ({_rate(plan.requests_per_s)}) {serves} "
+        f"{copies}, {queue.load:.0%} loaded; {plan.headroom:.0%} is headroom."
     )
-    yield from _waiting(found, width)
-    yield from _memory(found)
-    yield from _money(found)
-
-
-def _waiting(found: "ServicePlan", width: int | None) -> Iterator[str]:
-    queue = found.queue
-    assert queue is not None
-    rows = [
-        (name, *map(_time, values))
-        for name, values in (
-            ("to the first token", (queue.ttft_ms.p50, queue.ttft_p95_ms, queue.ttft_ms.p99)),
-            ("per token", (queue.tpot_ms.p50, queue.tpot_p95_ms, queue.tpot_ms.p99)),
-        )
-    ]
+    times = (
+        ("to the first token", queue.ttft_ms.p50, queue.ttft_p95_ms, queue.ttft_ms.p99),
+        ("per token", queue.tpot_ms.p50, queue.tpot_p95_ms, queue.tpot_ms.p99),
+    )
+    rows = [(name, *map(_time, percentiles)) for name, *percentiles in times]
     yield from table(("TIME", "P50", "P95", "P99"), rows, right=(1, 2, 3), width=width)
     yield f"A copy has {queue.running:.1f} requests in work on average."
-
-
-def _memory(found: "ServicePlan") -> Iterator[str]:
-    length = found.demand.prompt_tokens + found.demand.output_tokens
-    if found.conversations is not None:
-        room = f"{found.conversations:,} conversations of {length:,.0f} tokens"
+    length = demand.prompt_tokens + demand.output_tokens
+    if plan.conversations is not None:
+        room = f"{plan.conversations:,} conversations of {length:,.0f} tokens"
         yield f"Its KV cache has room for {room} at once."
-    if found.memory_bytes is not None:
-        yield f"A copy takes {size(found.memory_bytes)} of memory."
+    if plan.memory_bytes is not None:
+        yield f"A copy takes {size(plan.memory_bytes)} of memory."
+    yield from _cost_lines(plan, length)
 
 
-def _money(found: "ServicePlan") -> Iterator[str]:
-    price = found.price
+def _cost_lines(plan: "ServicePlan", length: float) -> Iterator[str]:
+    price = plan.price
     if price.joules is not None:
         paths = ", ".join(
             f"{name} {joules / 1e3:,.1f} kJ" for name, joules in price.joules_by_path.items()
         )
         yield f"A thousand answers take {price.joules / 1e3:,.1f} kJ: {paths}."
-    money = [
-        f"{name} {value:,.2f}"
-        for name, value in (
+    costs = [
+        (name, cost)
+        for name, cost in (
             ("energy", price.energy_money),
             ("machines", price.machine_money),
             ("the hosted API instead", price.hosted_money),
         )
-        if value is not None
+        if cost is not None
     ]
-    if money:
-        yield f"A thousand answers cost: {', '.join(money)}."
-    tokens = found.demand.prompt_tokens + found.demand.output_tokens
-    per_million = [
-        f"{name} {value * 1e3 / tokens:,.2f}"
-        for name, value in (
-            ("energy", price.energy_money),
-            ("machines", price.machine_money),
-            ("the hosted API instead", price.hosted_money),
-        )
-        if value is not None
-    ]
-    if per_million:
-        yield f"A million tokens, in and out, cost: {', '.join(per_million)}."
+    if costs:
+        per_thousand = ", ".join(f"{name} {cost:,.2f}" for name, cost in costs)
+        per_million = ", ".join(f"{name} {cost * 1e3 / length:,.2f}" for name, cost in costs)
+        yield f"A thousand answers cost: {per_thousand}."
+        yield f"A million tokens, in and out, cost: {per_million}."
+
+
+def _route_lines(plan: "RoutePlan", width: int | None, *, is_assumed: bool) -> Iterator[str]:
+    """Format the plan of a route, whose large share may be an assumption."""
+    note = " (assumed: --large-share, which --stats of the route shows)" if is_assumed else ""
+    yield f"{plan.route}: the large model gives {plan.large_share:.0%} of the answers{note}."
+    if plan.waits:
+        yield "The small model answers everything first; what it doubts, the large one answers again."
+    for name, part in (("Small", plan.small), ("Large", plan.large)):
+        first, *lines = _plan_lines(part, width)
+        yield ""
+        yield f"{name}: {first}"
+        yield from lines
+    yield ""
+    yield (
+        f"The route takes {plan.small.copies:,} + {plan.large.copies:,} copies, the large model alone "
+        f"{plan.large_alone.copies:,}."
+    )
+    cost = plan.answer_money
+    cost_alone = plan.large_alone.price.own_money
+    if cost is not None and cost_alone:
+        yield f"A thousand answers cost {cost:,.2f}, of the large model alone {cost_alone:,.2f}."
 
 
 def _time(ms: float) -> str:
     if ms >= _LONG_MS:
         return duration(ms / 1e3)
-    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.1f} ms"
+    if ms >= 100:
+        return f"{ms:,.0f} ms"
+    return f"{ms:.1f} ms"
 
 
 def _rate(per_second: float) -> str:
-    """In the shortest unit of time that has a tenth of a request."""
-    units = {"a second": per_second, "a minute": 60 * per_second, "an hour": 3600 * per_second}
-    unit = next((unit for unit, count in units.items() if count >= _LEAST_COUNT), "an hour")
-    count = units[unit]
-    digits = 2 if count < 10 else 1 if count < 100 else 0
-    return f"{count:,.{digits}f} requests {unit}"
+    """Format a rate in a unit of time with a tenth of a request or more."""
+    rates = {"a second": per_second, "a minute": 60 * per_second, "an hour": 3600 * per_second}
+    unit = next((unit for unit, count in rates.items() if count >= _MIN_RATE), "an hour")
+    count = rates[unit]
+    if count >= 100:
+        return f"{count:,.0f} requests {unit}"
+    if count >= 10:
+        return f"{count:.1f} requests {unit}"
+    return f"{count:.2f} requests {unit}"

@@ -1,33 +1,42 @@
 """Command `localchat quality`: compares models, quantizations, KV types and backends by what they answer."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from localchat.cli.context import AppContext
-from localchat.cli.measure.bench import counts, default_model
-from localchat.cli.options import UserPath, complete_model, load_flags
-from localchat.cli.output import print_json, print_report, report_width, table
-from localchat.cli.streams import Terminal, tell
-from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.cli.context import AppContext, app_context
+from localchat.cli.measure.options import (
+    default_model,
+    models_argument,
+    parse_counts,
+    record_options,
+    vary_option,
+)
+from localchat.cli.measure.records import (
+    MeasuredResult,
+    RecordView,
+    record_command,
+    run_to_end,
+    short_date,
+    stored_as,
+)
+from localchat.cli.options import UserPath, load_flags
+from localchat.cli.output import table
+from localchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from localchat.quality.record import QualityRecord, QualitySpec, QualityStore
-    from localchat.quality.tasks import ExamQuestion
+    from localchat.measure.records import QualityRecord, QualitySpec
+    from localchat.measure.tasks import ExamQuestion
 
-_HISTORY_CHARACTERS = 200_000
-_NEEDLE_LENGTHS = (1024, 4096)
+_HISTORY_CHARACTERS: Final = 200_000
+_NEEDLE_LENGTHS: Final = (1024, 4096)
 
 
 @click.command("quality")
-@click.argument("words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model)
-@click.option(
-    "--vary",
-    multiple=True,
-    metavar="KEY=A,B",
-    help="Compare values of a setting, for example kv-type=f16,q8_0. Repeatable.",
-)
+@models_argument
+@vary_option
 @click.option(
     "--text",
     "text_file",
@@ -90,191 +99,129 @@ _NEEDLE_LENGTHS = (1024, 4096)
     help="Exit with 1 if a model misses this limit, as kl=0.02, top1=0.95 or grade=close; repeatable.",
 )
 @load_flags
-@click.option(
-    "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
-)
-@click.option("--keep/--no-keep", default=True, help="Store the result. Default: on.")
-@click.option("--list", "as_list", is_flag=True, help="List the stored results.")
-@click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file.")
-@click.option("--compare", nargs=2, metavar="A B", help="Compare two results.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
-)
+@record_options
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    words: tuple[str, ...],
-    svg: Path | None,
-    keep: bool,
-    as_list: bool,
-    show: str | None,
-    compare: tuple[str, str] | None,
-    as_json: bool,
-    **_: object,
-) -> int:
+def command(ctx: click.Context, /, **_: object) -> int:
     """Compare the answers of models, quantizations and KV cache types.
 
     Is the smaller model still good? Which quantization should I take?
-    Compares each MODEL with the first: perplexity and KL divergence over a text, where greedy texts part, JSON
-    and tool calls, needles in long texts, and questions of your own; and says in words whether it is safe.
+    Compares each MODEL with the first one: perplexity and KL divergence over a text, greedy texts, JSON and
+    tool calls, needles in long texts, and questions of your own. A verdict says whether the model is safe.
     MODEL is a model of this machine, the address of a running server, or remote:NAME of the settings.
     --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
     from localchat.config.paths import find_paths
-    from localchat.quality.record import QualityStore
+    from localchat.measure.plot import quality_svg
+    from localchat.measure.store import quality_store
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
-    store = QualityStore(find_paths(app.environ).data_dir)
-    if sum([as_list, show is not None, compare is not None, bool(words)]) > 1:
-        raise UsageError("--list, --show, --compare and a model exclude each other")
-    if as_list:
-        _list(app, store, as_json=as_json)
-    elif compare is not None:
-        _compare(app, store, compare, as_json=as_json)
-    elif show is not None:
-        _present(app, store.find(show), svg, as_json=as_json)
-    else:
-        return _measure(ctx, app, store if keep else None, svg, as_json=as_json)
-    return ExitCode.OK
+    store = quality_store(find_paths(app_context(ctx).environ).data_dir)
+    view = RecordView(store, _record_lines, _list_lines, _compare, quality_svg)
+    return record_command(ctx, view, lambda: _measure(ctx))
 
 
-# ---------------------------------------------------------------------------- measuring
-
-
-def _measure(
-    ctx: click.Context,
-    app: AppContext,
-    store: "QualityStore | None",
-    svg: Path | None,
-    *,
-    as_json: bool,
-) -> int:
-    """Run the comparison; an interrupted one is kept and shown as far as it came."""
+def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     from localchat.backend_api.registry import usable_machine
-    from localchat.bench.record import MachineRecord, now
-    from localchat.bench.variants import is_running
-    from localchat.cli.measure.quality_progress import quality_progress_for
-    from localchat.cli.measure.quality_targets import QualityTargets
-    from localchat.cli.signals import terminate_gracefully
-    from localchat.quality.comparison import Comparison
-    from localchat.quality.gate import failures, parse_gates
-    from localchat.quality.record import QualityRecord
-    from localchat.quality.verdict import verdicts
+    from localchat.cli.measure.progress import MeasureProgress
+    from localchat.cli.measure.targets import QualityTargets
+    from localchat.cli.streams import Terminal
+    from localchat.measure.comparison import Comparison
+    from localchat.measure.records import MachineRecord, QualityRecord, now
+    from localchat.measure.variants import is_running
+    from localchat.measure.verdict import failures, parse_gates, verdicts
 
+    app = app_context(ctx)
     gates = parse_gates(ctx.params["gates"])
-    spec, text, questions = _spec(ctx, app)
-    if gates and len(spec.variants) < 2:
+    plan = _comparison_plan(ctx, app)
+    variants = plan.spec.variants
+    if gates and len(variants) < 2:
         raise UsageError("--gate compares models with the first: name two, or use --vary")
-    if svg is not None and not svg.absolute().parent.is_dir():
-        raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     targets = QualityTargets(ctx, terminal)
-    targets.check(spec.variants)
-    at = now()
-    problem = None
-    interrupted = False
-    with quality_progress_for(terminal) as progress, terminate_gracefully():
-        bos = not any(is_running(one.model) for one in spec.variants)
-        comparison = Comparison(spec, text, questions, targets.open, progress.show, bos)
-        try:
-            comparison.run()
-        except LocalchatError as trouble:
-            problem = trouble
-        except KeyboardInterrupt:
-            interrupted = True
-    if not comparison.measured:
-        if problem is not None:
-            raise problem
-        return ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
+    targets.check(variants)
+    began_at = now()
+    with MeasureProgress(terminal) as progress:
+        bos = not any(is_running(variant.model) for variant in variants)
+        comparison = Comparison(
+            plan.spec, plan.text, plan.questions, targets.open, progress.show_quality, bos
+        )
+        end = run_to_end(comparison.run)
+    measured = tuple(comparison.measured)
+    if not measured:
+        return MeasuredResult(None, end)
     record = QualityRecord(
-        at=at,
+        at=began_at,
         machine=MachineRecord.of(usable_machine()),
-        spec=spec,
-        measured=tuple(comparison.measured),
-        verdicts=tuple(verdicts(comparison.measured)),
-        complete=problem is None and not interrupted,
+        spec=plan.spec,
+        measured=measured,
+        verdicts=tuple(verdicts(measured)),
+        complete=end.complete,
     )
-    try:
-        record = store.keep(record) if store is not None else record
-    except LocalchatError as trouble:  # what was measured is shown all the same
-        problem = problem or trouble
-    _present(app, record, svg, as_json=as_json)
-    if problem is not None:
-        raise problem
-    if interrupted:
-        return ExitCode.INTERRUPTED
-    missed = list(failures(record.measured, gates))
-    for sentence in missed:
-        tell(f"gate missed: {sentence}")
-    return ExitCode.ERROR if missed else ExitCode.OK
+    missed = [f"gate missed: {failure}" for failure in failures(measured, gates)]
+    return MeasuredResult(record, end, missed)
 
 
-def _spec(
-    ctx: click.Context, app: AppContext
-) -> "tuple[QualitySpec, str, tuple[ExamQuestion, ...]]":
-    """What is compared, on which text and with which questions. Raises UsageError."""
+class _ComparisonPlan(NamedTuple):
+    """Variants and tests, with the text and the questions."""
+
+    spec: "QualitySpec"
+    text: str
+    questions: "tuple[ExamQuestion, ...]"
+
+
+def _comparison_plan(ctx: click.Context, app: AppContext) -> _ComparisonPlan:
+    """Build the comparison of the command line. Raises UsageError."""
     import hashlib
 
-    from localchat.bench.variants import parse_vary, variants
-    from localchat.quality.record import QualitySpec
+    from localchat.measure.records import QualitySpec
+    from localchat.measure.tasks import read_questions
+    from localchat.measure.variants import parse_vary, variants
 
-    asked = ctx.params
-    names = asked["words"] or (default_model(ctx),)
-    found = variants(names, parse_vary(asked["vary"]), None)
-    questions = _questions(asked["questions_file"])
-    text_name, text = _text(app, asked["text_file"], history=asked["history"])
+    options = ctx.params
+    models = options["words"] or (default_model(ctx),)
+    combinations = variants(models, parse_vary(options["vary"]), None)
+    questions_file: Path | None = options["questions_file"]
+    questions = read_questions(questions_file) if questions_file is not None else ()
+    text_name, text = _read_text(app, options["text_file"], history=options["history"])
     spec = QualitySpec(
-        variants=found,
-        tests=_tests(asked["only"], questions),
+        variants=combinations,
+        tests=_parse_tests(options["only"], questions),
         text=text_name,
         text_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
-        window_tokens=asked["window"],
-        most_windows=asked["most_windows"],
-        needle_lengths=counts(asked["needles"], "--needles", least=1) or _NEEDLE_LENGTHS,
-        needle_depths=asked["depths"],
-        tasks=asked["tasks"],
-        questions=asked["questions_file"].name if questions else "",
+        window_tokens=options["window"],
+        most_windows=options["most_windows"],
+        needle_lengths=parse_counts(options["needles"], "--needles", minimum=1) or _NEEDLE_LENGTHS,
+        needle_depths=options["depths"],
+        tasks=options["tasks"],
+        questions=questions_file.name if questions_file is not None and questions else "",
     )
-    return spec, text, questions
+    return _ComparisonPlan(spec, text, questions)
 
 
-def _tests(only: str | None, questions: "tuple[ExamQuestion, ...]") -> tuple[str, ...]:
-    """The tests that are asked for. Raises UsageError."""
-    from localchat.quality.comparison import TESTS
+def _parse_tests(only: str | None, questions: "Sequence[ExamQuestion]") -> tuple[str, ...]:
+    """Return the tests to run. Raises UsageError."""
+    from localchat.measure.comparison import TESTS
 
-    possible = [test for test in TESTS if test != "questions" or questions]
     if only is None:
-        return tuple(possible)
+        return tuple(test for test in TESTS if test != "questions" or questions)
     names = [name.strip() for name in only.split(",")]
-    if wrong := next((name for name in names if name not in TESTS), None):
-        raise UsageError(
-            f"--only: there is no test {wrong!r}", hint=f"use one of {', '.join(TESTS)}"
-        )
+    if unknown := next((name for name in names if name not in TESTS), None):
+        raise UsageError(f"--only: unknown test {unknown!r}", hint=f"use one of {', '.join(TESTS)}")
     if "questions" in names and not questions:
         raise UsageError("--only questions needs a file of questions", hint="as in --set FILE")
     return tuple(test for test in TESTS if test in names)
 
 
-def _questions(path: Path | None) -> "tuple[ExamQuestion, ...]":
-    from localchat.quality.tasks import read_questions
-
-    return () if path is None else read_questions(path)
-
-
-def _text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, str]:
-    """Name and content of the text. Raises UsageError."""
-    from localchat.bench.sample_text import NAME, sample_text
+def _read_text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, str]:
+    """Return name and content of the text to score. Raises UsageError."""
     from localchat.errors import reason
+    from localchat.measure.workload import SAMPLE_TEXT, sample_text
 
     if path is not None and history:
         raise UsageError("--text and --history exclude each other")
     if history:
         return "own conversations", _history_text(app)
     if path is None:
-        return NAME, sample_text()
+        return SAMPLE_TEXT, sample_text()
     try:
         return path.name, path.read_text("utf-8", "replace")
     except OSError as problem:
@@ -282,7 +229,7 @@ def _text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, st
 
 
 def _history_text(app: AppContext) -> str:
-    """The newest conversations, as much as is needed. Raises UsageError where there are none."""
+    """Return the text of the newest conversations, up to a limit. Raises UsageError without any."""
     from localchat.cli.chat.conversation_options import open_history
     from localchat.config.paths import find_paths
 
@@ -297,55 +244,34 @@ def _history_text(app: AppContext) -> str:
     return "\n\n".join(texts)[:_HISTORY_CHARACTERS]
 
 
-# ---------------------------------------------------------------------------- results
+def _record_lines(record: "QualityRecord", width: int | None) -> list[str]:
+    """Format a result. A terminal also gets a grid of the needles."""
+    from localchat.measure import quality_report
 
-
-def _present(app: AppContext, record: "QualityRecord", svg: Path | None, *, as_json: bool) -> None:
-    from localchat.atomic import write_text
-    from localchat.errors import reason
-    from localchat.quality import chart, report
-
-    if svg is not None:
-        try:
-            write_text(svg, chart.svg(record))
-        except OSError as problem:
-            raise LocalchatError(f"{svg} cannot be written: {reason(problem)}") from problem
-    if as_json:
-        print_json(app.environ, record)
-        return
-    width = report_width(app.environ)
-    lines = _table(report.HEAD, list(report.rows(record)), left=1, width=width)
+    lines = _table_lines(quality_report.HEAD, list(quality_report.rows(record)), 1, width)
     if width is not None:
-        lines += report.needle_grid(record)
-    number = f"Kept as number {record.id}" if record.id else "Not kept"
-    partial = "" if record.complete else ", interrupted"
-    lines += [*report.sentences(record), f"{number}{partial}; text: {record.spec.text}."]
-    print_report(app.environ, lines)
+        lines += quality_report.needle_grid(record)
+    lines += quality_report.sentences(record)
+    stored = stored_as(record, complete=record.complete)
+    return [*lines, f"{stored}; text: {record.spec.text}."]
 
 
-def _table(
+def _table_lines(
     head: tuple[str, ...], rows: list[tuple[str, ...]], left: int, width: int | None
 ) -> list[str]:
-    """A table without the columns in which nothing was measured."""
-    used = [at for at in range(len(head)) if any(row[at] != "-" for row in rows)]
-    shown = [[row[at] for at in used] for row in rows]
-    names = [head[at] for at in used]
+    """Format a table, and leave out the columns without a figure."""
+    used = [column for column in range(len(head)) if any(row[column] != "-" for row in rows)]
+    shown = [[row[column] for column in used] for row in rows]
+    names = [head[column] for column in used]
     return table(names, shown, right=range(left, len(used)), width=width, keep=left)
 
 
-def _list(app: AppContext, store: "QualityStore", *, as_json: bool) -> None:
-    records = store.records()
-    if as_json:
-        print_json(app.environ, records)
-        return
-    if not records:
-        print_report(app.environ, ["No result is kept yet."])
-        return
+def _list_lines(records: "Sequence[QualityRecord]") -> list[str]:
     rows = [
         (
             str(record.id),
-            record.at[:16].replace("T", " "),
-            ", ".join(one.variant.name for one in record.measured),
+            short_date(record),
+            ", ".join(measured.variant.name for measured in record.measured),
         )
         for record in records
     ]
@@ -353,20 +279,16 @@ def _list(app: AppContext, store: "QualityStore", *, as_json: bool) -> None:
     shown = [head]
     for line, record in zip(lines, records, strict=True):
         shown += [line, *(f"   {verdict}" for verdict in record.verdicts)]
-    print_report(app.environ, shown)
+    return shown
 
 
 def _compare(
-    app: AppContext, store: "QualityStore", names: tuple[str, str], *, as_json: bool
-) -> None:
-    from localchat.quality import report
+    first: "QualityRecord", second: "QualityRecord", width: int | None
+) -> tuple[Any, Iterable[str]]:
+    from localchat.measure import quality_report
 
-    one, other = (store.find(name) for name in names)
-    rows = list(report.comparison_rows(one, other))
+    rows = list(quality_report.comparison_rows(first, second))
     if not rows:
-        raise UsageError(f"{names[0]} and {names[1]} measured nothing of the same name")
-    if as_json:
-        print_json(app.environ, [one, other])
-        return
-    lines = _table(("N", *report.HEAD), rows, left=2, width=report_width(app.environ))
-    print_report(app.environ, [*lines, *report.differing_conditions(one, other)])
+        raise UsageError("the two results have no variant in common")
+    lines = _table_lines(("N", *quality_report.HEAD), rows, 2, width)
+    return [first, second], [*lines, *quality_report.differing_conditions(first, second)]

@@ -1,4 +1,4 @@
-"""Command `localchat fit`: plans the load of a model, with the planner of the load itself."""
+"""Command `localchat fit`: plan the load of a model, with the planner of the load itself."""
 
 import sys
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from localchat.models.names import Reference
 
 NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
-_LEAST_CELLS = 16
-_MOST_CELLS = 60
-"""Width of the memory bar."""
+_MIN_CELLS = 16
+_MAX_CELLS = 60
+"""Widest memory bar."""
 
 
 @click.command("fit")
-@click.argument("word", metavar="MODEL", shell_complete=complete_model)
+@click.argument("model_name", metavar="MODEL", shell_complete=complete_model)
 @load_flags
 @click.option(
     "--parallel",
@@ -46,52 +46,47 @@ _MOST_CELLS = 60
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, word: str, parallel: int | None, as_json: bool, **_: object
+    ctx: click.Context, /, model_name: str, parallel: int | None, as_json: bool, **_: object
 ) -> int:
-    """Check whether a model fits in memory, and show what to change if it does not.
+    """Check whether a model fits in memory, and how to make it fit.
 
-    MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
-    megabytes. No weights are loaded. The speed comes from earlier runs, else from a benchmark of five seconds
-    at most.
-    Exits with 0 if the model fits and with 4 if it does not.
+    MODEL is on this machine, or a name that `pull` accepts. In that case the command reads only its headers
+    over the network, a few megabytes. It loads no weights. The speed is that of earlier runs. Before the first
+    run, it is a range that follows from the memory bandwidth. The exit code is 0 if the model fits, and 4 if it
+    does not.
     """
     from msgspec import structs
 
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS
+    from localchat.cli.resolve import chat_slots
     from localchat.config.routes import PREFIX
-    from localchat.fit.load_steps import SlotLimit
-    from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
-    from localchat.models.memory_steps import memory_steps
+    from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
     from localchat.models.recommended_models import with_models_that_fit
     from localchat.models.resolve import planned_load
+    from localchat.models.substitutes import memory_steps
 
-    if word.startswith(PREFIX):
-        return _fit_route(ctx, word, parallel, as_json=as_json)
-    seen = find_model(ctx, word)
-    slots = parallel or max(CHAT_SLOTS, seen.settings.n)
+    if model_name.startswith(PREFIX):
+        return _fit_route(ctx, model_name, parallel, as_json=as_json)
+    seen = find_model(ctx, model_name)
+    slots = parallel or chat_slots(seen.settings)
     subject = seen.subject
     machine = usable_machine()
     environ = seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
-    # Several requests at once are a server's, whose KV cache has room for all of them.
-
+    # Parallel requests are those of a server, whose KV cache has room for all of them.
     options = structs.replace(options, room_for_slots=parallel is not None)
-    # The verdict needs no benchmark, so a reader gets it at once and the speed after it.
-    verdict = estimated(seen, options, machine) if as_json else planned(seen, options, machine)
+    verdict = estimated(seen, options, machine)
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)
         steps = memory_steps(subject, options, machine, seen.paths, environ, limits)
     if as_json:
         path = str(subject.path) if subject.path is not None else None
-        record = {"model": subject.name, "path": path, "parallel": slots}
-        listed = {"steps": [step.as_json() for step in steps]}
-        print_json(environ, record | verdict.record() | listed)
+        head = {"model": subject.name, "path": path, "parallel": slots}
+        tail = {"steps": [step.as_json() for step in steps]}
+        print_json(environ, head | verdict.record() | tail)
     else:
-        print_lines(environ, verdict_lines(verdict))
-        if verdict.plan.fits:
-            print_lines(environ, speed_lines(estimated(seen, options, machine)))
+        print_lines(environ, report_lines(verdict))
         if steps:
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
@@ -100,43 +95,31 @@ def command(
     return ExitCode.DOES_NOT_FIT
 
 
-def planned(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
-    """Return the report of a load without its speed, which takes no benchmark."""
-    from localchat.models.assess import assess
-
-    return assess(seen.subject, options, machine, None, speed=False)
-
-
 def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
-    """Return the report of a load with its speed, and show on a terminal that this takes a while."""
-    from localchat.fit.speed_history import SpeedHistory
+    """Return the report of a load with its speed."""
+    from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import assess
 
-    terminal = Terminal(seen.app.environ)
-    if terminal.animated:  # a first benchmark takes long enough to look like a hang
-        terminal.progress("estimating the speed")
-    verdict = assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
-    terminal.progress("")
-    return verdict
+    return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
 
 
-def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
+def _fit_route(ctx: click.Context, model_name: str, parallel: int | None, *, as_json: bool) -> int:
     """Plan the small model of a route, and the large one beside it."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS, Inputs
+    from localchat.cli.resolve import Inputs, chat_slots
     from localchat.config.routes import find_route
     from localchat.fit.memory_plan import machine_beside
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import assess
     from localchat.models.resolve import planned_load
 
-    inputs = Inputs.of(ctx, word)
-    route = find_route(word, inputs.routes)
+    inputs = Inputs.of(ctx, model_name)
+    route = find_route(model_name, inputs.routes)
     machine = usable_machine()
     reports = []
     for name in (route.small, route.large):
         seen = find_model(ctx, name)
-        slots = parallel or max(CHAT_SLOTS, seen.settings.n)
+        slots = parallel or chat_slots(seen.settings)
         options = planned_load(seen.settings, seen.paths, max_slots=slots)
         history = SpeedHistory(seen.paths.state_dir)
         reports.append(assess(seen.subject, options, machine, history))
@@ -144,19 +127,21 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     small, large = reports
     fits = small.plan.fits and large.plan.fits
     if as_json:
-        both = {"small": small.record(), "large": large.record()}
-        print_json(inputs.app.environ, {"model": word, "fits": fits, **both})
+        records = {"small": small.record(), "large": large.record()}
+        print_json(inputs.app.environ, {"model": model_name, "fits": fits, **records})
     else:
-        beside = f"Beside {small.name}:"
-        told = (*report_lines(small), "", beside, *report_lines(large))
-        whole = small.plan.total_bytes + large.plan.total_bytes
-        both_fit = f"Both fit: {size(whole)} together." if fits else "They do not fit together."
-        print_lines(inputs.app.environ, (*told, "", both_fit))
+        lines = [*report_lines(small), "", f"Beside {small.name}:", *report_lines(large), ""]
+        if fits:
+            total_bytes = small.plan.total_bytes + large.plan.total_bytes
+            lines.append(f"Both fit: {size(total_bytes)} together.")
+        else:
+            lines.append("They do not fit together.")
+        print_lines(inputs.app.environ, lines)
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
 class FoundModel(NamedTuple):
-    """A model and the settings for it."""
+    """Model and its settings."""
 
     subject: "Subject"
     settings: "Settings"
@@ -164,29 +149,26 @@ class FoundModel(NamedTuple):
     app: AppContext
 
 
-def find_model(ctx: click.Context, word: str) -> FoundModel:
-    """The model that is here under this word, else the one that can be pulled. Raises LocalchatError."""
-    from localchat.cli.resolve import Inputs, resolve_setup
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject
+def find_model(ctx: click.Context, model_name: str) -> FoundModel:
+    """Return the local model with this name, or else the one to pull. Raises LocalchatError."""
+    from localchat.cli.resolve import Inputs, resolve_setup, subject_of
 
     try:
-        setup = resolve_setup(ctx, word)
+        setup = resolve_setup(ctx, model_name)
     except ModelMissing as missing:
-        inputs = Inputs.of(ctx, word)
-        settings = inputs.settings((word,)).settings
-        subject = _elsewhere(word, inputs, settings, missing)
+        inputs = Inputs.of(ctx, model_name)
+        settings = inputs.settings((model_name,)).settings
+        subject = _hub_model(model_name, inputs, settings, missing)
         return FoundModel(subject, settings, inputs.paths, inputs.app)
-    model = setup.model
-    unloaded = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
-    subject = Subject(model.name, unloaded, model.path, setup.settings.backend)
-    return FoundModel(subject, setup.settings, setup.paths, setup.app)
+    return FoundModel(
+        subject_of(setup.model, setup.settings), setup.settings, setup.paths, setup.app
+    )
 
 
-def _elsewhere(
-    word: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
+def _hub_model(
+    name: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
 ) -> "Subject":
-    """The model on the hub, from its headers. Raises `missing` if the word names none there."""
+    """Read the headers of a model on the hub. Raises `missing` if the hub has no such model."""
     from localchat.config.settings import offline_reason
     from localchat.models.assess import Subject
     from localchat.models.catalog import read_catalog
@@ -196,10 +178,10 @@ def _elsewhere(
     from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
-    from localchat.models.published_models import published_model
+    from localchat.models.published_shapes import published_model
 
     try:
-        reference = parse(word, read_catalog(inputs.paths))
+        reference = parse(name, read_catalog(inputs.paths))
     except (ModelMissing, UsageError):
         raise missing from None
     terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
@@ -213,13 +195,13 @@ def _elsewhere(
         if published is None:
             raise _unknown_shape(reference, by)
         terminal.notify(
-            f"{published.name} is not here and offline is set: using its published shape"
+            f"{published.name} is not on this machine and offline is set: using its published shape"
         )
         return Subject(published.name, published, None, settings.backend)
     hub = hub_from_environment(inputs.app.environ)
-    patience = RetryPolicy()
+    retry = RetryPolicy()
     try:
-        choice = select_files(reference, hub, show, patience)
+        choice = select_files(reference, hub, show, retry)
     except NetworkError as problem:
         published = published_model(reference)
         if published is None or not problem.details.get("unreachable"):
@@ -227,23 +209,23 @@ def _elsewhere(
         terminal.notify(f"{problem.message}; using the published shape of {published.name}")
         return Subject(published.name, published, None, settings.backend)
     terminal.notify(
-        f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
+        f"{choice.name} is not on this machine; reading its headers from {choice.listing.repository}"
     )
-    return Subject(
-        choice.name, read_remote_header(choice, hub, show, patience), None, settings.backend
-    )
+    header = read_remote_header(choice, hub, show, retry)
+    return Subject(choice.name, header, None, settings.backend)
 
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
-    """Error for a model whose shape is unknown. `by`: where offline is set."""
-    from localchat.models.published_models import published_names
+    """Return the error for a model whose shape is unknown. `by`: source of the offline setting."""
+    from localchat.models.published_shapes import published_names
 
-    others = ", ".join(published_names(reference))
+    hint = "turn offline off; only its headers are read over the network, a few megabytes"
+    if rest := ", ".join(published_names(reference)):
+        hint += f"\noffline, these can be planned: {rest}"
     return NetworkError(
-        f"the memory of {reference.name} cannot be planned: it is not here, offline is set ({by}), "
-        "and its published shape is not known",
-        hint="turn offline off: then only its headers are read over the network, a few megabytes"
-        + (f"\noffline, these can be planned: {others}" if others else ""),
+        f"the memory of {reference.name} cannot be planned: it is not on this machine, offline is set "
+        f"({by}), and its published shape is unknown",
+        hint=hint,
     )
 
 
@@ -256,17 +238,16 @@ def report_lines(verdict: "FitReport") -> Iterator[str]:
 
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the report with a memory bar."""
-
-    first, _, *rest = sentences(verdict.plan)
+    first, _, *remarks = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
-        # A bar of memory that is not there would be empty.
+        # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
         yield parts(verdict.plan)
-        yield from (*rest, *verdict.alternatives)
+        yield from (*remarks, *verdict.alternatives)
         return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    yield from rest
+    yield from remarks
     yield from verdict.alternatives
 
 
@@ -284,7 +265,7 @@ def speed_lines(verdict: "FitReport") -> Iterator[str]:
 
 
 def _bar_cells() -> int:
-    """Width of the bar: what the terminal leaves next to brackets and size."""
+    """Return the width of the bar that fits on the terminal beside brackets and size."""
     if sys.stdout is None or not sys.stdout.isatty():
-        return _MOST_CELLS
-    return min(max(get_terminal_size().columns - 12, _LEAST_CELLS), _MOST_CELLS)
+        return _MAX_CELLS
+    return min(max(get_terminal_size().columns - 12, _MIN_CELLS), _MAX_CELLS)

@@ -1,6 +1,6 @@
-"""Command `localchat list`: lists the models on this machine and their origin."""
+"""Command `localchat list`: list the models on this machine and their origin."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +26,8 @@ _HEAD = ("NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN")
 def command(app: AppContext, as_json: bool) -> None:
     """List the models on this machine.
 
-    Pulled and imported ones, files put into the models folder, and those of Ollama, LM Studio, the Hugging
-    Face cache and llama.cpp, which are used in place.
+    The list has pulled and imported models, files in the models folder, and models of Ollama, LM Studio, the
+    Hugging Face cache and llama.cpp, which are used in place.
     """
     from localchat.cli.resolve import follow_library_setting
     from localchat.models.hub.updates import KnownUpdates
@@ -37,69 +37,75 @@ def command(app: AppContext, as_json: bool) -> None:
     paths = find_paths(app.environ)
     index = read_index(paths, app.environ)
     rows = list(_inspected(index.models))
-    pulled = [one.installed for one in index.models if one.installed is not None]
-    newer = {one.name: one for one in KnownUpdates(paths.state_dir).of(pulled)}
+    pulled = [model.installed for model in index.models if model.installed is not None]
+    updates = {update.name: update for update in KnownUpdates(paths.state_dir).of(pulled)}
     for notice in index.notices:
         tell(f"localchat: {notice}")
     if as_json:
         print_json(
             app.environ,
-            [{**_record(model, seen), "newer_on_hub": model.name in newer} for model, seen in rows],
+            [
+                {**_record(model, inspection), "newer_on_hub": model.name in updates}
+                for model, inspection in rows
+            ],
         )
     else:
-        print_lines(app.environ, (*_lines(rows), *_newer_lines(newer.values())))
+        print_lines(app.environ, (*_lines(rows), *_update_lines(updates.values())))
 
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":
-    """Inspect each file once, even if several names stand for it."""
+    """Yield each model with its inspection. A file with several names is inspected once."""
     from localchat.models.info.inspect import inspect
 
-    known: dict[object, Inspection] = {}
+    inspections: dict[object, Inspection] = {}
     for model in models:
         key = model.path.resolve() if model.path is not None else model.name
-        if key not in known:
-            known[key] = inspect(model)
-        yield model, known[key]
+        if key not in inspections:
+            inspections[key] = inspect(model)
+        yield model, inspections[key]
 
 
 def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
-    yield from table(_HEAD, (_cells(model, seen) for model, seen in rows), right=(1, 3))
-    troubled = [(model, seen.trouble) for model, seen in rows if seen.trouble]
-    if troubled:
+    yield from table(_HEAD, (_cells(model, inspection) for model, inspection in rows), right=(1, 3))
+    unusable = [(model, inspection) for model, inspection in rows if inspection.trouble]
+    if unusable:
         yield ""
-        yield "These cannot be run:"
-    for model, trouble in troubled:
-        yield f"  {sanitize_line(model.name)}: {sanitize_line(trouble)}"
+        yield "These models cannot be run:"
+    for model, inspection in unusable:
+        yield f"  {sanitize_line(model.name)}: {sanitize_line(inspection.trouble)}"
 
 
-def _newer_lines(updates: "Iterable[Update]") -> Iterator[str]:
-    for number, one in enumerate(updates):
-        if not number:
-            yield ""
-            yield "Newer on the hub, by the last check:"
-        name = sanitize_line(one.name)
-        yield f"  {name}: {one.checked_at[:10]}; localchat pull {name} fetches it"
+def _update_lines(updates: "Collection[Update]") -> Iterator[str]:
+    if updates:
+        yield ""
+        yield "Newer on the hub, by the last check:"
+    for update in updates:
+        name = sanitize_line(update.name)
+        yield f"  {name}: {update.checked_at[:10]}; localchat pull {name} fetches it"
 
 
-def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:
-    facts = seen.facts
+def _cells(model: "Model", inspection: "Inspection") -> tuple[str, ...]:
+    facts = inspection.facts
+    origin = model.origin
+    if inspection.trouble:
+        origin += " (cannot be run)"
     return (
         model.name,
         size(model.size_bytes) if model.files else "-",
-        _quantization(model, seen) or "-",
+        _quantization(model, inspection) or "-",
         f"{facts.context_tokens:,}" if facts else "-",
-        f"{model.origin}{' (cannot be run)' if seen.trouble else ''}",
+        origin,
     )
 
 
-def _quantization(model: "Model", seen: "Inspection") -> str:
+def _quantization(model: "Model", inspection: "Inspection") -> str:
     if model.installed is not None and model.installed.manifest.quantization:
         return model.installed.manifest.quantization
-    return seen.facts.quantization if seen.facts else ""
+    return inspection.facts.quantization if inspection.facts else ""
 
 
-def _record(model: "Model", seen: "Inspection") -> dict[str, Any]:
-    facts = seen.facts
+def _record(model: "Model", inspection: "Inspection") -> dict[str, Any]:
+    facts = inspection.facts
     return {
         "name": model.name,
         "kind": model.kind,
@@ -108,9 +114,9 @@ def _record(model: "Model", seen: "Inspection") -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "architecture": facts.architecture if facts else None,
         "parameters": facts.parameters if facts else None,
-        "quantization": _quantization(model, seen) or None,
+        "quantization": _quantization(model, inspection) or None,
         "context_tokens": facts.context_tokens if facts else None,
         "alias_of": model.stands_for or None,
-        "usable": not seen.trouble,
-        "reason": seen.trouble or None,
+        "usable": not inspection.trouble,
+        "reason": inspection.trouble or None,
     }

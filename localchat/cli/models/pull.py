@@ -1,4 +1,4 @@
-"""Command `localchat pull`: downloads a model, and resumes an earlier download."""
+"""Command `localchat pull`: download a model, or resume a download."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localchat.models.names import Reference
 
 Ask: TypeAlias = Literal["never", "misfit", "always"]
-"""Whether to ask before a download; `misfit`: only if the model will not fit."""
+"""Ask before a download never, if the model will not fit, or always."""
 
 
 @click.command("pull")
@@ -50,10 +50,10 @@ def command(
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
     localchat pull qwen2.5:7b              the same: Q4_K_M is the default
     localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
-    localchat pull --check                 are there newer files of the models here?
+    localchat pull --check                 check downloaded models for newer files
 
-    Says first whether the model will fit into memory here. If it will not: asks on a terminal, and continues
-    with a warning elsewhere.
+    Before the download, the command reports whether the model fits in memory. If it does not, the command asks
+    on a terminal, and continues with a warning elsewhere.
     """
     from localchat.cli.resolve import Inputs
 
@@ -64,8 +64,10 @@ def command(
         return _check(name, inputs, terminal, as_json=as_json)
     if name is None:
         raise UsageError("no model is named", hint="localchat pull NAME, or localchat pull --check")
-    asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
-    if not pull(name, inputs, terminal, ask="misfit" if asks else "never", as_json=as_json):
+    ask: Ask = "never"
+    if terminal.stderr_is_terminal and not (yes or as_json or settings.quiet):
+        ask = "misfit"
+    if not pull(name, inputs, terminal, ask=ask, as_json=as_json):
         raise DoesNotFit(
             f"{name} was not downloaded",
             hint="--yes downloads it without asking; see localchat fit",
@@ -74,7 +76,7 @@ def command(
 
 
 def _check(name: str | None, inputs: "Inputs", terminal: Terminal, *, as_json: bool) -> int:
-    """Compare pulled models with the hub, and keep what was found for `list`. Raises LocalchatError."""
+    """Compare pulled models with the hub, and store the results for `list`. Raises LocalchatError."""
     from localchat.cli.output import print_json, print_lines
     from localchat.config.settings import offline_reason
     from localchat.models.hub.client import hub_from_environment, offline_error
@@ -92,20 +94,20 @@ def _check(name: str | None, inputs: "Inputs", terminal: Terminal, *, as_json: b
             terminal.notify(event.text)
 
     results = check(models, hub_from_environment(inputs.app.environ), show, RetryPolicy())
-    with suppress(OSError):  # then `list` does not tell it
+    with suppress(OSError):  # `list` does not show the results then
         KnownUpdates(inputs.paths.state_dir).record(results)
     if not results:
         terminal.notify("no model was pulled, so there is nothing to check")
     if as_json:
         records = [
             {
-                "name": one.model.manifest.name,
-                "repository": one.model.manifest.repository,
-                "newer": None if one.problem else one.update is not None,
-                "files": list(one.update.files) if one.update else [],
-                "problem": one.problem or None,
+                "name": result.model.manifest.name,
+                "repository": result.model.manifest.repository,
+                "newer": None if result.problem else result.update is not None,
+                "files": list(result.update.files) if result.update else [],
+                "problem": result.problem or None,
             }
-            for one in results
+            for result in results
         ]
         print_json(inputs.app.environ, records)
         return 0
@@ -118,14 +120,14 @@ def _check_line(result: "CheckResult") -> str:
     if result.problem:
         return f"{name}: {sanitize_line(result.problem)}"
     if result.update is None:
-        return f"{name}: as on the hub"
+        return f"{name}: up to date"
     return f"{name}: newer on the hub; localchat pull {name} fetches it"
 
 
 def pull(
     name: str, inputs: "Inputs", terminal: Terminal, *, ask: Ask, as_json: bool = False
 ) -> bool:
-    """Download a model. False if the user declines. Raises LocalchatError, KeyboardInterrupt."""
+    """Download a model. Return False if the user declines. Raises LocalchatError, KeyboardInterrupt."""
     from localchat.cli.models.pull_progress import view_for
     from localchat.config.settings import offline_reason
 
@@ -145,8 +147,10 @@ def pull(
 
 
 def _reference(name: str, inputs: "Inputs") -> "Reference":
-    """Parse a name. Raises UsageError, ModelMissing; for a model that is here but not on the hub, with the
-    command that runs it."""
+    """Parse a name. Raises UsageError, ModelMissing.
+
+    The error for a local model that is not on the hub names the command that runs it.
+    """
     from localchat.model_files.gguf import has_gguf_magic
     from localchat.models.catalog import read_catalog
     from localchat.models.names import parse
@@ -159,19 +163,19 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
         if isinstance(missing, UsageError) and not expand_home(name).exists():
             raise
         try:
-            here = locate(name, inputs.paths, "", inputs.app.environ)
+            local_model = locate(name, inputs.paths, "", inputs.app.environ)
         except LocalchatError:
             raise missing from None
-        if here.path.is_file() and not has_gguf_magic(here.path):
+        if local_model.path.is_file() and not has_gguf_magic(local_model.path):
             raise
         raise ModelMissing(
-            f"{missing.message}; a model of this name is here already",
-            hint=f"run it: localchat run {here.word}",
+            f"{missing.message}; a model with this name is already on this machine",
+            hint=f"run it: localchat run {local_model.word}",
         ) from missing
 
 
 def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) -> bool:
-    """Download the files. False if the user declines."""
+    """Download the files. Return False if the user declines."""
     from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import PullFinished
@@ -181,19 +185,21 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
     retry = RetryPolicy()
     hub = hub_from_environment(inputs.app.environ)
     choice = select_files(reference, hub, view.show, retry)
-    # A download that was begun showed its verdict then.
-    begun = bytes_present(choice, inputs.paths.models_dir) > 0
-    fits = begun or _show_verdict(choice, hub, inputs, view, retry)
+    # A resumed download showed its verdict when it began.
+    is_resumed = bytes_present(choice, inputs.paths.models_dir) > 0
+    fits = is_resumed or _show_verdict(choice, hub, inputs, view, retry)
     if not _agreed(choice, ask, fits=fits):
         return False
-    began_s = time.monotonic()
-    fetched = 0
+    start_s = time.monotonic()
+    fetched_bytes = 0
 
     def show(event: "PullEvent") -> None:
-        nonlocal fetched
-        fetched = event.fetched_bytes if isinstance(event, PullFinished) else fetched
+        nonlocal fetched_bytes
         view.show(event)
-        if isinstance(event, PullFinished) and event.trouble:
+        if not isinstance(event, PullFinished):
+            return
+        fetched_bytes = event.fetched_bytes
+        if event.trouble:
             raise ModelInvalid(
                 f"{event.name} cannot be run: {event.trouble}",
                 hint=f"localchat rm {event.name} removes it; the same model is often in several "
@@ -201,15 +207,17 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
             )
 
     fetch(choice, hub, inputs.paths.models_dir, show, retry)
-    with suppress(OSError):  # the next estimate of a download time uses the default rate then
-        remember_rate(inputs.paths.state_dir, fetched, time.monotonic() - began_s)
+    with suppress(OSError):  # the next estimate of a download uses the default rate then
+        remember_rate(inputs.paths.state_dir, fetched_bytes, time.monotonic() - start_s)
     return True
 
 
 def _agreed(choice: "SelectedFiles", ask: Ask, *, fits: bool) -> bool:
     if ask == "never" or (fits and ask == "misfit") or not sys.stdin.isatty():
         return True
-    question = f"Download it ({size(choice.total_bytes)})?" if fits else "Download it anyway?"
+    question = "Download it anyway?"
+    if fits:
+        question = f"Download it ({size(choice.total_bytes)})?"
     return click.confirm(question, default=fits, err=True)
 
 
@@ -220,13 +228,13 @@ def _show_verdict(
     view: "PullView",
     retry: "RetryPolicy",
 ) -> bool:
-    """Show whether the model fits, and return that.
+    """Show whether the model fits, and return it.
 
-    A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
-
+    Also return True if the header cannot be read, which may be the fault of the server.
+    """
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS
-    from localchat.fit.speed_history import SpeedHistory
+    from localchat.cli.resolve import chat_slots
+    from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import Subject, assess
     from localchat.models.hub.events import FitAssessed, Note
     from localchat.models.hub.remote_header import read_remote_header
@@ -234,7 +242,7 @@ def _show_verdict(
 
     settings = inputs.settings((choice.name,)).settings
     try:
-        options = planned_load(settings, inputs.paths, max_slots=max(CHAT_SLOTS, settings.n))
+        options = planned_load(settings, inputs.paths, max_slots=chat_slots(settings))
         subject = Subject(
             choice.name,
             read_remote_header(choice, hub, view.show, retry),
@@ -243,7 +251,7 @@ def _show_verdict(
         )
         verdict = assess(subject, options, usable_machine(), SpeedHistory(inputs.paths.state_dir))
     except LocalchatError as problem:
-        view.show(Note(f"cannot tell whether it will run here: {problem.message}"))
+        view.show(Note(f"unknown whether the model will run here: {problem.message}"))
         return True
     view.show(FitAssessed(choice.name, **verdict.record()))
     return verdict.plan.fits
@@ -252,13 +260,13 @@ def _show_verdict(
 def _show_installed(
     reference: "Reference", paths: "Paths", offline_by: str, view: "PullView"
 ) -> None:
-    """Show the model if it is here completely, which needs no network. Raises NetworkError otherwise."""
+    """Show the model if it is complete on this machine. Raises NetworkError otherwise."""
     from localchat.models.hub.client import offline_error
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.manifest import installed
     from localchat.models.names import find_pulled
 
-    found = find_pulled(reference, installed(paths.models_dir))
-    if found is None or not found.complete:
+    model = find_pulled(reference, installed(paths.models_dir))
+    if model is None or not model.complete:
         raise offline_error(reference.name, offline_by)
-    view.show(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))
+    view.show(PullFinished(model.manifest.name, str(model.path), model.size_bytes, 0))

@@ -1,4 +1,4 @@
-"""Views of a pull: a bar on a terminal, occasional lines, or lines of JSON."""
+"""Views of a pull: a progress bar on a terminal, occasional lines elsewhere, or lines of JSON."""
 
 import sys
 from typing import TYPE_CHECKING, Protocol, assert_never
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class PullView(Protocol):
-    """Shows the events of one pull. A context manager that lasts as long as the pull."""
+    """Shows the events of one pull. It is a context manager around the pull."""
 
     def show(self, event: PullEvent) -> None: ...
 
     def failed(self, problem: LocalchatError) -> None:
-        """The pull failed; the command prints the error to stderr as usual."""
+        """Report that the pull failed. The command itself prints the error to stderr."""
         ...
 
     def stopped(self, name: str) -> None:
-        """The user pressed Ctrl+C."""
+        """Report that the user pressed Ctrl+C."""
         ...
 
     def __enter__(self) -> "PullView": ...
@@ -43,7 +43,7 @@ class PullView(Protocol):
 
 
 def view_for(terminal: Terminal, *, as_json: bool) -> PullView:
-    """The view that fits the streams."""
+    """Return the view that suits the streams."""
     if as_json:
         return JsonView(terminal)
     if terminal.animated:
@@ -52,7 +52,7 @@ def view_for(terminal: Terminal, *, as_json: bool) -> PullView:
 
 
 class JsonView:
-    """Prints one event per line to stdout, a failure too. Raises LocalchatError if that cannot be written."""
+    """Prints one event per line to stdout, including failures. Raises LocalchatError if stdout fails."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -76,7 +76,7 @@ class JsonView:
         self._print(line)
 
     def stopped(self, name: str) -> None:
-        """Print nothing: the exit code is enough."""
+        """Print nothing, because the exit code suffices."""
 
     def _print(self, line: object) -> None:
         self._terminal.answer(msgspec.json.encode(line).decode())
@@ -105,7 +105,7 @@ class TextView:
                 assert_never(event)
 
     def failed(self, problem: LocalchatError) -> None:
-        """Print nothing: the command prints the error."""
+        """Print nothing, because the command prints the error."""
 
     def stopped(self, name: str) -> None:
         self._terminal.notify(_resume_sentence(name))
@@ -187,33 +187,46 @@ def _sentence(event: PullStarted | FitAssessed | Checking | Note | PullFinished)
         case FitAssessed():
             return _verdict(event)
         case PullStarted():
-            files = f"{len(event.files)} files, " if len(event.files) > 1 else ""
-            here = f", {size(event.done_bytes)} of it here already" if event.done_bytes else ""
-            return f"{event.name} from {event.repository}: {files}{size(event.total_bytes)}{here}"
+            details = [size(event.total_bytes)]
+            if len(event.files) > 1:
+                details.insert(0, f"{len(event.files)} files")
+            if event.done_bytes:
+                details.append(f"{size(event.done_bytes)} already downloaded")
+            return f"{event.name} from {event.repository}: {', '.join(details)}"
         case Checking():
-            return f"checking the {size(event.total_bytes)} of {event.file} that are here"
+            return f"verifying the {size(event.total_bytes)} of {event.file} that are already here"
         case Note():
             return event.text
         case PullFinished():
-            if event.trouble:
-                return f"{event.name} is downloaded"
-            verified = "and verified" if event.hashed else "(the hub has no hash to verify it by)"
-            how = f"is downloaded {verified}" if event.fetched_bytes else "is here already"
-            return f"{event.name} {how}: localchat run {event.name}"
+            return _finish_sentence(event)
+
+
+def _finish_sentence(event: PullFinished) -> str:
+    if event.trouble:
+        return f"{event.name} is downloaded"
+    command = f"localchat run {event.name}"
+    if not event.fetched_bytes:
+        return f"{event.name} is already here: {command}"
+    if event.hashed:
+        return f"{event.name} is downloaded and verified: {command}"
+    return f"{event.name} is downloaded (the hub has no hash to verify it): {command}"
 
 
 def _verdict(event: FitAssessed) -> str:
-    """One line if it fits; otherwise also what would help."""
+    """Return one line if the model fits, and otherwise also what would help."""
     if event.missing:
         return "\n  ".join((f"{event.name} will not run here: {event.missing}", *event.advice))
     memory = f"{size(event.total_bytes)} of {size(event.free_bytes)} free"
     if not event.fits:
         context = f"with {event.context_tokens:,} tokens of context"
         return "\n  ".join((f"{event.name} will not fit: {memory}, {context}", *event.advice))
-    pace = event.expected_tokens_per_s
-    speed = f", about {rate(pace)}" if pace is not None else ""
-    context = f"{event.context_tokens:,} tokens of context"
-    return f"{event.name} will fit: {memory}, {context}{speed}. {event.why}"
+    summary = f"{memory}, {event.context_tokens:,} tokens of context"
+    if event.expected_range is not None:
+        low, high = event.expected_range
+        summary += f", between {rate(low)} and {rate(high)}"
+    elif event.expected_tokens_per_s is not None:
+        summary += f", about {rate(event.expected_tokens_per_s)}"
+    return f"{event.name} will fit: {summary}. {event.why}"
 
 
 def _resume_sentence(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Command `localchat rm`: removes models, after showing the files and the space they free."""
+"""Command `localchat rm`: remove models, after showing their files and the space they free."""
 
 from typing import TYPE_CHECKING
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
     """Remove models, aliases and imported links.
 
-    Files that belong to other programs are not touched without --force. An alias or a link is removed without
-    the model that it names.
+    Files of other programs stay unless you pass --force. Removing an alias or a link keeps the model that it
+    names.
     """
     from localchat.models.index import find_model, read_index
     from localchat.models.remove import carry_out, plan_removal
 
     paths = find_paths(app.environ)
     index = read_index(paths, app.environ)
+    # By name, so that a model that is named twice is removed once.
     models = {
         model.name: model
-        for model in (find_model(word, index, paths, app.environ) for word in words)
+        for model in (find_model(name, index, paths, app.environ) for name in words)
     }
     removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
@@ -46,7 +47,7 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
     for removal in removals:
         carry_out(removal, paths)
     if as_json:
-        removed = [
+        records = [
             {
                 "name": removal.model.name,
                 "files": [str(file) for file in removal.files],
@@ -54,7 +55,7 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
             }
             for removal in removals
         ]
-        print_json(app.environ, {"removed": removed, "freed_bytes": total})
+        print_json(app.environ, {"removed": records, "freed_bytes": total})
     else:
         tell(f"localchat: removed; {size(total)} freed")
     return 0

@@ -1,6 +1,6 @@
-"""Command `localchat show`: describes a model and its abilities."""
+"""Command `localchat show`: describe a model and its capabilities."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -21,118 +21,125 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("word", metavar="MODEL", shell_complete=complete_model)
+@click.argument("name", metavar="MODEL", shell_complete=complete_model)
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--offline/--no-offline", hidden=True, expose_value=False)  # as prompts have it
+@click.option("--offline/--no-offline", hidden=True, expose_value=False)  # accepted as by prompts
 @click.pass_obj
-def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
+def command(app: AppContext, name: str, template: bool, as_json: bool) -> None:
     """Show a model's size, license and capabilities.
 
-    Reads the header of its file; no weights are loaded.
+    The command reads the header of the file and loads no weights.
     """
     from localchat.cli.resolve import follow_library_setting
     from localchat.models.index import find_model, read_index
     from localchat.models.info.inspect import inspect
-    from localchat.models.recommended_sampling import NO_RECOMMENDATION
 
     follow_library_setting(app)
     paths = find_paths(app.environ)
-    model = find_model(word, read_index(paths, app.environ), paths, app.environ)
-    seen = inspect(model, vocabulary=not template)
-    here = _Here("", NO_RECOMMENDATION) if template else _here(app, model, paths)
+    model = find_model(name, read_index(paths, app.environ), paths, app.environ)
+    inspection = inspect(model, vocabulary=not template)
     if template:
-        print_lines(app.environ, (_template(model, seen),))
-    elif as_json:
-        print_json(app.environ, _record(model, seen, here))
+        print_lines(app.environ, (_template(model, inspection),))
+        return
+    outlook = _outlook(app, model, paths)
+    if as_json:
+        print_json(app.environ, _record(model, inspection, outlook))
     else:
-        print_lines(app.environ, _lines(model, seen, here))
+        print_lines(app.environ, _lines(model, inspection, outlook))
 
 
-class _Here(NamedTuple):
+class _Outlook(NamedTuple):
     """How a model would run on this machine."""
 
     why: str
-    """The backend and its reason, one sentence; empty if none can run it."""
+    """Sentence about the chosen backend. Empty if no backend can run the model."""
     advice: "RecommendedSampling"
     missing: str = ""
-    """What is missing to run it, one sentence."""
+    """Sentence about what is missing to run the model."""
     kv_types: tuple[str, ...] = ()
-    """Types that its KV cache can have."""
+    """Possible types of the KV cache."""
 
 
-def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
+def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
     """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
     from localchat.backend_api.registry import usable_machine
-    from localchat.cli.resolve import CHAT_SLOTS, Inputs
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess
+    from localchat.cli.resolve import Inputs, chat_slots, subject_of
+    from localchat.models.assess import assess
     from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
     from localchat.models.resolve import ResolvedModel, planned_load
 
     if model.path is None:
-        return _Here("", NO_RECOMMENDATION)
+        return _Outlook("", NO_RECOMMENDATION)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(app, {}).settings((located.word, located.name)).settings
     try:
-        options = planned_load(settings, paths, max_slots=max(CHAT_SLOTS, settings.n))
-        subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
-        found = assess(subject, options, usable_machine(), None, speed=False)
-    except LocalchatError:  # printed as the line "trouble"
-        return _Here("", recommended_sampling(located, paths))
-    why = "" if found.plan.missing else found.why
+        options = planned_load(settings, paths, max_slots=chat_slots(settings))
+        subject = subject_of(located, settings)
+        report = assess(subject, options, usable_machine(), None, speed=False)
+    except LocalchatError:  # the line "trouble" shows the error
+        return _Outlook("", recommended_sampling(located, paths))
+    why = "" if report.plan.missing else report.why
     advice = recommended_sampling(located, paths)
-    return _Here(why, advice, found.plan.missing, found.plan.kv_types)
+    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types)
 
 
-def _template(model: "Model", seen: "Inspection") -> str:
-    if seen.facts is None:
-        raise LocalchatError(f"{model.name} cannot be read: {seen.trouble}")
-    if not seen.facts.templates:
+def _template(model: "Model", inspection: "Inspection") -> str:
+    if inspection.facts is None:
+        raise LocalchatError(f"{model.name} cannot be read: {inspection.trouble}")
+    templates = inspection.facts.templates
+    if not templates:
         raise LocalchatError(
-            f"{model.name} brings no chat template",
-            hint="a conversation reaches it as plain text; an instruct version of it has one",
+            f"{model.name} has no chat template",
+            hint="it reads conversations as plain text; an instruct version of it has a template",
         )
-    templates = seen.facts.templates
     return templates.get("default") or next(iter(templates.values()))
 
 
-def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
-    advice = ", ".join(f"{key} {value:g}" for key, value in here.advice.sampling.items())
-    record = (
-        ("sampling", f"{advice} ({here.advice.entry} in models.toml)" if advice else ""),
-        ("runs on", here.why or (f"nothing here: {here.missing}" if here.missing else "")),
-    )
-    rows = [(name, text) for name, text in (*_where(model), *_what(seen), *record) if text]
+def _lines(model: "Model", inspection: "Inspection", outlook: _Outlook) -> Iterator[str]:
+    rows = (*_file_rows(model), *_fact_rows(inspection), *_outlook_rows(outlook))
     for name, text in rows:
-        yield f"{name:<13}{sanitize_line(text)}"
-    sentences = (
-        ("can", seen.facts.can if seen.facts else ()),
-        ("cannot", seen.facts.cannot if seen.facts else ()),
-        ("mind", model.notes),
-    )
-    for name, texts in sentences:
-        for number, text in enumerate(texts):
-            yield f"{name if number == 0 else '':<13}{text}"
-    if seen.trouble:
-        yield f"{'trouble':<13}It cannot be run: {sanitize_line(seen.trouble)}."
+        if text:
+            yield f"{name:<13}{sanitize_line(text)}"
+    facts = inspection.facts
+    if facts is not None:
+        yield from _labelled("can", facts.can)
+        yield from _labelled("cannot", facts.cannot)
+    yield from _labelled("mind", model.notes)
+    if inspection.trouble:
+        yield f"{'trouble':<13}It cannot be run: {sanitize_line(inspection.trouble)}."
 
 
-def _where(model: "Model") -> tuple[tuple[str, str], ...]:
-    files = len(model.files)
-    return (
-        ("name", model.name),
-        ("origin", model.origin),
-        ("path", str(model.path) if model.path is not None else ""),
-        (
-            "size",
-            f"{size(model.size_bytes)}{f' in {files} files' if files > 1 else ''}" if files else "",
-        ),
-    )
+def _labelled(label: str, texts: Sequence[str]) -> Iterator[str]:
+    """Yield one line for each text, with the label before the first."""
+    for text in texts:
+        yield f"{label:<13}{text}"
+        label = ""
 
 
-def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
-    facts = seen.facts
+def _file_rows(model: "Model") -> Iterator[tuple[str, str]]:
+    yield "name", model.name
+    yield "origin", model.origin
+    if model.path is not None:
+        yield "path", str(model.path)
+    if len(model.files) > 1:
+        yield "size", f"{size(model.size_bytes)} in {len(model.files)} files"
+    elif model.files:
+        yield "size", size(model.size_bytes)
+
+
+def _outlook_rows(outlook: _Outlook) -> Iterator[tuple[str, str]]:
+    if outlook.advice.sampling:
+        values = ", ".join(f"{key} {value:g}" for key, value in outlook.advice.sampling.items())
+        yield "sampling", f"{values} ({outlook.advice.entry} in models.toml)"
+    if outlook.why:
+        yield "runs on", outlook.why
+    elif outlook.missing:
+        yield "runs on", f"nothing here: {outlook.missing}"
+
+
+def _fact_rows(inspection: "Inspection") -> Iterator[tuple[str, str]]:
+    facts = inspection.facts
     if facts is None:
         return
     yield "architecture", f"{facts.architecture}, {facts.layers} layers"
@@ -141,24 +148,31 @@ def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
     yield "quantization", facts.quantization
     yield "context", tokens(facts.context_tokens)
     yield "vocabulary", tokens(facts.vocab_size)
-    grows = f"{size(facts.kv_bytes_per_token)} a token (f16)" if facts.kv_bytes_per_token else ""
-    fixed = f"{size(facts.state_bytes)} a conversation" if facts.state_bytes else ""
-    yield "KV cache", " and ".join(part for part in (grows, fixed) if part)
+    kv_sizes = []
+    if facts.kv_bytes_per_token:
+        kv_sizes.append(f"{size(facts.kv_bytes_per_token)} a token (f16)")
+    if facts.state_bytes:
+        kv_sizes.append(f"{size(facts.state_bytes)} a conversation")
+    yield "KV cache", " and ".join(kv_sizes)
     yield "licence", facts.licence or "not named in the file"
-    names = ", ".join(facts.templates)
-    lengths = sum(map(len, facts.templates.values()))
-    yield "template", f"{names} ({lengths:,} characters; --template prints it)" if names else "none"
+    if facts.templates:
+        names = ", ".join(facts.templates)
+        length = sum(map(len, facts.templates.values()))
+        yield "template", f"{names} ({length:,} characters; --template prints it)"
+    else:
+        yield "template", "none"
 
 
 def _count(parameters: int) -> str:
-    """7.6 billion, 494 million."""
+    """Format a number of parameters, such as 7.6 billion or 494 million."""
     if parameters >= 999_500_000:
         return f"{parameters / 1e9:.1f} billion"
-    return f"{parameters / 1e6:.{0 if parameters >= 10_000_000 else 1}f} million"
+    digits = 0 if parameters >= 10_000_000 else 1
+    return f"{parameters / 1e6:.{digits}f} million"
 
 
-def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
-    facts = seen.facts
+def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict[str, Any]:
+    facts = inspection.facts
     record: dict[str, Any] = {
         "name": model.name,
         "kind": model.kind,
@@ -168,11 +182,11 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "alias_of": model.stands_for or None,
         "notes": model.notes,
-        "usable": not seen.trouble,
-        "reason": seen.trouble or None,
-        "why": here.why or None,
-        "missing": here.missing or None,
-        "sampling": here.advice.sampling,
+        "usable": not inspection.trouble,
+        "reason": inspection.trouble or None,
+        "why": outlook.why or None,
+        "missing": outlook.missing or None,
+        "sampling": outlook.advice.sampling,
     }
     if facts is None:
         return record
@@ -185,7 +199,7 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
         "context_tokens": facts.context_tokens,
         "vocab_size": facts.vocab_size,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
-        "kv_types": facts.kv_types or here.kv_types,
+        "kv_types": facts.kv_types or outlook.kv_types,
         "state_bytes": facts.state_bytes,
         "licence": facts.licence or None,
         "templates": facts.templates,

@@ -1,4 +1,4 @@
-"""Command `localchat batch`: answers a file of prompts into a file of answers, and goes on where it stopped."""
+"""Command `localchat batch`: answer a file of prompts, and resume after an interruption."""
 
 import shlex
 import shutil
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import app_context
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
@@ -21,15 +21,15 @@ from localchat.units import counted, duration, rate
 if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
     from localchat.batch.run import BatchRun, BatchServer
-    from localchat.cli.serving.batch_progress import BatchLines
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.work_model import WorkModel
 
 _STDIN = Path("-")
 _SLOTS = 16
 _GPU_SLOTS = 128
-"""Of a checkpoint on the CUDA backend: throughput still rises there."""
+"""Slots of a checkpoint with CUDA, where throughput rises up to this number."""
 _UNKNOWN_SLOTS = 16
-"""Of a server that does not say how many requests it computes at once."""
+"""Assumed slots of a server that does not report its own."""
 
 
 @click.command("batch")
@@ -54,11 +54,15 @@ _UNKNOWN_SLOTS = 16
     ),
 )
 @click.option(
-    "-s", "--system", "told", metavar="TEXT", help="System prompt for each line. Default: none."
+    "-s",
+    "--system",
+    "line_system",
+    metavar="TEXT",
+    help="System prompt for each line. Default: none.",
 )
 @click.option(
     "--max-tokens",
-    "longest",
+    "line_max_tokens",
     type=click.IntRange(1),
     metavar="N",
     help="Stop an answer after N tokens, unless its line says otherwise.",
@@ -66,7 +70,7 @@ _UNKNOWN_SLOTS = 16
 @click.option(
     "--temperature",
     "--temp",
-    "randomness",
+    "line_temperature",
     type=FiniteRange(0, 10),
     metavar="X",
     help="Randomness, unless a line says otherwise. Default: the model maker's value, or 0.7.",
@@ -109,23 +113,22 @@ def command(
 ) -> int:
     """Answer a file of prompts.
 
-    A line of IN.jsonl (or of stdin, as -) is a prompt as plain text; a JSON object with "prompt" or
-    "messages", and perhaps "schema", "system", "max_tokens" and other fields of a request; or a request in
-    OpenAI's batch format, with custom_id, url and body. Answers are lines in OpenAI's format, in the order in
-    which they end. The same command continues after an interruption and answers no line twice.
+    A line of IN.jsonl (or of stdin, as -) is a prompt as plain text, a JSON object with "prompt" or "messages",
+    or a request in OpenAI's batch format with custom_id, url and body. An object may also have "schema",
+    "system", "max_tokens" and other fields of a request. Answers are lines in OpenAI's format, in the order in
+    which they end. The same command resumes after an interruption and answers no line twice.
     """
     from localchat.batch.input_file import BatchInput
     from localchat.batch.output_file import BatchOutput
     from localchat.batch.run import BatchRun
 
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     terminal = Terminal(app.environ, quiet=bool(quiet))
     if source != _STDIN:
         _check_input(source)
     if target is None:
         hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
-        raise UsageError("-o OUT.jsonl is missing: where the answers go", hint=hint)
+        raise UsageError("-o OUT.jsonl is missing, the file for the answers", hint=hint)
     _check_output(source, target)
     with _input_file(source) as path, BatchOutput(target) as output:
         batch = BatchRun(
@@ -139,7 +142,7 @@ def command(
     stopped = problem is not None or interrupted or batch.ending
     if batch.left and (stopped or limit is not None):
         terminal.print_line(
-            f"localchat: {batch.left:,} of {batch.lines:,} lines are left; go on with: {_again()}"
+            f"localchat: {batch.left:,} of {batch.lines:,} lines are left; resume with: {_resume_command()}"
         )
     if problem is not None:
         raise problem
@@ -152,24 +155,24 @@ def command(
 def _answer(
     ctx: click.Context, terminal: Terminal, batch: "BatchRun"
 ) -> tuple[LocalchatError | None, bool]:
-    """Run the batch. The error that ended it, and whether it was interrupted at once."""
-    from localchat.cli.serving.batch_progress import batch_progress_for
+    """Run the batch. Return the error that ended it, and True if it was interrupted at once."""
+    from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.signals import calling, terminate_gracefully
 
     if not batch.progress.total:
         return None, False
-    with batch_progress_for(terminal) as shown, terminate_gracefully():
+    with BatchDisplay(terminal) as view, terminate_gracefully():
 
         def end() -> None:
             batch.end()
-            shown.say(
-                f"ending after {counted(batch.progress.in_flight, 'line')} under way; "
+            view.say(
+                f"ending after {counted(batch.progress.in_flight, 'line')} in flight; "
                 "Ctrl+C again ends at once"
             )
 
         try:
-            with _server(ctx, terminal, shown, batch) as server, calling(end):
-                batch.run(server, shown.show)
+            with _server(ctx, terminal, view, batch) as server, calling(end):
+                batch.run(server, view.show)
         except LocalchatError as problem:
             return problem, False
         except KeyboardInterrupt:
@@ -179,52 +182,56 @@ def _answer(
 
 @contextmanager
 def _server(
-    ctx: click.Context, terminal: Terminal, shown: "BatchLines", batch: "BatchRun"
+    ctx: click.Context, terminal: Terminal, view: "BatchDisplay", batch: "BatchRun"
 ) -> "Iterator[BatchServer]":
-    """The server that answers: a process of our own, or one that runs. Raises LocalchatError."""
+    """Yield the server that answers: a running one, or a new process. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
-    from localchat.bench.endpoint import first_model
-    from localchat.bench.server_process import server_properties
-    from localchat.bench.sweep import BenchVariant
-    from localchat.bench.variants import is_running
-    from localchat.cli.measure.bench_servers import BenchServers
+    from localchat.cli.measure.targets import BenchTargets
     from localchat.engine.remote.client import base_url
+    from localchat.measure.endpoint import first_model
+    from localchat.measure.server_process import server_properties
+    from localchat.measure.variants import BenchVariant, is_running
 
-    asked = ctx.params
     chosen = _chosen_model(ctx, batch)
     word = chosen.word
-    parallel = asked["parallel"]
-    running = is_running(word)
-    if running and parallel is not None:
+    parallel = ctx.params["parallel"]
+    runs_already = is_running(word)
+    if runs_already and parallel is not None:
         raise UsageError(
-            f"--parallel: {word} runs already", hint="--max-clients sets the requests in flight"
+            f"--parallel: {word} is already running",
+            hint="--max-clients sets the requests in flight",
         )
-    if not running:
-        shown.status(f"loading {word}")
+    if not runs_already:
+        view.status(f"loading {word}")
         parallel = parallel or _slots(ctx, word)
-    servers = BenchServers(ctx, terminal, loop_guard=True)
+    servers = BenchTargets(ctx, terminal, loop_guard=True)
     with servers.open(BenchVariant(word, word, {}, parallel)) as (endpoint, _):
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
-        found = server_properties(url, endpoint.key).get("total_slots") if running else parallel
-        name = word if not running else f"{model or 'its model'} at {url}"
-        shown.say(f"{name} answers{f' ({chosen.why})' if chosen.why else ''}")
-        slots = found if isinstance(found, int) and found > 0 else _UNKNOWN_SLOTS
+        name = word
+        slots = parallel
+        if runs_already:
+            name = f"{model or 'its model'} at {url}"
+            slots = server_properties(url, endpoint.key).get("total_slots")
+        reason = f" ({chosen.why})" if chosen.why else ""
+        view.say(f"{name} answers{reason}")
+        if not isinstance(slots, int) or slots <= 0:
+            slots = _UNKNOWN_SLOTS
         yield BatchServer(
             url=url,
             model=model,
             key=endpoint.key,
-            clients=asked["max_clients"] or clients_for(slots),
-            # A default was chosen for the whole file. A server named by -m takes the models of the lines.
-            only_model=not running or bool(chosen.why),
+            clients=ctx.params["max_clients"] or clients_for(slots),
+            # A default answers the whole file. A server named by -m answers each line with the line's model.
+            only_model=not runs_already or bool(chosen.why),
         )
 
 
-def _slots(ctx: click.Context, word: str) -> int:
-    """Requests that the server of a model computes at once. Raises ModelMissing, UsageError."""
+def _slots(ctx: click.Context, name: str) -> int:
+    """Return how many requests a new server computes at once. Raises ModelMissing, UsageError."""
     from localchat.cli.resolve import resolve_setup
 
-    if resolve_setup(ctx, word).model.path.is_dir():
+    if resolve_setup(ctx, name).model.path.is_dir():
         return _GPU_SLOTS
     return _SLOTS
 
@@ -233,21 +240,21 @@ def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
     """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
     from localchat.cli.work_model import WorkModel, work_model
 
-    if word := ctx.params["word"]:
-        return WorkModel(word, "")
+    if name := ctx.params["word"]:
+        return WorkModel(name, "")
     return work_model(ctx, batch.source.named_models())
 
 
 def _defaults(ctx: click.Context) -> "LineDefaults":
-    """What the command line says for every line."""
+    """Return the defaults that flags set for every line."""
     from localchat.batch.input_file import LineDefaults
 
-    given = {
-        "max_tokens": ctx.params["longest"],
-        "temperature": ctx.params["randomness"],
+    flags = {
+        "max_tokens": ctx.params["line_max_tokens"],
+        "temperature": ctx.params["line_temperature"],
     }
-    fields = {name: value for name, value in given.items() if value is not None}
-    return LineDefaults(ctx.params["told"] or "", fields)
+    fields = {name: value for name, value in flags.items() if value is not None}
+    return LineDefaults(ctx.params["line_system"] or "", fields)
 
 
 @contextmanager
@@ -263,33 +270,31 @@ def _input_file(source: Path) -> Iterator[Path]:
 
 
 def _check_input(source: Path) -> None:
-    """Raises FileMissing, and UsageError for an input that is none."""
+    """Raise FileMissing or UsageError if the input is not a file."""
     if not source.is_file():
         if not source.exists():
             raise FileMissing(
                 f"there is no file {source}",
-                hint="IN.jsonl is a file with a prompt or a request a line",
+                hint="IN.jsonl is a file with a prompt or a request in each line",
             )
         raise UsageError(
             f"{source} is not a file",
-            hint="the input is read more than once; for a pipe, use - as its name",
+            hint="the input is read more than once; use - to read a pipe",
         )
 
 
 def _check_output(source: Path, target: Path) -> None:
-    """Raises UsageError for an output in the place of the input, or nowhere."""
+    """Raise UsageError if the output is the input, or if its folder does not exist."""
     if source != _STDIN and target.exists() and target.samefile(source):
         raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
     if not target.absolute().parent.is_dir():
         raise UsageError(f"-o: there is no folder {target.absolute().parent}")
 
 
-# ---------------------------------------------------------------------------- what is said at the end
-
-
 def _summary(batch: "BatchRun", target: Path) -> dict[str, Any]:
     progress = batch.progress
-    spent_s = progress.elapsed_s
+    elapsed_s = progress.elapsed_s
+    tokens_per_s = progress.completion_tokens / elapsed_s if elapsed_s > 0 else 0.0
     return {
         "output": str(target),
         "lines": batch.lines,
@@ -303,24 +308,23 @@ def _summary(batch: "BatchRun", target: Path) -> dict[str, Any]:
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
         "completion_tokens": progress.completion_tokens,
-        "seconds": round(spent_s, 3),
-        "tokens_per_s": round(progress.completion_tokens / spent_s, 2) if spent_s > 0 else 0.0,
+        "seconds": round(elapsed_s, 3),
+        "tokens_per_s": round(tokens_per_s, 2),
     }
 
 
 def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     progress = batch.progress
-    spent_s = progress.elapsed_s
+    elapsed_s = progress.elapsed_s
     if not batch.lines:
         yield "the input has no lines"
     elif not progress.total:
-        yield f"all {batch.lines:,} lines of the input are in {target} already"
+        yield f"all {batch.lines:,} lines of the input are already in {target}"
     elif progress.answered:
-        made = progress.completion_tokens or progress.prompt_tokens
-        yield (
-            f"{counted(progress.answered, 'line')} answered in {duration(spent_s)}, "
-            f"{rate(made / spent_s if spent_s else 0.0)}"
-        )
+        # Requests for embeddings generate nothing, so their prompts count.
+        tokens = progress.completion_tokens or progress.prompt_tokens
+        speed = rate(tokens / elapsed_s if elapsed_s else 0.0)
+        yield f"{counted(progress.answered, 'line')} answered in {duration(elapsed_s)}, {speed}"
     if progress.cut:
         yield (
             f"{counted(progress.cut, 'answer')} cut at the limit (finish_reason length); allow more with "
@@ -329,15 +333,14 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     if progress.looping:
         yield (
             f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
-            "repetition_penalty 1.1 in these lines"
+            "frequency_penalty 0.3 in these lines"
         )
     if failed := progress.failed + progress.failed_before:
         yield (
             f"{counted(failed, 'error')} in {counted(batch.lines, 'line')}, explained in {target}; "
-            "--retry-errors asks them again"
+            "--retry-errors retries them"
         )
 
 
-def _again() -> str:
-    """The command line that goes on."""
+def _resume_command() -> str:
     return shlex.join(["localchat", *(arg for arg in sys.argv[1:] if arg != "--retry-errors")])

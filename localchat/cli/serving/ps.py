@@ -1,4 +1,4 @@
-"""Command `localchat ps`: lists the models of a running server, and their users."""
+"""Command `localchat ps`: list the models of running servers, and their clients."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,8 @@ _MINUTE_S = 60
 def command(app: AppContext, as_json: bool) -> None:
     """List the models that the running server has loaded.
 
-    With their memory, their users, and when they will be unloaded because nobody uses them. Models that a
-    prompt or a conversation loads for itself are unloaded with it and not listed.
+    The list shows their memory, their clients, and when idle models will be unloaded. It omits models that a
+    prompt or a conversation loads for itself, which are unloaded when it ends.
     """
     import msgspec
 
@@ -51,9 +51,11 @@ def command(app: AppContext, as_json: bool) -> None:
 
 def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:
     for url, models in servers:
-        yield f"{url}" if models else f"{url}: no model is loaded"
-        if models:
-            yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2))
+        if not models:
+            yield f"{url}: no model is loaded"
+            continue
+        yield url
+        yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2))
 
 
 def _cells(model: "ModelStatus") -> tuple[str, ...]:
@@ -62,19 +64,21 @@ def _cells(model: "ModelStatus") -> tuple[str, ...]:
         sanitize_line(model.name),
         size(model.process_bytes or model.memory_bytes),
         f"{model.context_tokens:,}" if model.context_tokens else "-",
-        sanitize_line(", ".join(client or "somebody" for client in clients)) or "-",
+        sanitize_line(", ".join(client or "unnamed" for client in clients)) or "-",
         _state(model),
     )
 
 
 def _state(model: "ModelStatus") -> str:
-    if model.state != "ready":
-        return {"loading": "loading", "ended": "ended; the next request starts it again"}[
-            model.state
-        ]
+    if model.state == "loading":
+        return "loading"
+    if model.state == "ended":
+        return "ended; the next request starts it again"
     if model.clients:
-        waiting = f", {model.waiting} waiting" if model.waiting else ""
-        return f"{model.running} running{waiting}"
+        requests = f"{model.running} running"
+        if model.waiting:
+            requests += f", {model.waiting} waiting"
+        return requests
     idle = f"idle for {_time(model.idle_s)}"
     if model.unloads_in_s is None:
         return idle

@@ -1,4 +1,4 @@
-"""Command `localchat serve`: serves models to editors and programs over HTTP."""
+"""Command `localchat serve`: serve models to editors and programs over HTTP."""
 
 from contextlib import suppress
 from functools import partial
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _SLOTS = 16
 _PORT = 8114
-"""Not 11434: a web page that attacks another local server finds nothing there."""
+"""Default port. It differs from 11434, which web pages may attack."""
 
 _EDITOR_S = 8 * 3600
-"""A model that completes code stays loaded over the pauses of a working day."""
+"""Keep-alive of a model that completes code, as long as a working day."""
 
 
 @click.command("serve")
@@ -77,7 +77,7 @@ _EDITOR_S = 8 * 3600
 )
 @click.option(
     "--longest",
-    type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
+    type=click.IntRange(1, 1_000_000_000),  # the engine accepts no more
     metavar="TOKENS",
     help=(
         "Longest answer in tokens. Default: 32768, and a quarter of the context (at most 8192) "
@@ -140,31 +140,30 @@ def command(
 ) -> None:
     """Serve models over the OpenAI, Anthropic and Ollama APIs.
 
-    They reach it as they would reach OpenAI's API, at http://127.0.0.1:8114/v1. MODEL is a name or the path of
-    a GGUF file; without one it is the model that a prompt would go to. Ctrl+C ends it.
+    Clients connect to http://127.0.0.1:8114/v1 as to OpenAI's API. MODEL is a name or the path of a GGUF file.
+    The default is the model that answers prompts. Ctrl+C ends the server.
     """
-    from dataclasses import replace
-
-    from localchat.batch.run import clients_for
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
     from localchat.server.uvicorn_server import bind_sockets
 
     setup = resolve_setup(ctx, model_word)
-    # A unit file is no place for the key of the environment: a service has the keys of the file.
-    keys = read_keys(api_key_file, {} if print_unit else setup.app.environ)
     names = checked_names(allow_host)
     origins = checked_origins(allow_origin)
-    # A server that runs may have the port of the unit.
-    sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
-    addresses = [str(each.getsockname()[0]) for each in sockets]
-    limits = replace(ServerLimits(), batch_requests=clients_for(parallel or _SLOTS))
-    if longest:
-        limits = replace(limits, answer_tokens=longest)
+    if print_unit:
+        # Others can read a unit file, so it must not contain the key of the environment.
+        keys = read_keys(api_key_file, {})
+        # A running server may use the port of the unit, so bind another one.
+        sockets = bind_sockets(host, 0)
+    else:
+        keys = read_keys(api_key_file, setup.app.environ)
+        sockets = _bound(setup, host, port)
+    addresses = [str(socket.getsockname()[0]) for socket in sockets]
+    limits = ServerLimits(answer_tokens=longest) if longest else ServerLimits()
     config = ServerConfig(
         hosts=frozenset((*names, *_names(host, addresses))),
-        any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
+        any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - the user requested it
         origins=origins,
         api_keys=keys,
         alias=not strict_models,
@@ -180,35 +179,34 @@ def command(
         else:
             _serve(setup, config, sockets, parallel, private=private)
     finally:
-        for each in sockets:
-            each.close()
+        for socket in sockets:
+            socket.close()
 
 
 def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
-    """The names of learned documents. Raises UsageError for one that is not there."""
+    """Return the names of indexed documents. Raises UsageError if one does not exist."""
     library = open_library(setup.app)
-    names = [word.removeprefix("@") for word in words]
+    names = [name.removeprefix("@") for name in words]
     for name in names:
         library.open(name).close()
     return tuple(names)
 
 
 def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
-    """Print the service file of this command to stdout, and how to install it to stderr."""
+    """Print the service file to stdout, and its installation to stderr."""
     from localchat.cli.serving import service_unit
 
-    what = service_unit.service(ctx, setup.app.environ)
-    setup.terminal.answer(service_unit.unit_file(what, manager))
+    unit = service_unit.service(ctx, setup.app.environ)
+    setup.terminal.answer(service_unit.unit_file(unit, manager))
     setup.terminal.end_answer()
-    setup.terminal.print_line(
-        "\n".join(("To install it:", *service_unit.install_lines(what, manager)))
-    )
+    lines = ("To install it:", *service_unit.install_lines(unit, manager))
+    setup.terminal.print_line("\n".join(lines))
     for sentence in service_unit.cautions(setup.app.environ):
         setup.terminal.print_line(f"localchat: {sentence}")
 
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
-    """Bind the sockets, after listing the running servers: one of them may have the port."""
+    """Bind the sockets, after listing the running servers, one of which may use the port."""
     from localchat.server.uvicorn_server import bind_sockets
 
     for sentence in running_server_notices(setup.paths, setup.model.name):
@@ -217,14 +215,14 @@ def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
 
 
 def _names(host: str, addresses: "Sequence[str]") -> list[str]:
-    """Host names from the addresses that the server listens on, without the wildcards."""
+    """Return the host names that the server listens on, without wildcards."""
     return [name for name in (host, *addresses) if name not in ("0.0.0.0", "::")]  # noqa: S104
 
 
 def _check_open(
     addresses: "Sequence[str]", config: "ServerConfig", insecure: bool, setup: "Setup"
 ) -> None:
-    """Refuse to serve a network without a key, unless the user insists. Raises UsageError."""
+    """Raise UsageError for a server on a network without API keys, unless `insecure`. Warn then."""
     import ipaddress
 
     if config.api_keys or all(ipaddress.ip_address(address).is_loopback for address in addresses):
@@ -233,10 +231,10 @@ def _check_open(
         raise UsageError(
             f"{addresses[0]} is open to a network, and no API key is required",
             hint="--api-key-file FILE requires one (one key per line, chmod 600); --insecure-no-auth serves "
-            "everybody who reaches it",
+            "everyone who can reach it",
         )
     setup.terminal.print_line(
-        f"localchat: WARNING: everybody who reaches {addresses[0]} can use this server, without a key"
+        f"localchat: WARNING: everyone who can reach {addresses[0]} can use this server without a key"
     )
 
 
@@ -263,17 +261,17 @@ def _serve(
         open_engine=setup.app.open_engine,
         notify=setup.terminal.notify,
         keep_alive_s=setup.settings.keep_alive,
-        # A time that the user set holds for every model.
+        # A keep-alive that the user set applies to every model.
         editor_keep_alive_s=_EDITOR_S if setup.origins["keep_alive"] == "default" else 0,
         max_slots=parallel or _SLOTS,
         more_slots=parallel is None,
         queue=config.limits.waiting,
     )
     with open_server_context(spec) as context:
+        # The first lease starts the load, so that the model is ready for the first request.
         with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
-        batches = None if private else setup.paths.data_dir / "batches"
-        app = create_app(context.engines, config, context.private, batches)
+        app = create_app(context.engines, config, context.private)
         _log_requests(setup)
         announce = partial(_announce, setup, config, sockets, info)
         on_stop = _stop_at_end_of_input if private else context.on_stop
@@ -294,17 +292,17 @@ def _stop_at_end_of_input(stop: "Callable[[], None]") -> None:
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
-        # Not by the buffer of sys.stdin, whose lock would be held when the interpreter ends.
+        # Read without the buffer of sys.stdin, whose lock would block the end of the interpreter.
         while os.read(0, 4096):
             pass
-        with suppress(RuntimeError):  # the loop ended before
+        with suppress(RuntimeError):  # the loop has already ended
             loop.call_soon_threadsafe(stop)
 
     threading.Thread(target=wait, name="end-of-input", daemon=True).start()
 
 
 def _local_url(listening: "socket.socket") -> str:
-    """The URL for programs of this machine, even if the server listens on a network."""
+    """Return the URL for programs on this machine."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     if ":" in host:
@@ -313,7 +311,7 @@ def _local_url(listening: "socket.socket") -> str:
 
 
 def _log_requests(setup: "Setup") -> None:
-    """Log requests to stderr unless the run is quiet; errors in any case."""
+    """Log requests to stderr unless the run is quiet. Always log errors."""
     import logging
 
     handler = logging.StreamHandler()
@@ -337,62 +335,60 @@ def _announce(
     from localchat.cli.chat.json_report import context_line, room_line
 
     host, port = sockets[0].getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    base = f"http://{shown}:{port}/v1"
+    if ":" in host:
+        host = f"[{host}]"
+    base = f"http://{host}:{port}/v1"
     notify = setup.terminal.notify
     notify(context_line(info))
-    if held := room_line(info):
-        notify(held)
+    if room := room_line(info):
+        notify(room)
     notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     notify(
         f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
         '\'{"messages":[{"role":"user","content":"Hello"}]}\''
     )
-    if not setup.terminal.stdout_is_closed:  # a daemon: nobody reads the address
+    if not setup.terminal.stdout_is_closed:  # it is closed for a daemon
         setup.terminal.answer(base)
         setup.terminal.end_answer(empty=False)
 
 
 def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
-    """Sentences about running servers of this user, because each loads its own models.
+    """Yield sentences about running servers of this user, because each loads its own models.
 
-    `own`: the model that this one will load."""
+    `own` is the model that this server will load.
+    """
     import msgspec
 
     from localchat.cli.attach import running_servers
     from localchat.pool.entry import ServerStatus
 
-    found = running_servers(paths)
-    for server, state in found:
-        models = msgspec.json.decode(state, type=ServerStatus).models
-        yield f"another server runs at {server.url} and has loaded {_loaded(models)}"
-        twice = next((model for model in models if model.name == own), None)
-        if twice is not None:
-            yield (
-                f"{own} is loaded there and will be loaded here once more{_cost(twice)}: servers share no "
-                "memory and no cache"
-            )
-    if found:
+    servers = running_servers(paths)
+    for server, status in servers:
+        models = msgspec.json.decode(status, type=ServerStatus).models
+        names = ", ".join(map(_name_and_size, models)) or "no model"
+        yield f"another server runs at {server.url} and has loaded {names}"
+        for model in models:
+            if model.name == own:
+                yield (
+                    f"{own} will be loaded a second time{_cost(model)}, because servers share neither "
+                    "memory nor cache"
+                )
+    if servers:
         yield (
             "one server is enough for all clients and several models (the names of `localchat list`); "
-            "`localchat stop` ends those that run"
+            "`localchat stop` ends the running servers"
         )
 
 
-def _loaded(models: "tuple[ModelStatus, ...]") -> str:
-    if not models:
-        return "no model"
-    return ", ".join(sanitize_line(model.name) + _size(model) for model in models)
-
-
-def _size(model: "ModelStatus") -> str:
-    bytes_ = model.process_bytes or model.memory_bytes
-    return f" ({size(bytes_)})" if bytes_ else ""
+def _name_and_size(model: "ModelStatus") -> str:
+    name = sanitize_line(model.name)
+    memory_bytes = model.process_bytes or model.memory_bytes
+    return f"{name} ({size(memory_bytes)})" if memory_bytes else name
 
 
 def _cost(model: "ModelStatus") -> str:
-    bytes_ = model.process_bytes or model.memory_bytes
-    if bytes_:
-        return f", for about as much memory again ({size(bytes_)})"
+    memory_bytes = model.process_bytes or model.memory_bytes
+    if memory_bytes:
+        return f" and take about as much memory again ({size(memory_bytes)})"
     return ""

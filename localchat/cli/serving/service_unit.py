@@ -1,7 +1,7 @@
 """Service files of `localchat serve`: a systemd user unit and a launchd agent.
 
-Each starts the installation that printed it, with its flags and its `LOCALCHAT_` and `XDG_` variables, because
-a service inherits neither from a shell.
+Each file starts the installation that printed it. It contains the flags and the `LOCALCHAT_` and `XDG_`
+variables of that command, because a service inherits none from a shell.
 """
 
 import shlex
@@ -18,7 +18,7 @@ from localchat.config.paths import expand_home
 from localchat.errors import ExitCode
 
 FORMATS: Final = ("systemd", "launchd")
-"""The service managers that a unit can be printed for."""
+"""Supported service managers."""
 
 _NAME: Final = "localchat"
 _LABEL: Final = "localchat.serve"
@@ -30,9 +30,9 @@ _KEPT_VARIABLES: Final = (
 _PATHS: Final = ("LOCALCHAT_CONFIG", "LOCALCHAT_DATA_DIR", "LOCALCHAT_MODELS")
 _LIBRARY: Final = "LOCALCHAT_LLAMACPP_LIBRARY"
 _PATH_OPTIONS: Final = ("llamacpp_library",)
-"""Options that are read as text, and may be a path."""
+"""Options whose text may be a path."""
 _UVX_CACHE: Final = "archive-v0"
-"""Folder of uv's cache with the environments that `uvx` makes."""
+"""Folder in uv's cache with the environments that `uvx` creates."""
 
 
 class ServiceUnit(NamedTuple):
@@ -40,7 +40,7 @@ class ServiceUnit(NamedTuple):
 
     program: tuple[str, ...]
     arguments: tuple[str, ...]
-    """After `serve`."""
+    """Arguments after `serve`."""
     environment: dict[str, str]
 
     @property
@@ -50,45 +50,52 @@ class ServiceUnit(NamedTuple):
 
 
 def default_format() -> str:
-    """The service manager of this platform."""
+    """Return the service manager of this platform."""
     return "launchd" if sys.platform == "darwin" else "systemd"
 
 
 def service(ctx: click.Context, environ: Mapping[str, str]) -> ServiceUnit:
-    """The service of a `serve` command: its program, the flags on its command line, its variables."""
-    kept = {
-        name: _kept_value(name, value)
+    """Return the unit of a `serve` command, with its program, flags and variables."""
+    variables = {
+        name: _variable_value(name, value)
         for name, value in sorted(environ.items())
         if (name.startswith("LOCALCHAT_") or name in _KEPT_VARIABLES)
         and name not in _SECRETS
         and value
     }
-    return ServiceUnit(_program(), tuple(_arguments(ctx)), kept)
+    return ServiceUnit(_program(), tuple(_arguments(ctx)), variables)
 
 
-def _kept_value(name: str, value: str) -> str:
+def _variable_value(name: str, value: str) -> str:
     if name in _PATHS:
         return str(expand_home(value).absolute())
-    return _absolute(value) if name == _LIBRARY else value
+    if name == _LIBRARY:
+        return _absolute(value)
+    return value
 
 
 def _program() -> tuple[str, ...]:
-    """This installation's command by its absolute path; links stay, for an update may move their target."""
-    started = Path(sys.argv[0])
-    if started.name == _NAME:
-        found = shutil.which(str(started))
-        if found is not None:
-            return (str(Path(found).absolute()),)
+    """Return the command of this installation with its absolute path.
+
+    Links are not resolved, because an update may move their target.
+    """
+    program = Path(sys.argv[0])
+    if program.name == _NAME:
+        path = shutil.which(str(program))
+        if path is not None:
+            return (str(Path(path).absolute()),)
     return (sys.executable, "-m", "localchat")
 
 
 def _arguments(ctx: click.Context) -> Iterator[str]:
-    """Arguments of the command line, with absolute paths. The flag that prints the unit is left out."""
+    """Yield the arguments with absolute paths, without --print-unit."""
     words: list[str] = []
     for param in ctx.command.params:
-        name, value = param.name or "", ctx.params.get(param.name or "")
-        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not given or name == "print_unit":
+        name = param.name or ""
+        value = ctx.params.get(name)
+        if name == "print_unit":
+            continue
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
         if isinstance(param, click.Argument):
             words.append(_absolute(str(value)))
@@ -103,49 +110,51 @@ def _option(param: click.Option, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield max(param.opts if value else param.secondary_opts, key=len)
         return
-    for one in value if isinstance(value, tuple) else (value,):
-        text = str(one.absolute()) if isinstance(one, Path) else str(one)
-        text = _absolute(text) if param.name in _PATH_OPTIONS else text
-        yield from (max(param.opts, key=len), text)
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
+        if isinstance(item, Path):
+            item = item.absolute()
+        text = str(item)
+        if param.name in _PATH_OPTIONS:
+            text = _absolute(text)
+        yield max(param.opts, key=len)
+        yield text
 
 
-def _absolute(word: str) -> str:
-    """The path of a model file or folder from the root; a name stays a name."""
-    path = expand_home(word)
-    return str(path.absolute()) if path.exists() else word
+def _absolute(name: str) -> str:
+    """Return the absolute path of a model file or folder. A name stays a name."""
+    path = expand_home(name)
+    return str(path.absolute()) if path.exists() else name
 
 
 def cautions(environ: Mapping[str, str]) -> Iterator[str]:
-    """Warnings before the service is installed."""
+    """Yield warnings to read before the service is installed."""
     for name in _SECRETS:
         if environ.get(name):
             yield f"{name} is not in this file, because others can read it: use --api-key-file FILE"
     if _UVX_CACHE in Path(sys.prefix).parts:
         yield (
-            "uvx runs localchat from its cache, which may be gone later: `uv tool install` it first, and print "
-            "this again"
+            "uvx runs localchat from its cache, which may be deleted later: run `uv tool install` first, and "
+            "print this file again"
         )
 
 
-# ---------------------------------------------------------------------------- the files
-
-
-def unit_file(what: ServiceUnit, manager: str) -> str:
-    """The text of the service file for `systemd` or `launchd`."""
+def unit_file(unit: ServiceUnit, manager: str) -> str:
+    """Return the text of the service file for `systemd` or `launchd`."""
     if manager == "systemd":
-        return _systemd(what)
-    return _launchd(what)
+        return _systemd(unit)
+    return _launchd(unit)
 
 
-def _systemd(what: ServiceUnit) -> str:
-    # Only what works without a mount namespace, which many systems refuse to services of a user; no
-    # MemoryDenyWriteExecute, because callbacks from native code and compiled kernels need such memory.
+def _systemd(unit: ServiceUnit) -> str:
+    # Many systems refuse mount namespaces to user services, so the unit uses only settings that need none.
+    # It lacks MemoryDenyWriteExecute, because callbacks from native code and compiled kernels need such memory.
     variables = "".join(
-        f"Environment={_quoted(f'{name}={value}')}\n" for name, value in what.environment.items()
+        f"Environment={_quoted(f'{name}={value}')}\n" for name, value in unit.environment.items()
     )
-    program, *arguments = map(_quoted, what.command)
-    line = " ".join((program, *(each.replace("$", "$$") for each in arguments)))
-    hopeless = (ExitCode.USAGE, ExitCode.MODEL_MISSING, ExitCode.DOES_NOT_FIT)
+    program, *arguments = map(_quoted, unit.command)
+    line = " ".join((program, *(argument.replace("$", "$$") for argument in arguments)))
+    permanent_errors = (ExitCode.USAGE, ExitCode.MODEL_MISSING, ExitCode.DOES_NOT_FIT)
     return f"""\
 # The server of localchat as a service of one user.
 
@@ -159,8 +168,8 @@ Type=exec
 ExecStart={line}
 {variables}Restart=on-failure
 RestartSec=5
-# A flag that is refused, a model that is missing or too large: the next start would end the same way.
-RestartPreventExitStatus={" ".join(str(int(each)) for each in hopeless)}
+# A rejected flag, or a model that is missing or too large, would fail again at the next start.
+RestartPreventExitStatus={" ".join(str(int(code)) for code in permanent_errors)}
 # The server ends the processes of its models itself.
 KillMode=mixed
 TimeoutStopSec=30
@@ -178,55 +187,56 @@ WantedBy=default.target
 
 
 def _quoted(text: str) -> str:
-    """A word of a unit file: quoted where it must be, without specifiers."""
+    """Quote a word of a unit file if necessary, and escape its specifiers."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     escaped = escaped.replace("\n", "\\n").replace("\t", "\\t")
-    plain = escaped == text and text and not set(text) & set(" ';#")
-    return text if plain else f'"{escaped}"'
+    if text and escaped == text and not set(text) & set(" ';#"):
+        return text
+    return f'"{escaped}"'
 
 
-def _launchd(what: ServiceUnit) -> str:
-    import plistlib  # with its XML parser; `--help` needs none
+def _launchd(unit: ServiceUnit) -> str:
+    import plistlib  # imports an XML parser, which `--help` does not need
 
     log = str(Path.home() / "Library/Logs/localchat.log")
     values: dict[str, object] = {
         "Label": _LABEL,
-        "ProgramArguments": list(what.command),
+        "ProgramArguments": list(unit.command),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 30,
         "ExitTimeOut": 30,
-        "ProcessType": "Interactive",  # the default slows it down as a background job
+        "ProcessType": "Interactive",  # the default throttles it like a background job
         "Umask": 0o077,
         "StandardOutPath": log,
         "StandardErrorPath": log,
         "WorkingDirectory": str(Path.home()),
     }
-    if what.environment:
-        values["EnvironmentVariables"] = what.environment
+    if unit.environment:
+        values["EnvironmentVariables"] = unit.environment
     return plistlib.dumps(values, sort_keys=False).decode()
 
 
-def install_lines(what: ServiceUnit, manager: str) -> Sequence[str]:
-    """Commands that install the file, see its log, and remove it."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in what.environment.items()]
-    words = (*what.program, "serve", f"--print-unit={manager}", *what.arguments)
-    print_it = " ".join((*variables, shlex.join(words)))
+def install_lines(unit: ServiceUnit, manager: str) -> Sequence[str]:
+    """Return the commands that install the file, show its log, and remove it."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in unit.environment.items()]
+    words = (*unit.program, "serve", f"--print-unit={manager}", *unit.arguments)
+    print_command = " ".join((*variables, shlex.join(words)))
     if manager == "systemd":
-        place = "~/.config/systemd/user"
+        folder = "~/.config/systemd/user"
         return (
-            f"mkdir -p {place}",
-            f"{print_it} > {place}/{_NAME}.service",
+            f"mkdir -p {folder}",
+            f"{print_command} > {folder}/{_NAME}.service",
             f"systemctl --user daemon-reload && systemctl --user enable --now {_NAME}",
-            f"journalctl --user -u {_NAME} -f            # its log",
-            "loginctl enable-linger                     # it also runs while you are not logged in",
-            f"systemctl --user disable --now {_NAME}     # takes it back",
+            f"journalctl --user -u {_NAME} -f            # show its log",
+            "loginctl enable-linger                     # keep it running while you are not logged in",
+            f"systemctl --user disable --now {_NAME}     # remove it",
         )
-    place = f"~/Library/LaunchAgents/{_LABEL}.plist"
+    path = f"~/Library/LaunchAgents/{_LABEL}.plist"
     return (
         "mkdir -p ~/Library/LaunchAgents",
-        f"{print_it} > {place}",
-        f"launchctl bootstrap gui/$(id -u) {place}",
-        "tail -f ~/Library/Logs/localchat.log        # its log",
-        f"launchctl bootout gui/$(id -u)/{_LABEL}    # takes it back",
+        f"{print_command} > {path}",
+        f"launchctl bootstrap gui/$(id -u) {path}",
+        "tail -f ~/Library/Logs/localchat.log        # show its log",
+        f"launchctl bootout gui/$(id -u)/{_LABEL}    # remove it",
     )

@@ -1,4 +1,4 @@
-"""Command `localchat stop`: ends a running server, or unloads one of its models."""
+"""Command `localchat stop`: stop a running server, or unload one of its models."""
 
 import click
 
@@ -23,7 +23,7 @@ def command(app: AppContext, model: str | None) -> None:
     if not servers:
         raise LocalchatError(
             "no server is running",
-            hint="models of a prompt or a conversation are unloaded when it ends",
+            hint="prompts and conversations unload their own models when they end",
         )
     if model is None:
         for server in servers:
@@ -33,7 +33,9 @@ def command(app: AppContext, model: str | None) -> None:
     for server in servers:
         stopped = server.stop(model)
         if stopped.ended is not None:
-            ended = f"; {stopped.ended} requests ended with it" if stopped.ended else ""
-            tell(f"localchat: {server.url} unloaded {model}{ended}")
+            message = f"localchat: {server.url} unloaded {model}"
+            if stopped.ended:
+                message += f" and cancelled {stopped.ended} requests"
+            tell(message)
             return
     raise ModelMissing(f"{model} is not loaded", hint="localchat ps lists the loaded models")

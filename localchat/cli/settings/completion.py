@@ -1,20 +1,25 @@
-"""Command `localchat completion`: prints a script that completes verbs, flags, models, ids and files."""
+"""Command `localchat config completion`: print a script that completes the command line of a shell."""
 
 import click
 
 _SHELLS = ("bash", "zsh", "fish")
 _WHERE = {
-    "bash": 'eval "$(localchat completion bash)" in ~/.bashrc',
-    "zsh": 'eval "$(localchat completion zsh)" in ~/.zshrc',
-    "fish": "localchat completion fish > ~/.config/fish/completions/localchat.fish",
+    "bash": 'eval "$(localchat config completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(localchat config completion zsh)" in ~/.zshrc',
+    "fish": "localchat config completion fish > ~/.config/fish/completions/localchat.fish",
 }
 
 
-@click.command("completion", epilog="To have it always: " + "; ".join(_WHERE.values()) + ".")
+@click.command(
+    "completion", epilog="To enable it in every shell: " + "; ".join(_WHERE.values()) + "."
+)
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of a shell."""
+    """Print the completion script of a shell.
+
+    It completes verbs, flags, models, ids of conversations, and files.
+    """
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

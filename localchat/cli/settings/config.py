@@ -1,6 +1,7 @@
-"""Command `localchat config`: shows settings with their origin, and changes them."""
+"""Command `localchat config`: show settings with their source, and change them."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
@@ -9,18 +10,32 @@ from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import print_json, print_lines
 from localchat.cli.streams import tell
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import find_paths
-from localchat.config.settings import DEFAULT_SAMPLING, UNSET
 from localchat.errors import LocalchatError
 
+_SUBCOMMANDS = ("preset", "cp", "completion")
+"""Subcommands with a module of their own, which is imported when it is used."""
 
-@click.group("config", cls=DefaultGroup, invoke_without_command=True)
+
+class _ConfigGroup(DefaultGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_SUBCOMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _SUBCOMMANDS:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = import_module(f"localchat.cli.settings.{cmd_name}").command
+        return command
+
+
+@click.group("config", cls=_ConfigGroup, invoke_without_command=True)
 def command() -> None:
-    """Show and change settings.
+    """Show and change settings, presets and aliases.
 
-    Without a command, it shows them. A flag wins over the environment (LOCALCHAT_ and the key in capitals), the
-    environment over the settings file, and the file over the default. In the file, [models."NAME"] wins over
-    [defaults].
+    Without a command, it shows the settings. A flag overrides the environment (LOCALCHAT_ and the key in
+    capitals), the environment overrides the settings file, and the file overrides the default. In the file,
+    [models."NAME"] overrides [defaults].
     """
 
 
@@ -32,11 +47,11 @@ def command() -> None:
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in effect."""
     values, origins = _in_effect(app, model)
-    decided, sources = _decided(app, model, values)
+    sampling, sources = _unset_sampling(app, model, values)
     if as_json:
         rows = {
             key: {
-                "value": decided.get(key, value),
+                "value": sampling.get(key, value),
                 "origin": sources.get(key, origins[key]),
             }
             for key, value in values.items()
@@ -46,9 +61,11 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
     width = max(len(key) for key in values)
     lines = []
     for key, value in values.items():
-        text = _written(decided.get(key, value), UNSET.get(key, "unset"))
-        suffix = f"  ({sources.get(key, origins[key])})" if origin else ""
-        lines.append(f"{key:<{width}} = {text}{suffix}")
+        text = _format(sampling.get(key, value), PARAMETERS[key].default)
+        line = f"{key:<{width}} = {text}"
+        if origin:
+            line += f"  ({sources.get(key, origins[key])})"
+        lines.append(line)
     print_lines(app.environ, lines)
 
 
@@ -61,17 +78,18 @@ def get_value(app: AppContext, key: str, model: str | None) -> None:
     from localchat.config.settings import find_key
 
     name = find_key(key, "config get")
-    values = _in_effect(app, model)[0]
-    value = _decided(app, model, values)[0].get(name, values[name])
-    text = value if isinstance(value, str) else _written(value, UNSET.get(name, "unset"))
-    print_lines(app.environ, (text,))
+    values, _ = _in_effect(app, model)
+    sampling, _ = _unset_sampling(app, model, values)
+    value = sampling.get(name, values[name])
+    if not isinstance(value, str):
+        value = _format(value, PARAMETERS[name].default)
+    print_lines(app.environ, (value,))
 
 
 @command.command("path")
 @click.pass_obj
 def path(app: AppContext) -> None:
     """Print the path of the settings file."""
-
     print_lines(app.environ, (str(find_paths(app.environ).settings_file),))
 
 
@@ -97,25 +115,22 @@ def unset(app: AppContext, key: str, model: str | None) -> None:
 @command.command("keys")
 def keys() -> None:
     """List every key with its meaning, flag and values."""
-    from localchat.config.settings import KEYS, variable
+    from localchat.config.settings import variable
 
-    for key, words in KEYS.items():
-        click.echo(
-            f"{key}\n  {words.about} It takes {words.valid}.\n  {words.flag} · {variable(key)}"
-        )
+    for key, parameter in PARAMETERS.items():
+        click.echo(f"{key}\n  {parameter.meaning}\n  {parameter.flag} · {variable(key)}")
 
 
 def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """All settings, and where each comes from. Raises UsageError."""
+    """Return all settings, and the source of each. Raises UsageError."""
     import msgspec
 
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
 
     file = read_settings(find_paths(app.environ).settings_file)
-    settings, origins = resolve(
-        file.layer((model,) if model else ()), from_environment(app.environ)
-    )
+    names = (model,) if model else ()
+    settings, origins = resolve(file.layer(names), from_environment(app.environ))
     return msgspec.to_builtins(settings, str_keys=True), origins
 
 
@@ -124,38 +139,41 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
-    write_setting(
-        file, find_key(key, f'[models."{model}"]' if model else "[defaults]"), value, model
-    )
+    section = "[defaults]"
+    if model:
+        section = f'[models."{model}"]'
+    write_setting(file, find_key(key, section), value, model)
     tell(f"localchat: wrote {file}")
 
 
-def _decided(
+def _unset_sampling(
     app: AppContext, model: str | None, values: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the sampling that the model or the engine decides, and the source of each value."""
+    """Return the sampling values that no setting chooses, and their sources."""
+    from localchat.config.settings import DEFAULT_SAMPLING
+
     unset = [key for key in DEFAULT_SAMPLING if values[key] is None]
-    found = {key: DEFAULT_SAMPLING[key] for key in unset}
+    sampling = {key: DEFAULT_SAMPLING[key] for key in unset}
     sources = dict.fromkeys(unset, "default")
-    word = model or values["model"]
-    if word is None:
-        return found, sources
+    name = model or values["model"]
+    if name is None:
+        return sampling, sources
     from localchat.models.recommended_sampling import recommended_sampling
     from localchat.models.resolve import locate
 
     try:
         paths = find_paths(app.environ)
-        advice = recommended_sampling(locate(word, paths, "", app.environ), paths)
+        advice = recommended_sampling(locate(name, paths, "", app.environ), paths)
     except LocalchatError:
-        return found, sources  # the model is not here, so nothing more is known
+        return sampling, sources  # the model is not on this machine
     for key, value in advice.sampling.items():
         if values.get(key, value) is None:
-            found[key] = value
+            sampling[key] = value
             sources[key] = f"{advice.entry} in models.toml"
-    return found, sources
+    return sampling, sources
 
 
-def _written(value: Any, unset: str) -> str:  # noqa: ANN401 - any setting
+def _format(value: Any, unset: str) -> str:  # noqa: ANN401 - any setting
     import msgspec
 
     if value is None:

@@ -1,4 +1,4 @@
-"""Command `localchat doctor`: reports hardware and backends, and rebuilds llama.cpp for them."""
+"""Command `localchat doctor`: report hardware and backends, or rebuild llama.cpp."""
 
 import click
 

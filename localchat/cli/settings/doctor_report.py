@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -11,6 +11,7 @@ from localchat import __version__
 from localchat.backend_api.interface import Backend, Device, Remedy
 from localchat.backend_api.registry import find_backends, for_kind
 from localchat.cli.context import AppContext
+from localchat.cli.output import table
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.errors import LocalchatError
@@ -29,7 +30,7 @@ class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     safe_mode: bool
     trouble: str = ""
-    """Why its library cannot be used; empty if it can."""
+    """Why the library cannot be used. Empty if it can."""
     library: str = ""
     version: str = ""
     features: tuple[str, ...] = ()
@@ -39,7 +40,7 @@ class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
-    """Memory of a GPU, counted as the memory planner counts it."""
+    """Memory of a GPU as the memory planner counts it."""
 
     name: str
     free_bytes: int
@@ -69,15 +70,17 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(app: AppContext) -> Diagnosis:
-    """Inspect the machine and every backend; failures become part of the report.
+    """Inspect the machine and every backend. Failures become part of the report.
 
-    Memory is counted as for every load: within the limits of a container, whatever a library reports."""
+    Memory is counted as for every load, within the limits of a container, whatever a library reports.
+    """
     from localchat.fit.hardware import read_machine
 
     paths = find_paths(app.environ)
     machine = read_machine()
-    found = find_backends()
-    backends = tuple(_ask(backend, paths) for backend in found.values())
+    backends = find_backends()
+    diagnoses = tuple(_diagnose_backend(backend, paths) for backend in backends.values())
+    offload = {diagnosis.name: diagnosis.offload for diagnosis in diagnoses}
     return Diagnosis(
         localchat=__version__,
         python=platform.python_version(),
@@ -92,14 +95,14 @@ def diagnose(app: AppContext) -> Diagnosis:
         settings_file=str(paths.settings_file),
         models_dir=str(paths.models_dir),
         state_dir=str(paths.state_dir),
-        backends=backends,
-        choices=tuple(_choices(found, {one.name: one.offload for one in backends})),
+        backends=diagnoses,
+        choices=tuple(_choices(backends, offload)),
         troubles=tuple(_troubles(paths, app.environ)),
     )
 
 
 def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
-    """Errors that other commands would end with: in settings, models.toml, aliases and folders."""
+    """Yield errors in settings, models.toml, aliases and folders, which would end other commands."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
     from localchat.models.aliases import read_aliases
@@ -108,54 +111,59 @@ def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
     def settings() -> None:
         resolve(read_settings(paths.settings_file).layer(), from_environment(environ))
 
-    for look in (settings, lambda: read_catalog(paths), lambda: read_aliases(paths)):
+    for read in (settings, lambda: read_catalog(paths), lambda: read_aliases(paths)):
         try:
-            look()
+            read()
         except LocalchatError as problem:
-            yield f"{problem.message}{f'; {problem.hint}' if problem.hint else ''}"
+            yield "; ".join(filter(None, (problem.message, problem.hint)))
 
 
 def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> Iterator[str]:
-    """For each kind of model file, the backend that would run it and why."""
+    """Yield for each kind of model file which backend would run it, and why."""
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
     for kind in kinds:
-        what = kind_name(kind)
-        fitting = for_kind(backends.values(), kind)
-        able = [one.name for one in fitting if one.available().ok]
-        if able:
-            placing = ", as many layers on the GPU as fit" if offload[able[0]] else ""
-            faster = [runner_name(name) for name in able[1:] if offload[name]]
-            other = f", or on {faster[0]} where that is faster" if faster else ""
-            yield f"{what[0].upper()}{what[1:]} runs on {runner_name(able[0])}{placing}{other}."
-        elif fitting:
-            yield f"{what[0].upper()}{what[1:]} cannot be run here: {fitting[0].available().reason}"
+        name = kind_name(kind)
+        name = name[0].upper() + name[1:]
+        candidates = for_kind(backends.values(), kind)
+        usable = [backend.name for backend in candidates if backend.available().ok]
+        if usable:
+            first, *others = usable
+            sentence = f"{name} runs on {runner_name(first)}"
+            if offload[first]:
+                sentence += ", as many layers on the GPU as fit"
+            faster = [runner_name(other) for other in others if offload[other]]
+            if faster:
+                sentence += f", or on {faster[0]} where that is faster"
+            yield f"{sentence}."
+        elif candidates:
+            yield f"{name} cannot be run here: {candidates[0].available().reason}"
         else:
-            yield f"{what[0].upper()}{what[1:]} cannot be run here: no installed backend is for it."
+            yield f"{name} cannot be run here, because no installed backend supports it."
 
 
-def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
+def _diagnose_backend(backend: Backend, paths: Paths) -> BackendDiagnosis:
     available = backend.available()
     key = backend.build_key() if available.ok else ""
-    remembered = CrashRecord(paths.state_dir / "safe-builds.json").known()
-    known = BackendDiagnosis(
+    crashed_builds = CrashRecord(paths.state_dir / "safe-builds.json").known()
+    diagnosis = BackendDiagnosis(
         name=backend.name,
         available=available.ok,
         reason=available.reason,
         hint=available.hint,
         versions=dict(available.versions),
-        safe_mode=bool(key) and key in remembered,
+        safe_mode=bool(key) and key in crashed_builds,
     )
     if not available.ok:
-        return known
+        return diagnosis
     try:
         facts = backend.build_info()
         remedies = backend.remedies()
     except LocalchatError as problem:
-        return msgspec.structs.replace(known, trouble=problem.message, hint=problem.hint)
+        return msgspec.structs.replace(diagnosis, trouble=problem.message, hint=problem.hint)
     except (ImportError, OSError, RuntimeError) as problem:
-        return msgspec.structs.replace(known, trouble=str(problem))
+        return msgspec.structs.replace(diagnosis, trouble=str(problem))
     return msgspec.structs.replace(
-        known,
+        diagnosis,
         library=facts.library,
         version=facts.version,
         features=tuple(sorted(facts.features)),
@@ -166,8 +174,10 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
 
 
 def _device_record(device: Device) -> dict[str, str | int]:
-    """A device as the backend's library describes it. The memory of a CPU is left out: it is the RAM, and some
-    libraries report all of it as free."""
+    """Return a device as the library of the backend describes it.
+
+    The memory of a CPU is omitted. It is the RAM, and some libraries report all of it as free.
+    """
     record: dict[str, str | int] = {
         "name": device.name,
         "description": device.description,
@@ -196,10 +206,10 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("models", diagnosis.models_dir),
         ("state", diagnosis.state_dir),
     )
-    yield from _aligned(rows)
+    yield from _fact_lines(rows)
     if diagnosis.troubles:
         yield ""
-        yield from (f"Wrong: {sanitize_line(trouble)}" for trouble in diagnosis.troubles)
+        yield from (f"Error: {sanitize_line(trouble)}" for trouble in diagnosis.troubles)
     yield ""
     yield from diagnosis.choices
     for backend in diagnosis.backends:
@@ -208,39 +218,35 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:
-    yield f"backend {backend.name}: {'available' if backend.available else 'not available'}"
-    yield from _aligned(
-        row
-        for row in (
-            ("why", backend.reason),
-            ("to do", backend.hint),
-            ("trouble", backend.trouble),
-            ("version", backend.version or ", ".join(map(" ".join, backend.versions.items()))),
-            ("library", backend.library),
-            ("features", " ".join(backend.features)),
-            ("GPU", _offload(backend) if backend.library else ""),
-            *(("device", _device(device)) for device in backend.devices),
-            ("safe mode", _SAFE_MODE if backend.safe_mode else ""),
-        )
-        if row[1]
-    )
+    state = "available" if backend.available else "not available"
+    yield f"backend {backend.name}: {state}"
+    yield from _fact_lines(row for row in _backend_rows(backend) if row[1])
     if backend.remedies:
-        yield "  what could be better:"
+        yield "  possible improvements:"
     for remedy in backend.remedies:
         yield f"  - {remedy.sentence}"
         if remedy.rebuild:
             yield f"      localchat doctor --rebuild={remedy.rebuild}"
 
 
-_SAFE_MODE = (
-    "remembered: this build crashed in its warm-up on this machine, and runs without that code now"
-)
-
-
-def _offload(backend: BackendDiagnosis) -> str:
-    if backend.offload:
-        return "this build can put layers on one"
-    return "this build uses none"
+def _backend_rows(backend: BackendDiagnosis) -> Iterator[tuple[str, str]]:
+    yield "why", backend.reason
+    yield "to do", backend.hint
+    yield "trouble", backend.trouble
+    yield "version", backend.version or ", ".join(map(" ".join, backend.versions.items()))
+    yield "library", backend.library
+    yield "features", " ".join(backend.features)
+    if backend.library and backend.offload:
+        yield "GPU", "this build can put layers on a GPU"
+    elif backend.library:
+        yield "GPU", "this build uses no GPU"
+    for device in backend.devices:
+        yield "device", _device(device)
+    if backend.safe_mode:
+        yield (
+            "safe mode",
+            "this build crashed in its warm-up on this machine, and now runs without that code",
+        )
 
 
 def _device(device: dict[str, str | int]) -> str:
@@ -248,18 +254,18 @@ def _device(device: dict[str, str | int]) -> str:
     total = device.get("total_bytes")
     free = device.get("free_bytes")
     if isinstance(total, int) and isinstance(free, int) and total:
-        text += f"; by its own count {_free(free, total)}"
+        text += f"; reports {_free(free, total)}"
     return text
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _free(free_bytes: int, total_bytes: int) -> str:
     return f"{size(free_bytes)} free of {size(total_bytes)}"
 
 
-def _aligned(rows: "Iterator[tuple[str, str]] | tuple[tuple[str, str], ...]") -> Iterator[str]:
-    for name, value in rows:
-        yield f"  {name:<10}{value}"
+def _fact_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Format names and values below a heading."""
+    return table((), ((f"  {name:<9}", value) for name, value in rows))

@@ -1,14 +1,14 @@
-"""Command `localchat preset`: lists presets of the settings file, and changes them."""
+"""Command `localchat config preset`: list and change the presets of the settings file."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.group import DefaultGroup
 from localchat.cli.options import SharedOption, engine_options, given_flags
 from localchat.cli.output import print_json, print_lines, table
-from localchat.cli.preset_options import completions, read_presets
+from localchat.cli.preset_options import complete_preset, read_presets
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.config.presets import TEMPLATE, Preset
@@ -16,27 +16,18 @@ from localchat.config.settings_file import remove_preset, write_preset
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-
-def _complete(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem]":
-    return completions(ctx, incomplete)
-
 
 @click.group("preset", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
     """List and edit presets, which @NAME applies.
 
     \b
-    localchat preset add sum -s "You are brief." --template "Sum this up: {input}"
+    localchat config preset add sum -s "You are brief." --template "Sum this up: {input}"
     cat report.txt | localchat @sum
     localchat @sum "a text"
 
-    A preset holds settings (instructions, model, sampling and all others) and a template of the question. Flags
-    win over it. It stands in the settings file under [presets.NAME].
+    A preset consists of settings (such as instructions, model and sampling) and a template of the question.
+    Flags override it. Presets are stored in the settings file under [presets.NAME].
     """
 
 
@@ -52,11 +43,11 @@ def list_presets(app: AppContext, as_json: bool) -> None:
         rows = [(f"@{name}", presets[name].about) for name in sorted(presets)]
         print_lines(app.environ, table(("PRESET", "WHAT IT DOES"), rows))
     else:
-        tell("localchat: there are no presets; localchat preset add NAME")
+        tell("localchat: there are no presets; localchat config preset add NAME creates one")
 
 
 @command.command("show")
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_preset)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(app: AppContext, name: str, as_json: bool) -> None:
@@ -81,11 +72,11 @@ def _change_options(function: Any) -> Any:  # noqa: ANN401 - a decorator keeps t
 @click.pass_context
 def add(ctx: click.Context, /, name: str, **_: object) -> None:
     """Add a preset with these flags."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     if name.removeprefix("@") in read_presets(app):
         raise UsageError(
-            f"there is a preset {name!r} already", hint=f"localchat preset edit {name} changes it"
+            f"there is a preset {name!r} already",
+            hint=f"localchat config preset edit {name} changes it",
         )
     from localchat.cli.document_options import open_library
 
@@ -98,26 +89,27 @@ def add(ctx: click.Context, /, name: str, **_: object) -> None:
 
 
 @command.command("edit")
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_preset)
 @click.option("--unset", multiple=True, metavar="KEY", help="Remove a key. Repeatable.")
 @_change_options
 @click.pass_context
 def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) -> None:
     """Change the settings that these flags name."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
+    app = app_context(ctx)
     preset = _preset(app, name)
-    known = {*preset.values, *((TEMPLATE,) if preset.template else ())}
+    keys = set(preset.values)
+    if preset.template:
+        keys.add(TEMPLATE)
     for key in unset:
-        if key not in known:
+        if key not in keys:
             raise UsageError(
-                f"@{preset.name} has no {key!r}", hint=did_you_mean(key, known) if known else ""
+                f"@{preset.name} has no {key!r}", hint=did_you_mean(key, keys) if keys else ""
             )
     _write(ctx, app, preset.name, unset)
 
 
 @command.command("rm")
-@click.argument("name", shell_complete=_complete)
+@click.argument("name", shell_complete=complete_preset)
 @click.pass_obj
 def remove(app: AppContext, name: str) -> None:
     """Remove a preset."""
@@ -128,13 +120,13 @@ def remove(app: AppContext, name: str) -> None:
 
 def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...] = ()) -> None:
     texts: dict[str, object | None] = dict.fromkeys(unset)
-    texts |= {key: given.value for key, given in given_flags(ctx).items()}
+    texts |= {key: setting.value for key, setting in given_flags(ctx).items()}
     if ctx.params[TEMPLATE] is not None:
         texts[TEMPLATE] = ctx.params[TEMPLATE]
     if not texts:
         raise UsageError(
             "a preset needs at least one flag to set",
-            hint=f'as in localchat preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
+            hint=f'as in localchat config preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
         )
     file = find_paths(app.environ).settings_file
     write_preset(file, name, texts)
@@ -143,13 +135,17 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
 
 def _preset(app: AppContext, name: str) -> Preset:
     presets = read_presets(app)
-    wanted = name.removeprefix("@")
-    if wanted not in presets:
-        hint = did_you_mean(wanted, presets) if presets else "localchat preset add makes one"
-        raise UsageError(f"there is no preset {wanted!r}", hint=hint)
-    return presets[wanted]
+    name = name.removeprefix("@")
+    if name not in presets:
+        hint = "localchat config preset add creates one"
+        if presets:
+            hint = did_you_mean(name, presets)
+        raise UsageError(f"there is no preset {name!r}", hint=hint)
+    return presets[name]
 
 
 def _record(preset: Preset) -> dict[str, Any]:
-    template = {TEMPLATE: preset.template} if preset.template else {}
-    return {"name": preset.name, **preset.values, **template}
+    record = {"name": preset.name, **preset.values}
+    if preset.template:
+        record[TEMPLATE] = preset.template
+    return record

@@ -1,4 +1,4 @@
-"""`localchat doctor --rebuild`, and the sentence that offers it once after an answer."""
+"""Run `localchat doctor --rebuild`, and offer it once after an answer."""
 
 import sys
 import time
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
     from localchat.engine.interface import EngineInfo
 
 BEST: Final = "best"
-"""Asks for the build that helps most."""
+"""Value of --rebuild for the most useful build."""
 UNDO: Final = "undo"
 _FILE: Final = "rebuild-offers.json"
-
-
 _QUIET_S: Final = 3600.0
-"""Time after the first answer without hints about the machine."""
+"""Time after the first answer during which nothing is offered."""
 
 
 class _Offers(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
-    """Builds that were offered after an answer."""
+    """Kinds of builds that were offered."""
     first_s: float = 0.0
-    """Time of the first answer; 0 before it."""
+    """Unix time of the first answer, or 0 before it."""
 
 
-def rebuild(app: AppContext, asked: str, *, yes: bool) -> None:
-    """Build for this machine after asking, or take a build back. `asked`: BEST, UNDO or a kind of build.
+def rebuild(app: AppContext, choice: str, *, yes: bool) -> None:
+    """Build for this machine, after asking, or remove a build. `choice`: BEST, UNDO or a kind of build.
 
-    Raises LocalchatError; an interrupt leaves everything as it was."""
+    Raises LocalchatError. An interrupt changes nothing.
+    """
     from localchat.cli.signals import terminate_gracefully
 
     backend, builder = _builder()
-    if asked == UNDO:
-        there = builder.undo()
-        sentence = "the build is removed" if there else "there is no build to take back"
-        tell(f"localchat: {sentence}; `localchat doctor` says what is used now")
+    if choice == UNDO:
+        outcome_text = "there is no build to remove"
+        if builder.undo():
+            outcome_text = "the build is removed"
+        tell(f"localchat: {outcome_text}; `localchat doctor` shows the library in use")
         return
-    kind = _kind(backend, builder, asked)
+    kind = _kind(backend, builder, choice)
     if not kind:
-        tell("localchat: there is nothing to rebuild: this build fits this machine")
+        tell("localchat: this build already suits this machine, so there is nothing to rebuild")
         return
     _agree(app, kind, builder.minutes(kind), yes=yes)
     terminal = Terminal(app.environ)
@@ -59,16 +59,16 @@ def rebuild(app: AppContext, asked: str, *, yes: bool) -> None:
         with terminate_gracefully():
             outcome = builder.rebuild(kind, display.show)
     except KeyboardInterrupt:
-        terminal.print_line("localchat: stopped; everything is as it was before")
+        terminal.print_line("localchat: stopped; nothing was changed")
         raise
     terminal.progress("")
     if outcome.taken:
         terminal.print_line(
             f"localchat: the new build is used from the next start on: {outcome.sentence}"
         )
-        terminal.print_line("  localchat doctor --rebuild=undo takes it back")
+        terminal.print_line("  localchat doctor --rebuild=undo removes it")
     else:
-        terminal.print_line(f"localchat: the new build is not taken: {outcome.sentence}")
+        terminal.print_line(f"localchat: the new build is not used: {outcome.sentence}")
 
 
 def _builder() -> "tuple[Backend, Rebuilder]":
@@ -78,18 +78,21 @@ def _builder() -> "tuple[Backend, Rebuilder]":
         builder = backend.rebuilder()
         if builder is not None:
             return backend, builder
-    raise LocalchatError("no installed backend has a library that could be built")
+    raise LocalchatError("no installed backend has a library that can be built")
 
 
-def _kind(backend: "Backend", builder: "Rebuilder", asked: str) -> str:
-    """The build to make; empty: none is needed. Raises UsageError for an unknown one, LocalchatError."""
-    if asked != BEST:
-        if asked not in builder.kinds:
+def _kind(backend: "Backend", builder: "Rebuilder", choice: str) -> str:
+    """Return the kind of build to make, or an empty string if none is needed.
+
+    Raises UsageError for an unknown kind, LocalchatError.
+    """
+    if choice != BEST:
+        if choice not in builder.kinds:
             raise UsageError(
-                f"--rebuild={asked}: there is no such build",
-                hint=f"it is one of {', '.join(builder.kinds)}; {UNDO} takes a build back",
+                f"--rebuild={choice}: there is no such build",
+                hint=f"use one of {', '.join(builder.kinds)}; {UNDO} removes a build",
             )
-        return asked
+        return choice
     offer = builder.offer()
     if offer is not None:
         if offer.missing:
@@ -99,7 +102,7 @@ def _kind(backend: "Backend", builder: "Rebuilder", asked: str) -> str:
 
 
 def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
-    """Ask, unless `yes`. Raises UsageError where nobody can be asked or offline is set, click.Abort."""
+    """Ask the user, unless `yes`. Raises click.Abort, and UsageError if asking or building is impossible."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
 
@@ -110,18 +113,19 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         return
     if not _is_terminal(sys.stdin):
         raise UsageError(
-            "doctor --rebuild asks first, and there is no terminal", hint="use --yes to agree"
+            "doctor --rebuild needs confirmation, but stdin is not a terminal",
+            hint="use --yes to confirm",
         )
     tell(
-        f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}): about "
-        f"{_minutes(minutes)} at low priority. The build is then tried, and used only if it is right and "
-        "faster; Ctrl+C leaves everything as it is."
+        f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}), which takes about "
+        f"{_minutes(minutes)} at low priority. The build is then tested, and used only if it is correct and "
+        "faster. Ctrl+C stops it and changes nothing."
     )
     click.confirm("Build it?", abort=True, err=True)
 
 
 class _Display:
-    """The progress line: step, parts, elapsed and expected time."""
+    """Draws the progress line with step, parts, elapsed and expected time."""
 
     def __init__(self, terminal: Terminal, expected_s: float) -> None:
         self._terminal = terminal
@@ -131,52 +135,56 @@ class _Display:
     def show(self, progress: "RebuildProgress") -> None:
         """Draw the line."""
         elapsed_s = time.monotonic() - self._began_s
-        parts = f" {progress.done} of {progress.total}" if progress.total else ""
-        expected = (
-            f", of about {duration(self._expected_s)}" if elapsed_s < self._expected_s else ""
-        )
-        self._terminal.progress(f"{progress.step}{parts} · {duration(elapsed_s)}{expected}")
-
-
-# ---------------------------------------------------------------------------- after an answer
+        line = progress.step
+        if progress.total:
+            line += f" {progress.done} of {progress.total}"
+        line += f" · {duration(elapsed_s)}"
+        if elapsed_s < self._expected_s:
+            line += f", of about {duration(self._expected_s)}"
+        self._terminal.progress(line)
 
 
 def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
-    """A sentence that offers a build, once for each kind of build that helps here; otherwise empty.
+    """Return a sentence that offers a useful build, or an empty string. Takes milliseconds.
 
-    Only for somebody at a terminal who can run it. Takes milliseconds."""
+    Each kind of build is offered once, and only to users at a terminal.
+    """
     terminal = setup.terminal
     settings = setup.settings
-    watched = (
+    is_interactive = (
         terminal.stdout_is_terminal and terminal.stderr_is_terminal and _is_terminal(sys.stdin)
     )
-    if not watched or settings.quiet or settings.offline:
+    if not is_interactive or settings.quiet or settings.offline:
         return ""
     if info is None or setup.model.is_composed:
         return ""
     from localchat.backend_api.registry import find_backends
 
     backend = find_backends().get(info.backend)
-    builder = backend.rebuilder() if backend is not None else None
-    offer = builder.offer() if builder is not None else None
+    if backend is None or (builder := backend.rebuilder()) is None:
+        return ""
+    offer = builder.offer()
     if offer is None or offer.missing:
         return ""
     file = StateFile(setup.paths.state_dir / _FILE, _Offers, _Offers())
     state = file.read()
     first_s = state.first_s or time.time()
-    is_new = time.time() - first_s < _QUIET_S  # a newcomer's first answers stay free of hints
-    if offer.kind in state.kinds or (is_new and state.first_s):
+    # The first answers of a new user come without hints.
+    is_new_user = time.time() - first_s < _QUIET_S
+    if offer.kind in state.kinds or (is_new_user and state.first_s):
         return ""
-    kinds = state.kinds if is_new else (*state.kinds, offer.kind)
+    kinds = state.kinds
+    if not is_new_user:
+        kinds = (*kinds, offer.kind)
     try:
         file.write(_Offers(kinds, first_s))
     except OSError:
-        return ""  # it would come after every answer
-    if is_new:
+        return ""  # without a record, the offer would follow every answer
+    if is_new_user:
         return ""
     return (
         f"A llama.cpp built for this machine {offer.gain}. `localchat doctor --rebuild` builds it in about "
-        f"{_minutes(offer.minutes)} and keeps it only if it is faster. This is said once."
+        f"{_minutes(offer.minutes)} and keeps it only if it is faster. This hint appears once."
     )
 
 
@@ -185,5 +193,5 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _minutes(minutes: float) -> str:
-    whole = max(1, round(minutes))
-    return "a minute" if whole == 1 else f"{whole} minutes"
+    number = max(1, round(minutes))
+    return "a minute" if number == 1 else f"{number} minutes"

@@ -1,9 +1,8 @@
-"""Disk tier of a paged KV cache: blocks go from host memory to the disk, and come back the same way.
+"""Disk tier for blocks of a paged KV cache: blocks go from host memory to the disk, and back the same way.
 
-A block of the disk is named by the digest of its node in the prefix tree. Blocks are written from host memory
-by a thread of the lowest priority, a few a second while steps run and the others when nothing does; those of a
-text in their order, so that a program that is killed leaves a beginning. They are read into host memory by
-several threads, while other requests run, and the KV cache manager finds them there like any other.
+A block on disk is named by the digest of its node in the prefix tree. A thread of the lowest priority writes
+blocks, a few per second while steps run and the rest while the engine is idle. The blocks of a text are written
+in order, so that a killed program leaves a usable prefix. Several threads load blocks into host memory.
 """
 
 import os
@@ -26,6 +25,7 @@ from localchat.core.kv_cache.disk_tier import (
     MIN_STORED_TOKENS,
     NO_ROOM,
     DiskRead,
+    DiskTier,
 )
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.prefix_tree import PrefixNode
@@ -34,18 +34,18 @@ from localchat.kv_store.entry import Entry, checksum
 from localchat.kv_store.store import KVStore, ReadBack
 from localchat.kv_store.tree import Match
 
-_MOST_READERS = 8
-"""More wait for Python's lock: of 8, 12 and 16 these were the fastest on 16 cores."""
+_MAX_READERS = 8
+"""More readers wait for Python's lock. Of 8, 12 and 16, 8 were the fastest on 16 cores."""
 _PART_BYTES = 128_000_000
-"""What is read in parts goes on to the device in parts."""
-_MOST_PENDING_BYTES = 32_000_000
-"""Of blocks that wait to be written. A request that comes meanwhile has them beside it: some 20 ms."""
+"""Size of a part. The device loads one part while the next is read."""
+_MAX_PENDING_BYTES = 32_000_000
+"""Size of the blocks that wait to be written. They delay a new request by about 20 ms."""
 _PACE_S = 0.25
-"""Time between two blocks that are written while steps run. Written as fast as they are computed, they took 8
-clients of a 7B on an H200 a quarter of their tokens a second, and 64 a fifth: it holds Python's lock."""
+"""Time between two blocks that are written while steps run. Writing holds Python's lock: without a pause, 8
+clients of a 7B model on an H200 lost a quarter of their tokens per second, and 64 clients a fifth."""
 _COPY_WAIT_S = 0.001
 _MEASURED_BYTES = 20_000_000
-"""Smaller reads do not show how fast the disk is."""
+"""Smaller reads do not measure the speed of the disk."""
 _NEW_RATE = 0.1
 _TRY_AGAIN = 0.8
 SLOW = "the disk reads more slowly than the prompt is computed"
@@ -56,7 +56,7 @@ class _Reserved:
     """Host blocks that are being filled for a request."""
 
     after: bytes
-    """Digest of the block behind which the next one is read."""
+    """Digest of the block before the next one to load."""
     numbers: list[int]
     buffers: list[memoryview]
 
@@ -68,8 +68,8 @@ class _HostBlocks(NamedTuple):
     buffers: tuple[memoryview, ...]
 
 
-class BlockDiskTier:
-    """The disk tier of one loaded model with host blocks. Used by the engine core's thread."""
+class BlockDiskTier(DiskTier):
+    """See DiskTier. For runners with host blocks."""
 
     def __init__(
         self,
@@ -82,11 +82,12 @@ class BlockDiskTier:
         min_tokens: int = MIN_STORED_TOKENS,
         part_bytes: int = _PART_BYTES,
     ) -> None:
-        """`description`: all that decides the KV of given tokens: model file and build; the KV cache manager's
-        digests hash it too."""
+        """`description`: everything that the KV of given tokens depends on: model file and build.
+
+        The KV cache manager's digests hash it too.
+        """
         can = runner.capabilities
         assert can.host_blocks, "this runner has no host blocks"
-        self._store = store
         self._runner = runner
         self._blocks = cast(HostBlockRunner, runner)
         self._kv_cache = kv_cache
@@ -94,27 +95,24 @@ class BlockDiskTier:
         self._block_bytes = can.block_tokens * can.bytes_per_token
         self._part_blocks = max(1, part_bytes // self._block_bytes)
         layout = f"{can.kv_type}\0{self._size}\0{self._block_bytes}\0{can.host_layout}"
-        self._namespace = store.namespace(f"{description}\0{layout}", model)
-        self._reader = ThreadPoolExecutor(1, "kv-reader")
-        readers = min(_MOST_READERS, os.cpu_count() or 1)
+        super().__init__(store, f"{description}\0{layout}", model, _MAX_PENDING_BYTES)
+        readers = min(_MAX_READERS, os.cpu_count() or 1)
         self._readers = ThreadPoolExecutor(readers, "kv-block-reader")
         self._reserved: dict[int, _Reserved] = {}
         self._written: deque[int] = deque()
-        """Host blocks that the writer no longer needs. It appends to this."""
+        """Host blocks that the writer no longer needs. The writer appends to this."""
         self._handed_s = 0.0
-        """When the writer was last given a block."""
-        self._prefill_s = self._read_s = 0.0
-        """Seconds per byte; 0: not measured yet."""
+        """Time at which the writer last got a block."""
+        self._prefill_s = 0.0
+        """Seconds per byte of computed KV. 0: not measured yet."""
+        self._read_s = 0.0
+        """Seconds per byte of loaded KV. 0: not measured yet."""
         kv_cache.stored_from = min_tokens
 
-    # ------------------------------------------------------------------------ reading
-
-    def find(self, request_state: RequestState) -> Match | None:
-        """What is worth reading for a prompt, with host blocks reserved for it; None: nothing."""
+    def _find(self, request_state: RequestState) -> Match | None:
+        """Return the stored blocks worth loading, after reserving host blocks for them."""
         self._unpin()
         request = request_state.request
-        if request.prompt_logprobs is not None:
-            return None
         first, parent = self._kv_cache.known_blocks(request_state.tokens, request.salt)
         ids = np.asarray(request_state.tokens, np.int32)[:-1]
         size = self._size
@@ -142,7 +140,6 @@ class BlockDiskTier:
     def read(
         self, request_state: RequestState, match: Match, then: Callable[[DiskRead], None]
     ) -> None:
-        """Read in other threads, one of which calls `then` for each part."""
         reserved = self._reserved[request_state.id]
         blocks = _HostBlocks(tuple(reserved.numbers), tuple(reserved.buffers))
         self._reader.submit(self._read, request_state, match, blocks, then)
@@ -154,7 +151,7 @@ class BlockDiskTier:
         blocks: _HostBlocks,
         then: Callable[[DiskRead], None],
     ) -> None:
-        """Report in parts: while others are read, the device loads one. The readers wait for no part."""
+        """Load blocks and report them in parts. The device loads a part while others are read."""
         begun_s = time.perf_counter()
         step = self._part_blocks
         reading = self._readers.map(self._namespace.read_into, match.entries, blocks.buffers)
@@ -163,7 +160,8 @@ class BlockDiskTier:
             checksums = tuple(islice(reading, len(part)))
             count = self._whole(part, checksums, blocks.numbers[first : first + step])
             if last := count < len(part) or first + step >= len(match.entries):
-                deque(reading, 0)  # before blocks that are still being filled are given back
+                # Blocks must not be given back while a thread still fills them.
+                deque(reading, 0)
             back = ReadBack(part[:count], ())
             elapsed_s = time.perf_counter() - begun_s
             then(DiskRead(request_state, match._replace(entries=part), back, elapsed_s, last))
@@ -174,31 +172,36 @@ class BlockDiskTier:
     def _whole(
         self, entries: Sequence[Entry], checksums: Sequence[bytes | None], numbers: Sequence[int]
     ) -> int:
-        """How many entries from the first on were read into these host blocks without damage."""
-        read = checksums.index(None) if None in checksums else len(entries)
+        """Return how many entries, from the first, were read into these host blocks without damage."""
+        read = len(entries)
+        if None in checksums:
+            read = checksums.index(None)
         try:
             sums = self._blocks.block_sums(numbers[:read])
         except RuntimeError:
-            return 0  # the next step says what is wrong with the device
-        for at, found in enumerate(sums):
-            if checksum(entries[at], found) != checksums[at]:
-                self._namespace.discard(entries[at])
-                return at
+            # The next step reports what is wrong with the device.
+            return 0
+        for index, block_sum in enumerate(sums):
+            if checksum(entries[index], block_sum) != checksums[index]:
+                self._namespace.discard(entries[index])
+                return index
         return read
 
     def adopt(self, read: DiskRead) -> tuple[MemoryOp, ...]:
-        """Make a part that was read findable, and note on the request how that went."""
         request_state = read.request_state
         entries = read.back.entries
         salt = request_state.request.salt
         reserved = self._reserved[request_state.id]
-        end = None if read.last else len(entries)
-        numbers, reserved.numbers = reserved.numbers[:end], reserved.numbers[len(entries) :]
+        # The last part returns the unused blocks too.
+        numbers = reserved.numbers if read.last else reserved.numbers[: len(entries)]
+        reserved.numbers = reserved.numbers[len(entries) :]
         texts = [array("i", entry.ids.tobytes()) for entry in entries]
         adopted = self._kv_cache.adopt(reserved.after, salt, texts, numbers)
-        reserved.after = entries[-1].key if entries else reserved.after
+        if entries:
+            reserved.after = entries[-1].key
         request_state.read_back += adopted * self._size
-        request_state.read_s = read.elapsed_s if request_state.read_back else 0.0
+        if request_state.read_back:
+            request_state.read_s = read.elapsed_s
         if len(entries) < len(read.match.entries):
             request_state.disk_missed = DAMAGED
         if read.last:
@@ -210,10 +213,7 @@ class BlockDiskTier:
             return self._kv_cache.load_ahead(entries[adopted - 1].key, salt)
         return ()
 
-    # ------------------------------------------------------------------------ writing
-
     def observe_prefill(self, tokens: int, elapsed_s: float) -> None:
-        """Note what a step of many prompt tokens took: the worth of an entry is the time that it saves."""
         bytes_ = max(1, tokens) * self._runner.capabilities.bytes_per_token
         if elapsed_s and tokens >= MIN_STORED_TOKENS:
             self._prefill_s = _average(self._prefill_s, elapsed_s / bytes_)
@@ -221,25 +221,25 @@ class BlockDiskTier:
 
     @property
     def behind(self) -> bool:
-        """Whether something has to be written and may wait for what is being written."""
         return self._store.writer.pending_bytes > 0 and bool(self._kv_cache.unstored)
 
     def step_launched(self) -> None:
-        """Use the time of a step: hand a block to the writer, if none was for a while."""
+        """Pass a block to the writer during a step, unless one was passed recently."""
         if self._written:
             self._unpin()
         if self._kv_cache.unstored and time.monotonic() >= self._handed_s + _PACE_S:
             self.store_next()
 
     def store_next(self) -> bool:
-        """Hand one block to the writer. False: there is none now, or the writer is behind."""
+        """Pass one block to the writer. False: none is ready, or the writer is behind."""
         self._unpin()
-        if not self._store.writable or self._store.writer.pending_bytes >= _MOST_PENDING_BYTES:
-            return False
+        return super().store_next()
+
+    def _store_piece(self) -> bool:
         return any(self._store_of(tip, owner) for tip, owner in list(self._kv_cache.unstored))
 
     def _store_of(self, tip: PrefixNode, owner: str) -> bool:
-        """Hand the first block of a text that is missing on the disk to the writer."""
+        """Pass the first missing block of a text to the writer."""
         unstored = self._kv_cache.unstored
         first = self._first_missing(tip, unstored[tip, owner])
         if first is None:
@@ -248,7 +248,8 @@ class BlockDiskTier:
             return False
         assert first.parent is not None
         if first.host < 0 and not first.blocks:
-            del unstored[tip, owner]  # it was evicted
+            # It was evicted.
+            del unstored[tip, owner]
             return False
         if not self._kv_cache.pin_saved(first):
             return False
@@ -265,7 +266,7 @@ class BlockDiskTier:
         return True
 
     def _first_missing(self, tip: PrefixNode, done: int) -> PrefixNode | None:
-        """The first node of a text, behind `done` tokens, that the disk has not."""
+        """Return the first node after `done` tokens that is missing on the disk."""
         first = None
         node = tip
         while node.parent is not None and node.end > done:
@@ -279,18 +280,20 @@ class BlockDiskTier:
         while self._written:
             self._kv_cache.unpin(self._written.popleft())
 
-    def finish(self, deadline_s: float) -> None:
-        """Write what is left, until time.monotonic() is `deadline_s`: the engine is about to end."""
+    def _finish(self, deadline_s: float) -> None:
         while self._kv_cache.unstored and time.monotonic() < deadline_s:
-            while self._kv_cache.behind:  # again, where host memory had no room
+            # Blocks may need several plans to reach host memory, if it has little room.
+            while self._kv_cache.behind:
                 self._runner.launch(StepPlan(0, memory=self._kv_cache.write_behind()))
                 self._runner.collect()
             if not self._store.writable:
                 break
             if not self.store_next():
                 time.sleep(_COPY_WAIT_S)
-        self._store.writer.drain(max(0.0, deadline_s - time.monotonic()))
 
 
-def _average(known: float, new: float) -> float:
-    return known + _NEW_RATE * (new - known) if known else new
+def _average(average: float, value: float) -> float:
+    """Return the moving average after one more value. An average of 0 has no values yet."""
+    if not average:
+        return value
+    return average + _NEW_RATE * (value - average)

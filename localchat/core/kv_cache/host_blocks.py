@@ -1,8 +1,7 @@
-"""Blocks in host memory: which node of the prefix tree lies where, and which goes first.
+"""Blocks in host memory: the node of the prefix tree that each holds, and the order of eviction.
 
-A text is evicted from its end, the least recently used one first: only a node without a successor in host
-memory goes, and then the one before it may. A block that is being read or written outside the plans (by the
-disk tier) is pinned and stays where it is.
+Texts are evicted least recently used first, each from its end: a node can go only if no successor of it is in
+host memory. A block that the disk tier reads or writes outside the plans is pinned and stays where it is.
 """
 
 import heapq
@@ -20,51 +19,51 @@ class HostBlocks:
         self._free = list(range(blocks - 1, -1, -1))
         self._nodes: dict[int, PrefixNode] = {}
         self._leaves: list[tuple[int, int, PrefixNode]] = []
-        """Heap of (last use, order, node). An entry may be out of date: it is checked when it is taken."""
+        """Heap of (last use, order, node). Entries may be outdated and are checked when popped."""
         self._order = count()
         self._uses = 0
         self._pins: Counter[int] = Counter()
         self._left: set[int] = set()
-        """Pinned blocks whose node is gone: free once they are no longer pinned."""
+        """Pinned blocks without a node. They become free once they are unpinned."""
         self.in_plan: set[int] = set()
-        """Blocks that the next plan names: until it is launched, their bytes are not what the books say."""
+        """Blocks in the next plan. Until it is launched, they do not hold the bytes of their nodes."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     @property
     def exist(self) -> bool:
-        """Whether there are any."""
+        """Whether the runner has host blocks."""
         return self._total > 0
 
-    # ------------------------------------------------------------------------ taking and giving back
-
     def take(self) -> int | None:
-        """A free block; None: one has to be evicted first."""
-        return self._free.pop() if self._free else None
+        """Return a free block. None: one has to be evicted first."""
+        if not self._free:
+            return None
+        return self._free.pop()
 
     def victim(self) -> PrefixNode | None:
-        """The node whose block is of the least use; None: all are pinned."""
-        aside: list[tuple[int, int, PrefixNode]] = []
-        found: PrefixNode | None = None
-        while self._leaves and found is None:
+        """Return the node to evict next. None: all blocks are pinned."""
+        skipped: list[tuple[int, int, PrefixNode]] = []
+        victim: PrefixNode | None = None
+        while self._leaves and victim is None:
             entry = heapq.heappop(self._leaves)
             last_use, _, node = entry
             if node.host < 0 or node.host_children:
-                continue  # it comes back once it is a leaf again
+                continue  # It is pushed again once it is a leaf.
             if last_use != node.last_use:
                 self._push(node)
             elif self._pins[node.host]:
-                aside.append(entry)
+                skipped.append(entry)
             else:
-                found = node
-                aside.append(entry)
-        for entry in aside:
+                victim = node
+                skipped.append(entry)
+        for entry in skipped:
             heapq.heappush(self._leaves, entry)
-        return found
+        return victim
 
     def put(self, node: PrefixNode, number: int) -> None:
-        """Note that a block holds a node from now on."""
+        """Record that a block holds a node from now on."""
         assert node.host < 0
         node.host = number
         self._nodes[number] = node
@@ -101,10 +100,8 @@ class HostBlocks:
         for node in nodes:
             node.last_use = self._uses
 
-    # ------------------------------------------------------------------------ pins
-
     def pin(self, number: int) -> None:
-        """Keep a block's bytes until `unpin`."""
+        """Protect a block's bytes until `unpin`."""
         self._pins[number] += 1
 
     def unpin(self, number: int) -> None:
@@ -120,15 +117,16 @@ class HostBlocks:
         """Whether a block's bytes are in use outside the plans."""
         return self._pins[number] > 0
 
-    # ------------------------------------------------------------------------ integrity
-
     def check(self, nodes: list[PrefixNode], reserved: int) -> None:
-        """`nodes`: those of the tree in host memory. `reserved`: blocks taken that hold no node yet."""
+        """Check integrity. Raises AssertionError.
+
+        `nodes`: the nodes of the tree in host memory. `reserved`: blocks in use that hold no node yet.
+        """
         assert {node.host: node for node in nodes} == self._nodes, "host blocks are off"
         assert len(nodes) == len(self._nodes), "two nodes in one host block"
-        taken = [*self._free, *self._nodes, *self._left]
-        assert len(set(taken)) == len(taken), "a host block is in two places"
-        assert len(taken) + reserved == self._total, "a host block is lost"
+        blocks = [*self._free, *self._nodes, *self._left]
+        assert len(set(blocks)) == len(blocks), "a host block is in two places"
+        assert len(blocks) + reserved == self._total, "a host block is lost"
         heads = {id(node) for _, _, node in self._leaves}
         for node in nodes:
             assert node.host_children or id(node) in heads, "a host block that cannot be evicted"

@@ -4,7 +4,7 @@ The idea of prompt caching in host memory is llama-server's (`--cache-ram`).
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
 _LOST_KEPT = 32
 _NEIGHBOURS = 8
-"""States compared on each side of a text's place in the index."""
+"""Number of states compared on each side of a text in the index."""
 
 EVICTED = "evicted to make room"
 HOST_CACHE_OFF = "dropped for another conversation, because swapping to RAM is off"
@@ -22,7 +22,7 @@ TOO_LARGE = "dropped for another conversation, because it is larger than the RAM
 
 
 class SavedState:
-    """One saved state."""
+    """Saved state of a slot."""
 
     __slots__ = (
         *("disposable", "earliest", "exact", "key", "last_use", "owner"),
@@ -45,17 +45,17 @@ class SavedState:
         self.salt = salt
         self.prefix = prefix
         self.earliest = earliest
-        """Lowest position that it holds."""
+        """Lowest position in the state."""
         self.disposable = disposable
-        """A branch that its conversation left: an answer that was regenerated, reasoning that the next prompt
-        leaves out, a second choice. It is kept only where nothing else needs the room, until it is used."""
+        """The conversation left this branch: a regenerated answer, reasoning that the next prompt omits, or a
+        second choice. Such states are evicted first, unless they are used."""
         self.last_use = last_use
         self.owner = owner
-        """Conversation for which it may go to the disk; empty: it may not."""
+        """Conversation for which the state may go to the disk. Empty: it may not."""
         self.exact = exact
         """Leading tokens whose KV has the bits of a fresh computation."""
         self.stored = stored
-        """There is nothing of it that has to go to the disk."""
+        """The state does not have to go to the disk."""
 
 
 class _LostPrefix(NamedTuple):
@@ -65,7 +65,7 @@ class _LostPrefix(NamedTuple):
 
 
 class HostCache:
-    """Saved states by key, and what was evicted lately. Keys are never used again."""
+    """Saved states by key, and recently evicted prefixes. Keys are never reused."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class HostCache:
         size_bytes: Callable[[int], int],
         serves: Callable[[int, int, int], bool],
     ) -> None:
-        """`serves(length, earliest, tokens)`: whether a state of `length` tokens can be truncated to
+        """`serves(length, earliest, tokens)` returns whether a state of `length` tokens can be truncated to
         `tokens`."""
         self._capacity_bytes = capacity_bytes
         self._size_bytes = size_bytes
@@ -90,10 +90,10 @@ class HostCache:
         self.evictions = 0
 
     def candidates(self, ids: Ids, salt: str) -> list[SavedState]:
-        """States that a text may continue, most recently used first.
+        """Return the states that a text may continue, most recently used first.
 
-        Those whose whole text it begins with, and the nearest others: as many as share its longest prefix, but
-        for more than _NEIGHBOURS that share the same one.
+        These are the states whose tokens are a prefix of the text, and the nearest others. Of the states that
+        share its longest prefix, at most _NEIGHBOURS on each side are included.
         """
         keys = {*self._index.nearest(salt, ids, _NEIGHBOURS), *self._index.prefixes(salt, ids)}
         return sorted(map(self._state, keys), key=lambda saved: -saved.last_use)
@@ -104,11 +104,11 @@ class HostCache:
         return self._disposable[key]
 
     def longest_lost(self, ids: Ids, salt: str) -> tuple[int, str]:
-        """The longest prefix of `ids` among the states lost lately, and how it was lost."""
-        found = (
+        """Return the length of the longest recently lost prefix of `ids`, and the reason."""
+        lengths = (
             (lost.prefix.common_length(ids), lost.why) for lost in self._lost if lost.salt == salt
         )
-        return max(found, key=lambda pair: pair[0], default=(0, ""))
+        return max(lengths, key=lambda pair: pair[0], default=(0, ""))
 
     def touch(self, saved: SavedState) -> None:
         """Mark a state as used now."""
@@ -123,7 +123,7 @@ class HostCache:
         return self._uses
 
     def next_key(self) -> int:
-        """A key never used before."""
+        """Return a new key."""
         self._last_key += 1
         return self._last_key
 
@@ -140,9 +140,9 @@ class HostCache:
         stored: bool = True,
         exact: int = 0,
     ) -> list[MemoryOp]:
-        """Save a slot's state, unless a saved one serves as well; what does not fit is lost.
+        """Save a slot's state, unless a saved one serves as well. A state that does not fit is lost.
 
-        `pinned` is not evicted for it.
+        `pinned` is never evicted to make room.
         """
         return self._keep(
             lambda key: Save(slot, key),
@@ -164,7 +164,7 @@ class HostCache:
         earliest: int,
         exact: int = 0,
     ) -> list[MemoryOp]:
-        """Save a state that was read from the disk."""
+        """Save a state that was loaded from the disk."""
         return self._keep(
             lambda key: Import(key, ranges), salt, prefix, earliest, False, None, "", True, exact
         )
@@ -181,7 +181,7 @@ class HostCache:
         stored: bool,
         exact: int,
     ) -> list[MemoryOp]:
-        """Keep what `operation` puts under its key."""
+        """Record a state, and return `operation` with its key. Evict others to make room."""
         ids = prefix.ids
         for saved in map(self._state, islice(self._index.extensions(salt, ids), _NEIGHBOURS)):
             serves = self._serves(len(saved.prefix), saved.earliest, len(prefix))
@@ -197,40 +197,49 @@ class HostCache:
             and self._serves(len(prefix), earliest, len(saved.prefix))
         ]
         size = self._size_bytes(len(prefix))
-        kept = prefix.head(len(prefix))
+        saved_prefix = prefix.head(len(prefix))
         victims = self._victims(size, older, disposable, pinned)
         if victims is None:
-            fits = size <= self._capacity_bytes
-            why = EVICTED if fits else TOO_LARGE if self._capacity_bytes else HOST_CACHE_OFF
-            self.record_lost(salt, kept, why)
+            why = EVICTED
+            if not self._capacity_bytes:
+                why = HOST_CACHE_OFF
+            elif size > self._capacity_bytes:
+                why = TOO_LARGE
+            self.record_lost(salt, saved_prefix, why)
             return []
         ops: list[MemoryOp] = [self._remove(saved) for saved in (*older, *victims)]
         for saved in victims:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
         key = self.next_key()
         used = self._next_use()
-        saved = SavedState(key, salt, kept, earliest, disposable, used, owner, stored, exact)
-        (self._disposable if disposable else self._kept)[key] = saved
-        self._index.add(salt, kept.ids, key)
+        saved = SavedState(
+            key, salt, saved_prefix, earliest, disposable, used, owner, stored, exact
+        )
+        states = self._disposable if disposable else self._kept
+        states[key] = saved
+        self._index.add(salt, saved_prefix.ids, key)
         self._bytes += size
-        self.tokens += len(kept)
+        self.tokens += len(saved_prefix)
         return [*ops, operation(key)]
 
     def unstored(self) -> Iterator[SavedState]:
-        """States that may go to the disk, the least recently used first."""
+        """Return the states that may go to the disk, the least recently used first."""
         return (saved for saved in self._kept.values() if saved.owner and not saved.stored)
 
     def _victims(
         self, size: int, older: list[SavedState], disposable: bool, pinned: SavedState | None
     ) -> list[SavedState] | None:
-        """States to evict, besides `older`, before `size` bytes fit; None: they can never fit.
+        """Return the states to evict, besides `older`, to make `size` bytes fit. None: they can never fit.
 
-        Disposable states go first, others only for a state that is not disposable itself.
+        Disposable states go first. A disposable state evicts only other disposable ones.
         """
         short = self._bytes + size - self._capacity_bytes
         short -= sum(self._size_bytes(len(saved.prefix)) for saved in older)
         victims: list[SavedState] = []
-        for saved in chain(self._disposable.values(), () if disposable else self._kept.values()):
+        evictable: Iterable[SavedState] = self._disposable.values()
+        if not disposable:
+            evictable = chain(evictable, self._kept.values())
+        for saved in evictable:
             if short <= 0:
                 break
             if saved is not pinned and saved not in older:
@@ -239,26 +248,27 @@ class HostCache:
         return victims if short <= 0 else None
 
     def record_lost(self, salt: str, prefix: TokenPrefix, why: str) -> None:
-        """Remember a prefix that can no longer be found, and count it."""
+        """Record a prefix that was lost, for the reason of a later miss."""
         self.evictions += 1
         self._lost.append(_LostPrefix(salt, prefix, why))
 
     def _remove(self, saved: SavedState) -> Discard:
-        del (self._disposable if saved.disposable else self._kept)[saved.key]
+        states = self._disposable if saved.disposable else self._kept
+        del states[saved.key]
         self._index.remove(saved.salt, saved.prefix.ids, saved.key)
         self._bytes -= self._size_bytes(len(saved.prefix))
         self.tokens -= len(saved.prefix)
         return Discard(saved.key)
 
     def check(self) -> None:
-        """Check integrity; raises AssertionError naming the fault."""
+        """Check integrity. Raises AssertionError that names the fault."""
         states = {**self._kept, **self._disposable}
         sizes = [len(saved.prefix) for saved in states.values()]
         assert self.tokens == sum(sizes), "saved tokens are miscounted"
         assert self._bytes == sum(map(self._size_bytes, sizes)), "saved bytes are miscounted"
         assert self._bytes <= self._capacity_bytes, "more is saved than there is room for"
         assert all(key == saved.key for key, saved in states.items()), (
-            "a state stands under another key"
+            "a state is stored under another key"
         )
         assert all(saved.disposable == (key in self._disposable) for key, saved in states.items())
         for key, saved in states.items():

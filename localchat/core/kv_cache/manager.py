@@ -35,13 +35,13 @@ class PrefixHit(NamedTuple):
     """A cached prefix of a prompt."""
 
     cached: int
-    """Tokens that need no computation; never the whole prompt, because the last token is always computed."""
+    """Tokens that need no computation. The last token of a prompt is always computed."""
     why_missed: str = ""
-    """One phrase when less was found than could have been."""
+    """Phrase that explains why less was found than possible."""
     source: object = None
-    """For the manager alone."""
+    """Data of the manager."""
     swapped: int = 0
-    """Of the cached tokens, those in host memory, which need room on the device. Only paged caches."""
+    """Cached tokens in host memory, which need room on the device. Paged caches only."""
 
 
 class CacheUpdate(NamedTuple):
@@ -51,9 +51,9 @@ class CacheUpdate(NamedTuple):
     new_blocks: tuple[int, ...] = ()
     new_window_blocks: tuple[int, ...] = ()
     kept: int | None = None
-    """From `commit` only: the slot could not be truncated and now holds its first `kept` tokens: none where a
-    sliding window moved on, those before the drafts where a state was held. The sequence keeps its slot and
-    must be computed again from there, or released."""
+    """Tokens that the slot holds after `commit`, if it could not be truncated. That is 0 if a
+    sliding window moved on, or the tokens before the drafts if a state was held. The sequence keeps its slot
+    and must be computed again from there, or released."""
 
 
 class KVUsage(NamedTuple):
@@ -93,7 +93,7 @@ class KVCacheManager(Protocol):
         ...
 
     def slot(self, seq: int) -> int:
-        """The slot of an allocated sequence."""
+        """Return the slot of an allocated sequence."""
         ...
 
     def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
@@ -109,7 +109,7 @@ class KVCacheManager(Protocol):
         ahead: int = 0,
         exact: int = 0,
     ) -> CacheUpdate:
-        """Record after a step that the first `computed` of `tokens` are valid; never fewer than before.
+        """Record after a step that the first `computed` of `tokens` are valid. Never fewer than before.
 
         `tokens` are the known tokens of the sequence, possibly more. Only `tokens[before:computed]` is read,
         so the cost follows the step, not the length. Full blocks become findable; rejected drafts are
@@ -120,16 +120,18 @@ class KVCacheManager(Protocol):
         ...
 
     def checkpoint(self, seq: int) -> CacheUpdate:
-        """Save the state near the end of a prompt, at the end of an answer, or before a preemption.
+        """Save the state of a sequence.
+
+        Called near the end of a prompt, at the end of an answer, and before a preemption.
 
         Only models that cannot rewind need it; others do nothing.
         """
         ...
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
-        """Hold what is committed while drafts are verified: `commit` goes back to it where one is rejected.
+        """Hold the committed state while drafts are verified, so that `commit` can return to it.
 
-        None: no room for it, so no drafts. Only models that cannot rewind need it; others do nothing.
+        None: no room, so no drafts. Only models that cannot rewind need it. Others do nothing.
         """
         ...
 
@@ -142,21 +144,23 @@ class KVCacheManager(Protocol):
         ...
 
     def write_behind(self) -> tuple[MemoryOp, ...]:
-        """The last operations of a plan that is about to be launched: copies to host memory that nothing
-        waits for. Called once for each plan."""
+        """Return the last operations of the next plan: copies to host memory that nothing waits for.
+
+        Called once for each plan.
+        """
         ...
 
     @property
     def behind(self) -> bool:
-        """Whether `write_behind` has more for another plan."""
+        """Return whether `write_behind` has more for another plan."""
         ...
 
     def usage(self) -> KVUsage: ...
 
     def never_fits(self, tokens: int) -> bool:
-        """Whether a sequence of this length could not run even alone."""
+        """Return whether a sequence of this length cannot run even alone."""
         ...
 
     def check(self) -> None:
-        """Check integrity; raises AssertionError naming the fault."""
+        """Check integrity. Raises AssertionError that names the fault."""
         ...

@@ -3,12 +3,12 @@
 A block is *live* (held by running sequences), *cached* (held by none, its tokens findable) or *free*. Cached
 blocks are evicted least recently used first. A sequence releases its blocks from the last to the first, so a
 leaf is always evicted before the blocks that it continues, never a block in the middle of a prefix. A partly
-shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation.
+shared block is copied (`Copy`), or reused if no other sequence needs it. A fork is the same operation.
 
-Where the runner has host blocks, full blocks are also saved in host memory, a few with each plan, and at the
-latest when they are evicted from the device. A hit may then end in blocks of host memory: they are loaded
-into new blocks. So a preempted sequence is copied back, and not computed again. The device holds each text from
-its beginning; what host memory has behind that, it has without a gap.
+If the runner has host blocks, full blocks are also saved in host memory, a few with each plan, and at the
+latest when they are evicted from the device. A hit may then end in host blocks, which are loaded into new
+blocks. So a preempted sequence is copied back instead of computed again. The device holds each text from its
+start, and host memory continues it without a gap.
 
 Ideas: vLLM's block manager (chained hashes, reverse release), exllamav3's eviction (leaf first), SGLang's
 hierarchical cache (written through to the host).
@@ -32,10 +32,9 @@ from localchat.core.kv_cache.prefix_tree import (
     TokenArray,
     path_to,
 )
-from localchat.core.kv_cache.sequence_blocks import SequenceBlocks
 
 _SAVES_PER_PLAN = 16
-"""More would hold up a load that comes behind them: 16 blocks of a 7B model take 1 ms."""
+"""More would delay a load in the next plan. 16 blocks of a 7B model take 1 ms."""
 
 
 class PagedPrefix(NamedTuple):
@@ -45,44 +44,76 @@ class PagedPrefix(NamedTuple):
     walk: PrefixMatch
 
 
+class _SequenceBlocks:
+    """Blocks of a running sequence."""
+
+    __slots__ = ("committed", "exact", "noted", "owner", "salt", "slot", "table", "tail", "tip")
+
+    def __init__(
+        self,
+        slot: int,
+        salt: str,
+        table: list[int],
+        committed: int,
+        tip: PrefixNode | None,
+        owner: str = "",
+    ) -> None:
+        self.slot = slot
+        self.salt = salt
+        self.table = table
+        self.committed = committed
+        self.exact = 0
+        """Leading tokens whose KV has the bits of a fresh computation."""
+        self.tip = tip
+        """Last published full node. None once its tokens cannot be published (digest collision)."""
+        self.tail: PrefixNode | None = None
+        """Partly filled node."""
+        self.owner = owner
+        """Conversation for which the blocks may go to the disk. Empty: they may not."""
+        self.noted: PrefixNode | None = None
+        """Last node that was noted for the disk."""
+
+
 class PagedKVCacheManager:
     """See KVCacheManager. Counts of KVUsage are blocks times `block_tokens`."""
 
     def __init__(
         self, block_tokens: int, blocks: int, max_slots: int, identity: str, host_blocks: int = 0
     ) -> None:
-        """`identity` names everything besides the tokens that KV depends on (weights, KV type); it is
-        hashed with every prefix."""
+        """`identity` names everything besides the tokens that KV depends on (weights, KV type).
+
+        It is hashed with every prefix.
+        """
         self._block_tokens = block_tokens
         self._refs = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._node_of: dict[int, PrefixNode] = {}
         self._tree = PrefixTree(block_tokens, identity)
-        self._sequences: dict[int, SequenceBlocks] = {}
+        self._sequences: dict[int, _SequenceBlocks] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
         self._host = HostBlocks(host_blocks)
         self._unsaved: dict[PrefixNode, None] = {}
-        """Full blocks that are on the device alone, in the order in which they were computed."""
+        """Full blocks that are only on the device, in the order of their computation."""
         self._host_full = False
         """Every host block is pinned or reserved."""
         self._swapped = 0
-        """Nodes that are in host memory alone."""
+        """Number of nodes that are only in host memory."""
         self._reserved = 0
-        """Host blocks that are being filled from the disk."""
+        """Number of host blocks that are being filled from the disk."""
         self.stored_from = 0
-        """Tokens from which on a text may go to the disk; 0: there is no disk tier."""
+        """Length from which a text may go to the disk. 0: there is no disk tier."""
         self.unstored: dict[tuple[PrefixNode, str], int] = {}
-        """Last full nodes of texts that may go to the disk, each with an owner: tokens that were handed to the
-        writer. The disk tier removes them."""
+        """Tokens already passed to the disk writer, by last node and owner of the text.
+
+        The disk tier removes the entries.
+        """
         self._memory: list[MemoryOp] = []
-        """Operations of the change under way."""
+        """Operations of the current change."""
         self._shared = 0
         self._evictions = 0
         self._version = 0
-
-    # ------------------------------------------------------------------------ the prefix
 
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         limit = len(tokens) - 1
@@ -93,7 +124,9 @@ class PagedKVCacheManager:
             limit = exact * self._block_tokens // chunk * chunk
             walk = self._tree.match(array("i", tokens), limit, salt)
         cached = len(walk.nodes) * self._block_tokens + walk.shared
-        why = "" if cached >= limit else self._miss_reason(walk, cached)
+        why = ""
+        if cached < limit:
+            why = self._miss_reason(walk, cached)
         swapped = sum(not node.blocks for node in walk.nodes) * self._block_tokens
         if walk.partial is not None and not walk.partial.blocks:
             swapped += walk.shared
@@ -102,9 +135,12 @@ class PagedKVCacheManager:
     def _miss_reason(self, walk: PrefixMatch, cached: int) -> str:
         if walk.was_known:
             return "evicted to make room"
-        node = walk.nodes[-1] if walk.nodes else walk.root
-        parts = walk.shared < len(walk.partial.tokens) if walk.partial else node and node.children
-        if cached and parts:
+        if walk.partial is not None:
+            differs = walk.shared < len(walk.partial.tokens)
+        else:
+            node = walk.nodes[-1] if walk.nodes else walk.root
+            differs = node is not None and bool(node.children)
+        if cached and differs:
             return f"the text differs from token {cached + 1} on"
         return ""
 
@@ -115,23 +151,23 @@ class PagedKVCacheManager:
         assert isinstance(hit.source, PagedPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         nodes, partial, shared, _, _ = hit.source.walk
-        held = [node.blocks[0] for node in nodes if node.blocks]
-        missing = nodes[len(held) :]
-        room = len(self._free) + len(self._cached) - sum(not self._refs[b] for b in held)
+        resident = [node.blocks[0] for node in nodes if node.blocks]
+        missing = nodes[len(resident) :]
+        room = len(self._free) + len(self._cached) - sum(not self._refs[b] for b in resident)
         reuse = False
         if partial is not None and partial.blocks and not self._refs[partial.blocks[0]]:
             room -= 1
             reuse = room < 1 or shared == len(partial.tokens)
         if not self._slots or (room < len(missing) + 1 and not reuse):
             return None
-        for block in held:
+        for block in resident:
             self._hold(block)
-        self._host.touch([*nodes, *([partial] if partial else [])])
+        self._host.touch([*nodes, partial] if partial else list(nodes))
         loaded = self._load(missing)
         last = self._last_block(partial, shared, reuse)
         root = self._tree.acquire_root(salt)
-        table = [*held, *loaded, last]
-        sequence = SequenceBlocks(
+        table = [*resident, *loaded, last]
+        sequence = _SequenceBlocks(
             heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root, owner
         )
         self._sequences[seq] = sequence
@@ -141,7 +177,7 @@ class PagedKVCacheManager:
         return CacheUpdate(self._take_memory(), tuple(table))
 
     def _load(self, nodes: Sequence[PrefixNode]) -> list[int]:
-        """Take a block for each of these nodes, and load it from host memory."""
+        """Load nodes from host memory into new blocks. Return the blocks."""
         for node in nodes:
             self._host.pin(node.host)
         blocks = []
@@ -161,13 +197,13 @@ class PagedKVCacheManager:
         self._host.in_plan.add(node.host)
 
     def _take_memory(self) -> tuple[MemoryOp, ...]:
-        """The operations of the change that is now complete."""
+        """Return the operations of the change that is now complete."""
         memory = tuple(self._memory)
         self._memory = []
         return memory
 
     def _last_block(self, partial: PrefixNode | None, shared: int, reuse: bool) -> int:
-        """Choose the block that a sequence continues in, with `shared` tokens of `partial` in it."""
+        """Return the block in which a sequence continues, with `shared` tokens of `partial`."""
         if partial is None:
             return self._take_block()
         if not partial.blocks:
@@ -178,9 +214,10 @@ class PagedKVCacheManager:
             return block
         source = partial.blocks[0]
         if reuse:
-            # Nobody else holds it, and either all its tokens are shared or there is no other block
-            # left (then it has no children: they would have been evicted before it).
-            del self._cached[source], self._node_of[source]
+            # No other sequence holds the block. Either all its tokens are shared, or no other block is left.
+            # In that case it has no children, because they would have been evicted before it.
+            del self._cached[source]
+            del self._node_of[source]
             if shared < len(partial.tokens):
                 self._evict(partial, source)
             else:
@@ -196,14 +233,12 @@ class PagedKVCacheManager:
         self._memory.append(Copy(source, block, shared))
         return block
 
-    def _begin_tail(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
+    def _begin_tail(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         if sequence.tip is not None:
             block = sequence.table[sequence.tip.end // self._block_tokens]
             sequence.tail = self._node_of[block] = self._tree.add_partial(
                 sequence.tip, tokens, block
             )
-
-    # ------------------------------------------------------------------------ blocks
 
     def _hold(self, block: int) -> None:
         self._cached.pop(block, None)
@@ -211,7 +246,7 @@ class PagedKVCacheManager:
         self._shared += self._refs[block] == 2
 
     def _take_block(self) -> int:
-        """Take a block for new tokens: a free one, else the least recently used cached one."""
+        """Take a block for new tokens: a free one, or else the least recently used cached one."""
         if not self._free:
             block, _ = self._cached.popitem(last=False)
             self._evict(self._node_of.pop(block), block)
@@ -239,10 +274,8 @@ class PagedKVCacheManager:
                 self._swapped += node.host >= 0
                 self._forget(node, evicted=False)
 
-    # ------------------------------------------------------------------------ host memory
-
     def _evict(self, node: PrefixNode, block: int) -> None:
-        """Take a node's last block from it: host memory has it, gets it now, or it is lost."""
+        """Take the last block from a node. Host memory has it, gets it now, or the node is lost."""
         if self._host.exist and node.digest and node.host < 0:
             self._save(node, block)
         self._unsaved.pop(node, None)
@@ -253,20 +286,22 @@ class PagedKVCacheManager:
             self._forget(node, evicted=True)
 
     def _forget(self, node: PrefixNode, *, evicted: bool) -> None:
-        """Remove a node that is no longer on the device, and what host memory has behind it."""
-        behind = [node]
-        for one in behind:
-            behind.extend(child for children in one.children.values() for child in children)
-        for one in reversed(behind):
-            if one.host >= 0:
+        """Remove a node that left the device, with its descendants in host memory."""
+        descendants = [node]
+        # The list grows while it is walked, so it reaches all descendants.
+        for parent in descendants:
+            descendants.extend(child for children in parent.children.values() for child in children)
+        for descendant in reversed(descendants):
+            if descendant.host >= 0:
                 self._swapped -= 1
-                self._host.drop(one)
-            self._unsaved.pop(one, None)
-            self._tree.remove(one, evicted=evicted)
-        self._evictions += len(behind) if evicted else 0
+                self._host.drop(descendant)
+            self._unsaved.pop(descendant, None)
+            self._tree.remove(descendant, evicted=evicted)
+        if evicted:
+            self._evictions += len(descendants)
 
     def _save(self, node: PrefixNode, block: int) -> bool:
-        """Save a block in host memory. False: all that is there is in use."""
+        """Save a block in host memory. Return False if all host blocks are in use."""
         number = self._host_block()
         if number is None:
             return False
@@ -304,27 +339,32 @@ class PagedKVCacheManager:
     def behind(self) -> bool:
         return bool(self._unsaved) and not self._host_full
 
-    # ------------------------------------------------------------------------ the disk
-
     def known_blocks(self, tokens: Sequence[int], salt: str) -> tuple[int, bytes]:
-        """Full blocks of a prompt that need not be read, and the digest of the last one."""
+        """Return the number of a prompt's cached full blocks, and the last one's digest."""
         nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
-        return len(nodes), nodes[-1].digest if nodes else self._tree.root_digest(salt)
+        if not nodes:
+            return 0, self._tree.root_digest(salt)
+        return len(nodes), nodes[-1].digest
 
     def reserve(self, count: int, after: bytes, salt: str) -> list[int]:
-        """Take up to `count` host blocks to read blocks into that follow the one of this digest; `adopt` takes
-        them over."""
-        held = [node.host for node in path_to(self._tree.named(after, salt)) if node.host >= 0]
-        for pinned in held:
-            self._host.pin(pinned)
+        """Reserve up to `count` host blocks for blocks from disk after the digest `after`.
+
+        `adopt` takes them over.
+        """
+        hosted = [node.host for node in path_to(self._tree.named(after, salt)) if node.host >= 0]
+        for block in hosted:
+            self._host.pin(block)
         numbers: list[int] = []
-        named: list[int] = []
+        in_plan: list[int] = []
         while len(numbers) < count and (number := self._host_block()) is not None:
-            (named if number in self._host.in_plan else numbers).append(number)
-        for left in named:
-            self._host.give_back(left)
-        for pinned in held:
-            self._host.unpin(pinned)
+            if number in self._host.in_plan:
+                in_plan.append(number)
+            else:
+                numbers.append(number)
+        for number in in_plan:
+            self._host.give_back(number)
+        for block in hosted:
+            self._host.unpin(block)
         self._reserved += len(numbers)
         self._version += 1
         return numbers
@@ -332,8 +372,10 @@ class PagedKVCacheManager:
     def adopt(
         self, after: bytes, salt: str, texts: Sequence[TokenArray], numbers: Sequence[int]
     ) -> int:
-        """Take over host blocks from `reserve`: the first hold the KV of `texts`, which follow the block of
-        this digest. Returns how many are findable now."""
+        """Take over host blocks from `reserve`. Return how many are findable now.
+
+        The first blocks hold the KV of `texts`, which follow the digest `after`.
+        """
         self._reserved -= len(numbers)
         self._host_full = False
         self._version += 1
@@ -351,7 +393,8 @@ class PagedKVCacheManager:
                 following.kept = True
                 following.exact = False
                 self._host.put(following, number)
-            added += [following] if following is not None else []
+            if following is not None:
+                added.append(following)
             node = following
         for number in left:
             self._host.give_back(number)
@@ -361,8 +404,10 @@ class PagedKVCacheManager:
         return len(added)
 
     def load_ahead(self, last: bytes, salt: str) -> tuple[MemoryOp, ...]:
-        """Load a text that host memory has, up to the block of this digest, into blocks that nobody holds, as
-        far as there are any."""
+        """Load a text up to the digest `last` from host memory into unused blocks.
+
+        Loads as many blocks as there is room for.
+        """
         nodes = path_to(self._tree.named(last, salt))
         table = [node.blocks[0] for node in nodes if node.blocks]
         room = len(self._free) + len(self._cached) - sum(not self._refs[block] for block in table)
@@ -371,12 +416,13 @@ class PagedKVCacheManager:
             self._hold(block)
         table += self._load(missing)
         for block in reversed(table):
-            self._release_block(block, keep=False)  # they stay: all were kept before
+            # The blocks stay cached, because all their nodes are marked as kept.
+            self._release_block(block, keep=False)
         self._version += 1
         return self._take_memory()
 
     def pin_saved(self, node: PrefixNode) -> bool:
-        """Pin a node's host block, if it has one and every copy to it was launched; else it gets one."""
+        """Pin a node's host block. Return False if it has none yet, or its copy is not launched."""
         if node.host < 0:
             self._unsaved[node] = None
             return False
@@ -386,17 +432,15 @@ class PagedKVCacheManager:
         return True
 
     def unpin(self, number: int) -> None:
-        """End what `pin_saved` began."""
+        """Undo `pin_saved`."""
         self._host.unpin(number)
         self._host_full = False
-
-    # ------------------------------------------------------------------------ running
 
     def slot(self, seq: int) -> int:
         return self._sequences[seq].slot
 
     def leaf(self, seq: int) -> PrefixNode | None:
-        """The last node of a sequence's text, a root where there is none; None: it is not published."""
+        """Return the last node of a sequence's text, or the root. None: the text is not published."""
         sequence = self._sequences[seq]
         return sequence.tail or sequence.tip
 
@@ -433,22 +477,24 @@ class PagedKVCacheManager:
             sequence.committed = end
             self._version += 1
         if computed - before == 1:
-            # A token was sampled behind it, so the KV is sound.
+            # A token was sampled after it, so the KV is valid.
             self._note_unstored(sequence)
         return CacheUpdate()
 
-    def _note_unstored(self, sequence: SequenceBlocks) -> None:
-        """Note what a sequence has for the disk."""
+    def _note_unstored(self, sequence: _SequenceBlocks) -> None:
+        """Record the blocks of a sequence that have to go to the disk."""
         tip = sequence.tip
         owner = sequence.owner
         noted = sequence.noted
         if not (self.stored_from and owner and tip) or tip.end < self.stored_from or tip is noted:
             return
-        done = self.unstored.pop((noted, owner), noted.end) if noted else 0
+        done = 0
+        if noted is not None:
+            done = self.unstored.pop((noted, owner), noted.end)
         self.unstored.setdefault((tip, owner), done)
         sequence.noted = tip
 
-    def _publish(self, sequence: SequenceBlocks, tokens: TokenArray) -> None:
+    def _publish(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         """Make more computed tokens of one block findable."""
         if sequence.tip is None:
             return
@@ -478,10 +524,11 @@ class PagedKVCacheManager:
             self._unsaved[sequence.tip] = None
 
     def _free_cached_copies(self, node: PrefixNode) -> None:
-        """Free the cached copies of a node's tokens: a live copy makes them needless."""
+        """Free the cached copies of a node. They are redundant beside a live copy."""
         for block in [b for b in node.blocks if b in self._cached]:
             node.blocks.remove(block)
-            del self._cached[block], self._node_of[block]
+            del self._cached[block]
+            del self._node_of[block]
             self._free.append(block)
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
@@ -501,7 +548,7 @@ class PagedKVCacheManager:
         for shared in table[:-1]:
             self._hold(shared)
         self._tree.acquire_root(sequence.salt)
-        other = SequenceBlocks(
+        other = _SequenceBlocks(
             heapq.heappop(self._slots), sequence.salt, table, sequence.committed, sequence.tip
         )
         self._sequences[child] = other
@@ -531,8 +578,6 @@ class PagedKVCacheManager:
             path.append(tip)
             tip = tip.parent
         self._host.touch(path)
-
-    # ------------------------------------------------------------------------ usage and integrity
 
     def usage(self) -> KVUsage:
         size = self._block_tokens
@@ -572,7 +617,7 @@ class PagedKVCacheManager:
         hosted = [node for node in self._tree if node.host >= 0]
         self._host.check(hosted, self._reserved)
         assert self._swapped == sum(not node.blocks for node in hosted), "swapped nodes are off"
-        assert not self._memory, "operations that nobody got"
+        assert not self._memory, "operations that were not returned"
         assert all(node.blocks and node.host < 0 for node in self._unsaved), "nothing to save"
         assert copies == self._node_of, "blocks and nodes do not name each other"
         assert order.keys() <= copies.keys(), "a cached block without tokens"
@@ -584,7 +629,7 @@ class PagedKVCacheManager:
             if block in order and above and above[0] in order:
                 assert order[block] < order[above[0]], "a block would go before its continuation"
             if block in live and above:
-                assert live.issuperset(above), "live tokens after tokens that nobody holds"
+                assert live.issuperset(above), "live tokens after tokens that no sequence holds"
         for seq, sequence in self._sequences.items():
             size = self._block_tokens
             assert sequence.committed <= len(sequence.table) * size, (

@@ -1,9 +1,9 @@
-"""Paged KV cache of a hybrid model: pages of its attention layers, and whole states of its recurrent ones.
+"""Paged KV cache of a hybrid model: pages of its attention layers, and states of its recurrent layers.
 
-Pages can be used up to any token, a state only where it was saved: near the end of a prompt, every so many
-tokens of a long one, and at the end of an answer. So a prefix hit is as long as the longest saved state whose
-pages are all there. As many states are saved as the runner has room for; the least recently used goes first.
-While drafts are verified, the state from before them takes one of these places.
+Pages can be reused up to any token. A state can be reused only where it was saved: near the end of a prompt,
+at intervals within a long prompt, and at the end of an answer. So a prefix hit ends at the longest saved state
+whose pages are all cached. States are evicted least recently used first. While drafts are verified, the state
+from before them counts as a saved one.
 """
 
 from collections import OrderedDict
@@ -19,8 +19,8 @@ from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.token_prefix import TokenPrefix
 
 MIN_STATE_TOKENS = 64
-"""Computing fewer again takes no longer than a step of one token."""
-_NO_STATE = "this model cannot rewind, and no state was saved so near to it"
+"""Fewer tokens take no longer than a step of one token."""
+_NO_STATE = "this model cannot rewind, and no state was saved near that point"
 
 
 class _SavedPrefixState(NamedTuple):
@@ -29,7 +29,7 @@ class _SavedPrefixState(NamedTuple):
 
 
 class _RunningState:
-    """What the state in a running sequence's slot is of."""
+    """State in a running sequence's slot, and the saved copies of it."""
 
     __slots__ = ("extended", "held", "keys", "prefix", "salt", "saved")
 
@@ -37,19 +37,19 @@ class _RunningState:
         self.salt = salt
         self.prefix = prefix
         self.saved = saved
-        """Length of the longest prefix of it that was saved."""
+        """Length of the longest saved prefix."""
         self.keys: list[int] = []
-        """Keys that it was saved under."""
+        """Keys of the saved states."""
         self.held = -1
-        """Key of the state of `prefix`, while drafts are verified; -1: none."""
+        """Key of the state of `prefix` while drafts are verified. -1: none."""
         self.extended = 0
-        """Tokens that the launched steps may have computed, at most."""
+        """Upper limit of the tokens that launched steps may have computed."""
 
 
 class _HybridPrefix(NamedTuple):
     pages: PrefixHit
     key: int
-    """Of the state; -1: none."""
+    """Key of the saved state. -1: none."""
 
 
 class HybridKVCacheManager:
@@ -62,37 +62,38 @@ class HybridKVCacheManager:
         *,
         min_state_tokens: int = MIN_STATE_TOKENS,
     ) -> None:
-        """`saved_states`: most at once; without any, no prompt has a prefix hit. A state is saved if it is of
-        `min_state_tokens` more than the last one."""
+        """`saved_states`: limit of saved states. 0: prompts have no prefix hits.
+
+        A state is saved if it has `min_state_tokens` more than the last one.
+        """
         self._pages = pages
         self._min_tokens = min_state_tokens
-        self._most = saved_states
+        self._max_states = saved_states
         self._saved: OrderedDict[int, _SavedPrefixState] = OrderedDict()
-        """By key, least recently used first. Keys are never used again."""
+        """States by key, least recently used first. Keys are never reused."""
         self._index = PrefixIndex()
         self._running: dict[int, _RunningState] = {}
         self._last_key = 0
         self._evictions = 0
 
-    # ------------------------------------------------------------------------ the prefix
-
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         if exact_chunk:
             # States are saved within chunks, so a state never has the bits of a fresh computation.
-            none = self._pages.find_prefix(tokens[:1], salt)
-            return PrefixHit(0, _NO_STATE, _HybridPrefix(none, -1))
-        whole = self._pages.find_prefix(tokens, salt)
-        ids = np.asarray(tokens[: whole.cached], np.int32)
+            nothing = self._pages.find_prefix(tokens[:1], salt)
+            return PrefixHit(0, _NO_STATE, _HybridPrefix(nothing, -1))
+        all_pages = self._pages.find_prefix(tokens, salt)
+        ids = np.asarray(tokens[: all_pages.cached], np.int32)
         for key in self._index.prefixes(salt, ids):
             length = len(self._saved[key].prefix)
             pages = self._pages.find_prefix(tokens[: length + 1], salt)
             if pages.cached == length:
-                why = whole.why_missed if length == whole.cached else _NO_STATE
+                why = _NO_STATE
+                if length == all_pages.cached:
+                    why = all_pages.why_missed
                 return PrefixHit(length, why, _HybridPrefix(pages, key))
-        none = self._pages.find_prefix(tokens[:1], salt)
-        return PrefixHit(
-            0, _NO_STATE if whole.cached else whole.why_missed, _HybridPrefix(none, -1)
-        )
+        nothing = self._pages.find_prefix(tokens[:1], salt)
+        why = _NO_STATE if all_pages.cached else all_pages.why_missed
+        return PrefixHit(0, why, _HybridPrefix(nothing, -1))
 
     def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
@@ -109,8 +110,6 @@ class HybridKVCacheManager:
         self._saved.move_to_end(key)
         restore = Restore(key, self._pages.slot(seq), hit.cached)
         return update._replace(memory=(*update.memory, restore))
-
-    # ------------------------------------------------------------------------ running
 
     def slot(self, seq: int) -> int:
         return self._pages.slot(seq)
@@ -133,11 +132,11 @@ class HybridKVCacheManager:
     ) -> CacheUpdate:
         state = self._running[seq]
         prefix = state.prefix
-        held = state.held
-        if held >= 0 and computed < state.extended:
-            # The pages stay as they are: the same tokens are written to them again.
+        held_key = state.held
+        if held_key >= 0 and computed < state.extended:
+            # The pages stay as they are, because the same tokens are written to them again.
             state.extended = len(prefix)
-            back = Restore(held, self._pages.slot(seq), len(prefix))
+            back = Restore(held_key, self._pages.slot(seq), len(prefix))
             return CacheUpdate((back, *self._drop_held(state)), kept=len(prefix))
         update = self._pages.commit(seq, tokens, computed, earliest)
         prefix.append(tokens[len(prefix) : computed])
@@ -147,7 +146,8 @@ class HybridKVCacheManager:
     def hold_state(self, seq: int) -> CacheUpdate | None:
         state = self._running[seq]
         if state.held >= 0:
-            return CacheUpdate()  # since a step that computed nothing
+            # The last step computed nothing, so the state is still held.
+            return CacheUpdate()
         if not state.prefix or (room := self._room()) is None:
             return None
         self._last_key = state.held = self._last_key + 1
@@ -161,9 +161,9 @@ class HybridKVCacheManager:
         return (Discard(key),)
 
     def _room(self) -> tuple[MemoryOp, ...] | None:
-        """Make room for one more state; None: all places are taken by states from before drafts."""
-        holding = sum(one.held >= 0 for one in self._running.values())
-        if len(self._saved) + holding < self._most:
+        """Make room for one more state. None: all are held for drafts, and cannot be evicted."""
+        held_states = sum(state.held >= 0 for state in self._running.values())
+        if len(self._saved) + held_states < self._max_states:
             return ()
         if not self._saved:
             return None
@@ -173,7 +173,7 @@ class HybridKVCacheManager:
     def checkpoint(self, seq: int) -> CacheUpdate:
         state = self._running[seq]
         length = len(state.prefix)
-        if not self._most or length < state.saved + self._min_tokens:
+        if not self._max_states or length < state.saved + self._min_tokens:
             return CacheUpdate()
         state.saved = length
         for key in self._index.prefixes(state.salt, state.prefix.ids)[:1]:
@@ -218,19 +218,17 @@ class HybridKVCacheManager:
     def behind(self) -> bool:
         return self._pages.behind
 
-    # ------------------------------------------------------------------------ usage and integrity
-
     def usage(self) -> KVUsage:
-        found = self._pages.usage()
-        return found._replace(evictions=found.evictions + self._evictions)
+        usage = self._pages.usage()
+        return usage._replace(evictions=usage.evictions + self._evictions)
 
     def never_fits(self, tokens: int) -> bool:
         return self._pages.never_fits(tokens)
 
     def check(self) -> None:
         self._pages.check()
-        holding = sum(one.held >= 0 for one in self._running.values())
-        assert len(self._saved) + holding <= self._most, (
+        held_states = sum(state.held >= 0 for state in self._running.values())
+        assert len(self._saved) + held_states <= self._max_states, (
             "more states are saved than there is room for"
         )
         for key, saved in self._saved.items():

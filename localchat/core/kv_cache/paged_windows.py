@@ -1,16 +1,16 @@
-"""Paged KV cache of a model with sliding windows, whose layers have blocks and a block table of their own.
+"""Paged KV cache of a model with sliding windows. Windowed layers have their own blocks and block table.
 
-A block before the window of every token still to be computed is given back while its sequence goes on; its
-entry in the table stays, and is no longer read. So a sequence holds of the windowed layers its window and what
-the steps in flight write, however long it is. A prefix hit of n tokens needs the other layers' blocks of all n,
-and the windowed layers' blocks of the last `window` tokens only.
+A block is released once it lies before the window of every token still to be computed. Its entry in the table
+stays, but is no longer read. So a sequence holds window blocks only for its window and for the steps in flight,
+however long it is. A prefix hit of n tokens needs all n tokens' blocks of the other layers, and only the last
+`window` tokens' blocks of the windowed layers.
 
-No sequence goes back behind what it committed, so what was committed says what may be given back: a step in
-flight begins there or later. That a runner has blocks for the windows of all its rows, and for the steps in
-flight, is its own business (Capabilities.max_rows): where it has fewer, sequences are preempted.
+A sequence never goes back before its committed tokens, and steps in flight start there or later. So the
+committed length determines which blocks can be released. The runner must have blocks for the windows of all
+its rows and for the steps in flight (Capabilities.max_rows). With fewer, sequences are preempted.
 
-The idea of groups of layers with block tables of their own, and of hits that need the last window only, is that
-of vLLM's hybrid KV cache manager.
+Groups of layers with their own block tables, and hits that need only the last window, follow vLLM's hybrid KV
+cache manager.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode
 from localchat.core.kv_cache.window_blocks import WindowBlocks
 
 _SPARE_BLOCKS = 1
-"""Kept before a window: prompts often leave the last few tokens of an earlier one out."""
-_NO_WINDOW = "what its windows see was evicted to make room"
+"""Blocks kept before a window. Prompts often omit the last tokens of an earlier prompt."""
+_NO_WINDOW = "its sliding window was evicted to make room"
 
 
 class _SequenceWindow:
@@ -37,19 +37,19 @@ class _SequenceWindow:
     ) -> None:
         self.table = table
         self.first = first
-        """Entries of the table before it are no longer its own."""
+        """Index of the first table entry that the sequence still holds."""
         self.committed = committed
         self.ends = ends
-        """Entries that the end of its prompt sees."""
+        """Table entries that the end of the prompt attends to."""
         self.leaf: PrefixNode | None = None
-        """The last node that has one of its blocks."""
+        """Last node that names one of the blocks."""
         self.published = full
-        """Tokens of full nodes that have theirs."""
+        """Tokens whose full nodes name their blocks."""
 
 
 class _WindowedPrefix(NamedTuple):
     others: PrefixHit
-    """Of the other layers."""
+    """Hit in the layers without a window."""
     walk: PrefixMatch
 
 
@@ -59,8 +59,10 @@ class WindowedKVCacheManager:
     def __init__(
         self, others: PagedKVCacheManager, block_tokens: int, window_tokens: int, window_blocks: int
     ) -> None:
-        """`others`: of the layers without a window, without host blocks. `window_tokens`: keys that a query
-        of the windowed ones sees, its own included."""
+        """`others`: manager of the layers without a window, without host blocks.
+
+        `window_tokens`: keys that a query of the windowed layers attends to, its own included.
+        """
         self._others = others
         self._size = block_tokens
         self._window = window_tokens
@@ -68,28 +70,26 @@ class WindowedKVCacheManager:
         self._running: dict[int, _SequenceWindow] = {}
 
     def _first_seen(self, tokens: int) -> int:
-        """The first block that tokens behind so many can see."""
+        """Return the first block that the token after `tokens` attends to."""
         return max(0, (tokens + 1 - self._window) // self._size)
 
     def _first_kept(self, tokens: int) -> int:
         return max(0, self._first_seen(tokens) - _SPARE_BLOCKS)
 
-    # ------------------------------------------------------------------------ the prefix
-
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
-        found = self._others.find_prefix(tokens, salt, exact_chunk)
-        length = self._usable(_walk(found))
-        why = found.why_missed
+        others = self._others.find_prefix(tokens, salt, exact_chunk)
+        length = self._usable(_walk(others))
+        why = others.why_missed
         if exact_chunk:
             length -= length % exact_chunk
-        if length < found.cached:
-            found = self._others.find_prefix(tokens[: length + 1], salt)
+        if length < others.cached:
+            others = self._others.find_prefix(tokens[: length + 1], salt)
             why = _NO_WINDOW
-            assert found.cached == length
-        return PrefixHit(length, why, _WindowedPrefix(found, _walk(found)))
+            assert others.cached == length
+        return PrefixHit(length, why, _WindowedPrefix(others, _walk(others)))
 
     def _usable(self, walk: PrefixMatch) -> int:
-        """Tokens of the longest prefix whose window is there."""
+        """Return the length of the longest prefix whose window is cached."""
         nodes = walk.nodes
         find = self._blocks.find
         end = len(nodes)
@@ -114,8 +114,10 @@ class WindowedKVCacheManager:
         first = self._first_seen(hit.cached)
         seen = [block for node in nodes[first:] if (block := blocks.find(node)) is not None]
         assert len(seen) == max(0, len(nodes) - first), "the hit is older than the last change"
-        source = None if partial is None else blocks.find(partial)
-        used = [*seen, *([] if source is None else [source])]
+        source = None
+        used = list(seen)
+        if partial is not None and (source := blocks.find(partial)) is not None:
+            used.append(source)
         if blocks.room <= sum(not blocks.holders(block) for block in used):
             return None
         update = self._others.allocate(seq, tokens, others, salt, owner)
@@ -135,7 +137,7 @@ class WindowedKVCacheManager:
         return self._start(seq, update, memory, [*seen, last], first, hit.cached, ends)
 
     def _continues(self, block: int, partial: PrefixNode, shared: int) -> bool:
-        """Whether a sequence that has just taken hold of a block may write behind all that is in it."""
+        """Return whether a sequence may append to a block that it just acquired."""
         return shared == len(partial.tokens) and self._blocks.holders(block) == 1
 
     def _start(
@@ -143,19 +145,17 @@ class WindowedKVCacheManager:
         seq: int,
         update: CacheUpdate,
         memory: list[MemoryOp],
-        held: list[int],
+        blocks: list[int],
         first: int,
         committed: int,
         ends: range,
     ) -> CacheUpdate:
-        """Begin a sequence with these blocks from its table's entry `first` on."""
-        table = [0] * first + held
+        """Start a sequence with these blocks at table entry `first`."""
+        table = [0] * first + blocks
         window = _SequenceWindow(table, first, committed, ends, (len(table) - 1) * self._size)
         self._running[seq] = window
         self._publish(seq, window)
         return update._replace(memory=(*update.memory, *memory), new_window_blocks=tuple(table))
-
-    # ------------------------------------------------------------------------ running
 
     def slot(self, seq: int) -> int:
         return self._others.slot(seq)
@@ -185,13 +185,14 @@ class WindowedKVCacheManager:
         window = self._running[seq]
         window.committed = computed
         self._publish(seq, window)
-        for place in range(window.first, first := max(window.first, self._first_kept(computed))):
-            self._blocks.release(window.table[place], end=place in window.ends, keep=True)
+        first = max(window.first, self._first_kept(computed))
+        for index in range(window.first, first):
+            self._blocks.release(window.table[index], end=index in window.ends, keep=True)
         window.first = first
         return update
 
     def _publish(self, seq: int, window: _SequenceWindow) -> None:
-        """Make the blocks of nodes findable that became known since."""
+        """Make the blocks of newly published nodes findable."""
         leaf = node = self._others.leaf(seq)
         if leaf is window.leaf:
             return
@@ -214,15 +215,15 @@ class WindowedKVCacheManager:
             return None
         full, part = divmod(parent.committed, self._size)
         first = self._first_seen(parent.committed)
-        held = parent.table[first:full]
-        for block in held:
+        shared = parent.table[first:full]
+        for block in shared:
             self._blocks.hold(block)
         last = self._blocks.take()
         memory: list[MemoryOp] = []
         if part:
             memory.append(Copy(parent.table[full], last, part, window=True))
         return self._start(
-            child, update, memory, [*held, last], first, parent.committed, parent.ends
+            child, update, memory, [*shared, last], first, parent.committed, parent.ends
         )
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
@@ -238,8 +239,6 @@ class WindowedKVCacheManager:
     @property
     def behind(self) -> bool:
         return self._others.behind
-
-    # ------------------------------------------------------------------------ usage and integrity
 
     def usage(self) -> KVUsage:
         return self._others.usage()

@@ -1,11 +1,11 @@
-"""Prefix tree of cached blocks, one for each salt: which block continues which, and what was evicted.
+"""Prefix tree of cached blocks for each salt, with the digests of evicted blocks.
 
-A *node* is one block of tokens after its parent's. It is named by a digest chained from H(identity, salt)
-over all tokens before it, which is also the key of its entry on the disk (kv_store/entry.py). Its tokens are
-compared on every hit, so a digest collision costs a miss and never a wrong answer. The last node of a running
-sequence may be partly filled: it has no digest yet and is found by its first token. Two sequences that computed
-the same tokens at the same time leave one node with two *copies* (blocks). The idea of chained block hashes is
-vLLM's; that of finding a partly filled block by its tokens is SGLang's radix cache.
+A *node* is one block of tokens after its parent's. Its digest is chained from H(identity, salt) over all
+tokens before it, and is also the key of its entry on the disk (kv_store/entry.py). Tokens are compared on
+every hit, so a digest collision costs a miss and never a wrong answer. The last node of a running sequence may
+be partly filled. It has no digest yet and is found by its first token. Two sequences that computed the same
+tokens at the same time leave one node with two *copies* (blocks). Chained block hashes follow vLLM, and partly
+filled blocks that are found by their tokens follow SGLang's radix cache.
 """
 
 from array import array
@@ -20,16 +20,16 @@ TokenArray: TypeAlias = "array[int]"
 
 _LOST_KEPT = 4096
 _SIBLINGS_TRIED = 32
-"""Candidates compared for a partly shared block: the newest; more would only cost time at a busy fork."""
+"""Number of the newest candidates compared for a partly shared block. More cost time at a busy fork."""
 
 
 def _digest(parent: "PrefixNode", tokens: TokenArray) -> bytes:
-    """Name `tokens` behind a node."""
+    """Return the digest of `tokens` after a node."""
     return entry_key(parent.digest, parent.end, tokens.tobytes())
 
 
 class PrefixNode:
-    """One block of tokens."""
+    """Block of tokens in the tree."""
 
     __slots__ = (
         *("blocks", "children", "digest", "end", "exact", "kept", "parent", "tokens", "users"),
@@ -50,16 +50,16 @@ class PrefixNode:
         self.kept = False
         """A sequence released it with `keep`."""
         self.users = 0
-        """Running sequences of the salt; roots only."""
+        """Running sequences of the salt. Roots only."""
         self.host = -1
-        """Its block in host memory; -1: none."""
+        """Block in host memory. -1: none."""
         self.host_children = 0
-        """Nodes after it that are in host memory."""
+        """Number of children in host memory."""
         self.last_use = 0
 
 
 def path_to(node: PrefixNode | None) -> list[PrefixNode]:
-    """All nodes of a text up to this one, without the root; none where there is none."""
+    """Return the nodes of a text up to this one, without the root. Empty for None."""
     nodes: list[PrefixNode] = []
     while node is not None and node.parent is not None:
         nodes.append(node)
@@ -68,18 +68,18 @@ def path_to(node: PrefixNode | None) -> list[PrefixNode]:
 
 
 class PrefixMatch(NamedTuple):
-    """Result of a match: full nodes from the root on, then `shared` tokens of `partial`."""
+    """Result of a match: full nodes from the root, then `shared` tokens of `partial`."""
 
     nodes: tuple[PrefixNode, ...]
     partial: PrefixNode | None
     shared: int
     was_known: bool
-    """The next full block was here and was evicted."""
+    """The next full block was cached once and was evicted."""
     root: PrefixNode | None
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     shared = min(len(a), len(b))
     if a[:shared] == b[:shared]:
         return shared
@@ -87,8 +87,7 @@ def common_length(a: TokenArray, b: TokenArray) -> int:
 
 
 class PrefixTree:
-    """All nodes. Blocks appear only as the copies listed in a node; who holds them is the manager's
-    business."""
+    """All nodes. Blocks appear only as copies of a node. The manager counts their references."""
 
     def __init__(self, block_tokens: int, identity: str) -> None:
         self._block_tokens = block_tokens
@@ -97,43 +96,43 @@ class PrefixTree:
         self._full: dict[bytes, PrefixNode] = {}
         self._lost: OrderedDict[bytes, None] = OrderedDict()
 
-    # ------------------------------------------------------------------------ reading
-
     def match(self, tokens: TokenArray, limit: int, salt: str) -> PrefixMatch:
-        """Follow the first `limit` tokens as far as they are known."""
+        """Match the first `limit` tokens against the cached nodes."""
         node = root = self._roots.get(salt)
         if node is None:
-            nowhere = self._new_root(salt)
-            known = self._was_known(nowhere, tokens[: self._block_tokens])
-            return PrefixMatch((), None, 0, known, None)
+            empty_root = self._new_root(salt)
+            was_evicted = self._was_known(empty_root, tokens[: self._block_tokens])
+            return PrefixMatch((), None, 0, was_evicted, None)
         nodes: list[PrefixNode] = []
         while node.end + self._block_tokens <= limit:
             piece = tokens[node.end : node.end + self._block_tokens]
-            found = self._full.get(_digest(node, piece))
-            if found is None or found.parent is not node or found.tokens != piece:
+            child = self._full.get(_digest(node, piece))
+            if child is None or child.parent is not node or child.tokens != piece:
                 break
-            nodes.append(found)
-            node = found
-        rest = tokens[node.end : min(limit, node.end + self._block_tokens - 1)]
-        partial, shared = self._closest(node, rest) if rest else (None, 0)
+            nodes.append(child)
+            node = child
+        tail = tokens[node.end : min(limit, node.end + self._block_tokens - 1)]
+        partial, shared = None, 0
+        if tail:
+            partial, shared = self._closest(node, tail)
         piece = tokens[node.end : node.end + self._block_tokens]
         return PrefixMatch(tuple(nodes), partial, shared, self._was_known(node, piece), root)
 
     def named(self, digest: bytes, salt: str) -> PrefixNode | None:
-        """The full node of this digest, or the salt's root; None: there is none."""
+        """Return the full node with this digest, or the salt's root. None: not cached."""
         root = self._roots.get(salt)
         if root is not None and root.digest == digest:
             return root
         return self._full.get(digest)
 
-    def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
+    def _closest(self, node: PrefixNode, tail: TokenArray) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None
         shared = 0
-        for child in reversed(node.children.get(rest[0], [])[-_SIBLINGS_TRIED:]):
+        for child in reversed(node.children.get(tail[0], [])[-_SIBLINGS_TRIED:]):
             tokens = child.tokens
-            # Most have in common what the first has, such as a system prompt, and differ where it does.
-            if shared < min(len(tokens), len(rest)) and tokens[shared] == rest[shared]:
-                length = common_length(tokens, rest)
+            # Most share as much as the first one, such as a system prompt, and differ at the same token.
+            if shared < min(len(tokens), len(tail)) and tokens[shared] == tail[shared]:
+                length = common_length(tokens, tail)
                 if length > shared:
                     best = child
                     shared = length
@@ -143,24 +142,22 @@ class PrefixTree:
         return len(piece) == self._block_tokens and _digest(before, piece) in self._lost
 
     def __iter__(self) -> Iterator[PrefixNode]:
-        """Every node, parents first; roots excluded."""
+        """Yield every node, parents first, without the roots."""
         waiting = list(self._roots.values())
         while waiting:
             for children in waiting.pop().children.values():
                 yield from children
                 waiting.extend(children)
 
-    # ------------------------------------------------------------------------ changing
-
     def _new_root(self, salt: str) -> PrefixNode:
         return PrefixNode(None, array("i"), self.root_digest(salt))
 
     def root_digest(self, salt: str) -> bytes:
-        """What names the beginning of all texts of a salt."""
+        """Return the digest of a salt's root."""
         return root_key(self._identity, salt)
 
     def acquire_root(self, salt: str) -> PrefixNode:
-        """Get the root of a salt, and hold it until `release_root`."""
+        """Return the root of a salt, and hold it until `release_root`."""
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = self._new_root(salt)
@@ -168,13 +165,13 @@ class PrefixTree:
         return root
 
     def release_root(self, salt: str) -> None:
-        """Note that a sequence of this salt ended; a root without nodes and users is removed."""
+        """Record that a sequence of this salt ended. Remove the root if it is unused."""
         root = self._roots[salt]
         root.users -= 1
         self._trim(root)
 
     def add_partial(self, parent: PrefixNode, tokens: TokenArray, block: int) -> PrefixNode:
-        """Add a partly filled node after `parent` (at least one token), held by `block`."""
+        """Add a partly filled node after `parent`, with at least one token, in `block`."""
         node = PrefixNode(parent, tokens)
         node.blocks.append(block)
         parent.children.setdefault(tokens[0], []).append(node)
@@ -186,10 +183,10 @@ class PrefixTree:
         node.end += len(tokens)
 
     def complete(self, node: PrefixNode) -> PrefixNode | None:
-        """Publish a node that became full. Returns the node that stands for its tokens from now on.
+        """Publish a node that became full. Return the node that represents its tokens from now on.
 
-        That may be an older node, which takes its block over. None: other tokens have the same digest, and
-        the node is not published.
+        That may be an older node, which takes over the block. None: other tokens have the same digest, so the
+        node is not published.
         """
         parent = node.parent
         assert parent is not None
@@ -209,7 +206,7 @@ class PrefixTree:
         return older
 
     def add_full(self, parent: PrefixNode, tokens: TokenArray) -> PrefixNode | None:
-        """The full node after `parent`, a new one if there is none. None: other tokens have its digest."""
+        """Return the full node after `parent`, or add one. None: other tokens have its digest."""
         node = PrefixNode(parent, tokens)
         parent.children.setdefault(tokens[0], []).append(node)
         return self.complete(node)
@@ -238,10 +235,8 @@ class PrefixTree:
         if root.parent is None and not root.users and not root.children:
             self._roots = {salt: node for salt, node in self._roots.items() if node is not root}
 
-    # ------------------------------------------------------------------------ integrity
-
     def check(self, users: dict[str, int]) -> None:
-        """`users`: running sequences per salt."""
+        """Check integrity. `users`: running sequences by salt."""
         full = 0
         for node in self:
             parent = node.parent
@@ -249,7 +244,7 @@ class PrefixTree:
             assert node in parent.children[node.tokens[0]], "a node is not its parent's child"
             assert node.end == parent.end + len(node.tokens), "a node's end is off"
             assert node.blocks or node.host >= 0, "a node without a block"
-            hosted = sum(one.host >= 0 for ones in node.children.values() for one in ones)
+            hosted = sum(child.host >= 0 for nodes in node.children.values() for child in nodes)
             assert node.host_children == hosted, "children in host memory are off"
             assert 0 < len(node.tokens) <= self._block_tokens, "a node of impossible length"
             if node.digest:

@@ -1,8 +1,8 @@
-"""Cells of a unified cache, counted by the slots that hold them: shared prefixes count once.
+"""Cells of a unified cache, counted by the slots that hold them. Shared prefixes count once.
 
-A slot's cells are a path of *segments*; a segment is a stretch of cells with the set of slots that hold it.
-Sharing a prefix splits at most one segment, so every operation takes as many steps as a path has segments (a
-few), whatever the number of tokens.
+A slot's cells form a path of *segments*. A segment is a range of cells with the set of slots that hold it.
+Sharing a prefix splits at most one segment, so the cost of every operation depends on the few segments of a
+path and not on the number of tokens.
 """
 
 
@@ -15,7 +15,7 @@ class _Segment:
 
 
 class Cells:
-    """The cells of a cache: `free` of `total` are held by no slot."""
+    """The cells of a cache. `free` of `total` belong to no slot."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -26,12 +26,12 @@ class Cells:
         self._counts: dict[int, int] = {}
 
     def used_by(self, slot: int) -> int:
-        """Cells of one slot, shared ones included."""
+        """Return the number of cells of a slot, shared ones included."""
         return self._counts.get(slot, 0)
 
     def extend(self, slot: int, tokens: int) -> None:
-        """Give one slot `tokens` more cells of its own."""
-        assert 0 <= tokens <= self.free, f"{tokens} cells wanted, {self.free} free"
+        """Give a slot `tokens` more cells of its own."""
+        assert 0 <= tokens <= self.free, f"{tokens} cells requested, {self.free} free"
         if not tokens:
             return
         path = self._paths.setdefault(slot, [])
@@ -43,7 +43,7 @@ class Cells:
         self.free -= tokens
 
     def share(self, src: int, dst: int, tokens: int) -> None:
-        """Let the empty slot `dst` hold the first `tokens` cells of `src` too."""
+        """Share the first `tokens` cells of `src` with the empty slot `dst`."""
         assert not self.used_by(dst), f"slot {dst} is not empty"
         assert 0 < tokens <= self.used_by(src), f"slot {src} holds fewer than {tokens} cells"
         path: list[_Segment] = []
@@ -62,7 +62,7 @@ class Cells:
         self._counts[dst] = tokens
 
     def truncate(self, slot: int, tokens: int) -> None:
-        """Leave a slot its first `tokens` cells."""
+        """Take all but the first `tokens` cells from a slot."""
         excess = self.used_by(slot) - tokens
         assert excess >= 0, f"slot {slot} holds fewer than {tokens} cells"
         path = self._paths.get(slot, [])
@@ -83,15 +83,15 @@ class Cells:
             self._counts.pop(slot)
             self._paths.pop(slot, None)
 
-    def _split(self, segment: _Segment, at: int) -> None:
-        rest = _Segment(segment.length - at, set(segment.slots))
-        segment.length = at
+    def _split(self, segment: _Segment, length: int) -> None:
+        tail = _Segment(segment.length - length, set(segment.slots))
+        segment.length = length
         for slot in segment.slots:
             path = self._paths[slot]
-            path.insert(path.index(segment) + 1, rest)
+            path.insert(path.index(segment) + 1, tail)
 
     def check(self) -> None:
-        """Check integrity; raises AssertionError naming the fault."""
+        """Check integrity. Raises AssertionError that names the fault."""
         used = {id(s): s for path in self._paths.values() for s in path}
         for segment in used.values():
             holders = {slot for slot, path in self._paths.items() if segment in path}

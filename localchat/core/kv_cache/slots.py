@@ -1,10 +1,9 @@
 """KV cache of slots in one unified cache (the llama.cpp runner).
 
-A conversation is *running*, *idle* (its slot keeps it, and nothing else runs), or *swapped* to RAM. At most
-one is idle, and none while something runs: every step reads every cell in the cache, whoever it belongs to
-(6,144 idle tokens cost the others 20 %), while saving and restoring 1,536 tokens takes 3 ms. The next turn
-of an idle conversation continues in place; the prefix that a running one has in common with a new one is
-shared without a copy.
+A conversation is *running*, *idle* (still in its slot, while nothing else runs), or *swapped* to RAM. At most
+one is idle, and none while another runs. Every step reads every cell in the cache, so 6,144 idle tokens slow
+the others by 20 %, while saving and restoring 1,536 tokens takes 3 ms. The next turn of an idle conversation
+continues in place. A new conversation shares its common prefix with a running one without a copy.
 """
 
 import heapq
@@ -30,16 +29,16 @@ from localchat.core.kv_cache.slot_cells import Cells
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
 MIN_SWAP_TOKENS = 32
-"""Computing fewer again takes less than the attention that saving them asks of everyone."""
+"""Shorter prefixes are computed again, because saving them takes longer."""
 RESTORED_PER_COMPUTED = 50
-"""Restoring so many tokens costs about what computing one does (2 µs against 4 ms on two cores; 0.1 ms on
-a GPU): a short prefix of a long saved state is computed again."""
+"""Restoring this many tokens costs about as much as computing one. Restoring takes 2 µs per token, and
+computing takes 4 ms on two cores or 0.1 ms on a GPU. A short prefix of a long saved state is computed again."""
 
 _EXACT_CHUNKS = "a request with a seed or at temperature 0 reuses whole chunks of its own kind"
 
 
 class _SlotEntry:
-    """Tokens computed in a slot; the slot may hold more cells (room)."""
+    """Tokens computed in a slot. The slot may hold more cells."""
 
     __slots__ = (
         *("compact", "disposable", "earliest", "exact", "held", "owner"),
@@ -53,25 +52,25 @@ class _SlotEntry:
         self.salt = salt
         self.prefix = prefix
         self.earliest = earliest
-        """Lowest position held, as measured in step `seen`."""
+        """Lowest position in the slot, as measured in step `seen`."""
         self.seen = 0
         self.disposable = disposable
         self.exact = 0
         """Leading tokens whose KV has the bits of a fresh computation."""
         self.compact = False
-        """The slot was filled while the cache was empty, so its cells begin at the first one."""
+        """The slot was filled in an empty cache, so its cells start at the first one."""
         self.owner = ""
         self.stored = False
         """See SavedState."""
         self.held = -1
-        """Slot with the state of `prefix`, while drafts are verified; -1: none."""
+        """Slot with the state of `prefix` while drafts are verified. -1: none."""
 
 
 _NOTHING = CacheUpdate()
 
 
 class UnstoredText(NamedTuple):
-    """A text whose KV is here and not yet on the disk."""
+    """A text whose KV is in memory and not yet on the disk."""
 
     ids: Ids
     salt: str
@@ -83,25 +82,25 @@ class UnstoredText(NamedTuple):
 
     @property
     def slot(self) -> int | None:
-        """Slot that holds it; None: host memory does."""
+        """Slot that holds the text. None: host memory does."""
         if isinstance(self.holder, _SlotEntry):
             return self.holder.slot
         return None
 
     @property
     def key(self) -> int:
-        """Key of its state in host memory."""
+        """Key of the state in host memory."""
         assert isinstance(self.holder, SavedState)
         return self.holder.key
 
     def mark_stored(self) -> None:
-        """Note that nothing of it has to go to the disk any more."""
+        """Record that nothing of the text has to go to the disk."""
         self.holder.stored = True
 
 
 class _SlotPrefix(NamedTuple):
     version: int
-    found: _SlotEntry | SavedState | None
+    entry: _SlotEntry | SavedState | None
 
 
 class SlotKVCacheManager:
@@ -114,17 +113,17 @@ class SlotKVCacheManager:
         *,
         min_swap_tokens: int = MIN_SWAP_TOKENS,
     ) -> None:
-        """`cache_ram_bytes` bounds the host cache; 0 turns it off.
+        """`cache_ram_bytes` bounds the host cache. 0 turns it off.
 
-        `capabilities.max_slots` and `kv_tokens` are what sequences may use: a runner's scratch slot and its
-        cells are not counted. Entries shorter than `min_swap_tokens` are dropped instead of saved.
+        `capabilities.max_slots` and `kv_tokens` do not count a runner's scratch slot and its cells. Entries
+        shorter than `min_swap_tokens` are dropped instead of saved.
         """
         self._can = capabilities
         self._cells = Cells(capabilities.kv_tokens)
         self._slots = list(range(capabilities.max_slots))
         self._running: dict[int, _SlotEntry] = {}
         self._idle: _SlotEntry | None = None
-        """The one conversation that keeps its slot while nothing runs."""
+        """Conversation that stays in its slot while nothing runs."""
         self._host_cache = HostCache(cache_ram_bytes, self._saved_bytes, self._can_truncate)
         self._min_swap_tokens = min_swap_tokens
         self._version = 0
@@ -135,83 +134,80 @@ class SlotKVCacheManager:
         return self._can.bytes_per_token * tokens + self._can.state_bytes
 
     def _can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
-        """Whether a state of `length` tokens can be truncated to `tokens`. `earliest`: lowest position
-        that it holds."""
+        """Return whether a state of `length` tokens from position `earliest` can be truncated to `tokens`."""
         if tokens == length or self._can.rewind == "any":
             return True
         return self._can.rewind == "last_n" and earliest <= max(0, tokens - self._can.rewind_tokens)
 
     def _guaranteed_from(self, length: int, earliest: int) -> int:
-        """The earliest position that a state of `length` tokens holds for certain.
+        """Return the lowest position that a state of `length` tokens is guaranteed to hold.
 
-        A saved state has its window alone, and other slots may overwrite the cells before an entry's window.
+        A saved state has only its window, and other slots may overwrite the cells before an entry's window.
         """
         if self._can.rewind != "last_n":
             return earliest
         return max(earliest, length - self._can.rewind_tokens)
 
     def _earliest(self, entry: _SlotEntry) -> int:
-        """The earliest position that an entry holds.
+        """Return the lowest position that an entry holds.
 
-        As the last step measured it, or an upper bound where that step had no row of the entry.
+        Measured by the last step, or an upper bound if that step had no row of the entry.
         """
         if entry.seen == self._steps:
             return entry.earliest
         return self._guaranteed_from(len(entry.prefix), entry.earliest)
-
-    # ------------------------------------------------------------------------ the prefix
 
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         self._committing = False
         ids = np.asarray(tokens, np.int32)[:-1]
         best = 0
         source = None
-        known = 0
+        longest_unusable = 0
         reason = ""
         differs = False
-        for found in self._candidates(ids, salt):
-            shared = found.prefix.common_length(ids)
+        for entry in self._candidates(ids, salt):
+            shared = entry.prefix.common_length(ids)
             if exact_chunk:
-                exact = min(shared, found.exact) // exact_chunk * exact_chunk
-                if shared > max(exact, known):
-                    known = shared
+                exact = min(shared, entry.exact) // exact_chunk * exact_chunk
+                if shared > max(exact, longest_unusable):
+                    longest_unusable = shared
                     reason = _EXACT_CHUNKS
                 shared = exact
-            why = self._unusable_reason(found, shared)
-            if why is None and shared > best:
+            unusable = self._unusable_reason(entry, shared)
+            if unusable is None and shared > best:
                 best = shared
-                source = found
+                source = entry
                 differs = False
-            elif why is not None and shared > known:
-                known = shared
-                reason = why
-            if shared == best and shared < len(found.prefix):
+            elif unusable is not None and shared > longest_unusable:
+                longest_unusable = shared
+                reason = unusable
+            if shared == best and shared < len(entry.prefix):
                 differs = True
         return PrefixHit(
             best,
-            self._miss_reason(ids, salt, best, known, reason, differs),
+            self._miss_reason(ids, salt, best, longest_unusable, reason, differs),
             _SlotPrefix(self._version, source),
         )
 
     def _candidates(self, ids: Ids, salt: str) -> Iterator[_SlotEntry | SavedState]:
-        """Entries under a salt, cheapest to use first: on a tie the first is taken."""
+        """Yield the entries of a salt, cheapest to use first. The first wins a tie."""
         if self._idle is not None and self._idle.salt == salt:
             yield self._idle
         yield from (entry for entry in self._running.values() if entry.salt == salt)
         yield from self._host_cache.candidates(ids, salt)
 
-    def _unusable_reason(self, found: _SlotEntry | SavedState, shared: int) -> str | None:
-        """Why the first `shared` tokens of an entry cannot be used; None: they can."""
-        length = len(found.prefix)
-        running = isinstance(found, _SlotEntry) and found is not self._idle
+    def _unusable_reason(self, entry: _SlotEntry | SavedState, shared: int) -> str | None:
+        """Return why the first `shared` tokens of an entry cannot be used. None: they can."""
+        length = len(entry.prefix)
+        running = isinstance(entry, _SlotEntry) and entry is not self._idle
         if running and not self._can.share:
             return "this model cannot share a prefix that is in use"
         if self._can.rewind == "checkpoint" and (running or shared < length):
             return "this model cannot rewind"
-        earliest = self._earliest(found) if isinstance(found, _SlotEntry) else found.earliest
+        earliest = self._earliest(entry) if isinstance(entry, _SlotEntry) else entry.earliest
         if not self._can_truncate(length, earliest, shared):
             return "this model's sliding window has moved on"
-        if isinstance(found, SavedState):
+        if isinstance(entry, SavedState):
             if shared * RESTORED_PER_COMPUTED < length:
                 return ""
             if max(length, shared + 1) > self._free():
@@ -219,23 +215,26 @@ class SlotKVCacheManager:
         return None
 
     def _miss_reason(
-        self, ids: Ids, salt: str, best: int, known: int, reason: str, differs: bool
+        self, ids: Ids, salt: str, best: int, longest_unusable: int, reason: str, differs: bool
     ) -> str:
         if best == len(ids):
             return ""
         lost, how = self._host_cache.longest_lost(ids, salt)
-        if lost > max(best, known):
+        if lost > max(best, longest_unusable):
             return how
-        if known > best and reason:
-            at = f"the text differs from token {known + 1} on, and " if known < len(ids) else ""
-            return at + reason
+        if longest_unusable > best and reason:
+            if longest_unusable == len(ids):
+                return reason
+            return f"the text differs from token {longest_unusable + 1} on, and {reason}"
         if best and differs:
             return f"the text differs from token {best + 1} on"
         return ""
 
     def _free(self) -> int:
-        """Cells free once the idle entry is gone."""
-        return self._cells.free + (self._cells.used_by(self._idle.slot) if self._idle else 0)
+        """Return the cells that are free once the idle entry is evicted."""
+        if self._idle is None:
+            return self._cells.free
+        return self._cells.free + self._cells.used_by(self._idle.slot)
 
     def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
@@ -243,20 +242,20 @@ class SlotKVCacheManager:
         assert seq not in self._running, f"sequence {seq} is already allocated"
         assert isinstance(hit.source, _SlotPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
-        found = hit.source.found
+        source = hit.source.entry
         cached = hit.cached
         if not self._slots and self._idle is None:
             return None
-        if self._free() < self._cells_wanted(found, cached):
+        if self._free() < self._cells_wanted(source, cached):
             return None
         ops: list[MemoryOp] = []
         idle = self._idle
         self._idle = None
-        if idle is not None and idle is found:
+        if idle is not None and idle is source:
             entry = idle
             if cached < len(idle.prefix):
                 if len(idle.prefix) - cached >= self._min_swap_tokens:
-                    # With less in common it is another conversation that begins alike.
+                    # With less in common, it is another conversation with the same start.
                     idle.disposable = idle.owner == owner and 2 * cached >= len(idle.prefix)
                     ops += self._swap_out(idle, None)
                 ops += self._truncate(idle, cached)
@@ -265,16 +264,16 @@ class SlotKVCacheManager:
             idle.disposable = False
         else:
             if idle is not None:
-                ops += self._evict_to_host(idle, found if isinstance(found, SavedState) else None)
-            prefix = found.prefix.head(cached) if found else TokenPrefix(np.empty(0, np.int32))
-            earliest = found.earliest if found else 0
-            if isinstance(found, _SlotEntry):
-                earliest = self._guaranteed_from(cached, self._earliest(found))
+                ops += self._evict_to_host(idle, source if isinstance(source, SavedState) else None)
+            prefix = source.prefix.head(cached) if source else TokenPrefix(np.empty(0, np.int32))
+            earliest = source.earliest if source else 0
+            if isinstance(source, _SlotEntry):
+                earliest = self._guaranteed_from(cached, self._earliest(source))
             entry = _SlotEntry(heapq.heappop(self._slots), salt, prefix, earliest)
             entry.seen = self._steps
-            entry.exact = min(found.exact, cached) if found else 0
+            entry.exact = min(source.exact, cached) if source else 0
             entry.compact = not self._running
-            ops += self._load_prefix(entry.slot, found, cached)
+            ops += self._load_prefix(entry.slot, source, cached)
         self._cells.extend(entry.slot, 1)
         entry.owner = owner
         entry.stored = False
@@ -282,28 +281,27 @@ class SlotKVCacheManager:
         self._version += 1
         return CacheUpdate(tuple(ops))
 
-    def _cells_wanted(self, found: _SlotEntry | SavedState | None, cached: int) -> int:
-        """Free cells that an allocation needs.
+    def _cells_wanted(self, source: _SlotEntry | SavedState | None, cached: int) -> int:
+        """Return the free cells that an allocation needs.
 
-        A restored state is whole before it is truncated: `find_prefix` offers none that has no room for
-        that.
+        A state is restored in full before it is truncated. `find_prefix` offers only states with room for that.
         """
-        shared = isinstance(found, _SlotEntry) and found is not self._idle
-        return 1 if found is None or shared else cached + 1
+        shared = isinstance(source, _SlotEntry) and source is not self._idle
+        if source is None or shared:
+            return 1
+        return cached + 1
 
     def _load_prefix(
-        self, slot: int, found: _SlotEntry | SavedState | None, cached: int
+        self, slot: int, source: _SlotEntry | SavedState | None, cached: int
     ) -> list[MemoryOp]:
-        if found is None:
+        if source is None:
             return []
-        if isinstance(found, SavedState):
-            self._host_cache.touch(found)
+        if isinstance(source, SavedState):
+            self._host_cache.touch(source)
             self._cells.extend(slot, cached)
-            return [Restore(found.key, slot, cached)]
-        self._cells.share(found.slot, slot, cached)
-        return [Alias(found.slot, slot, cached)]
-
-    # ------------------------------------------------------------------------ running
+            return [Restore(source.key, slot, cached)]
+        self._cells.share(source.slot, slot, cached)
+        return [Alias(source.slot, slot, cached)]
 
     def slot(self, seq: int) -> int:
         return self._running[seq].slot
@@ -335,9 +333,10 @@ class SlotKVCacheManager:
         )
         if entry.held >= 0 and computed < self._cells.used_by(entry.slot):
             return self._return_to_held(entry)
-        held = tuple(self._drop_held(entry))
+        dropped = tuple(self._drop_held(entry))
         self._version += 1
-        if not self._committing:  # the commits of one step follow each other
+        if not self._committing:
+            # The commits of one step follow each other.
             self._committing = True
             self._steps += 1
         entry.prefix.append(tokens[before:computed])
@@ -345,7 +344,7 @@ class SlotKVCacheManager:
         entry.earliest = earliest
         entry.seen = self._steps
         if self._cells.used_by(entry.slot) == computed + ahead:
-            return CacheUpdate(held) if held else _NOTHING
+            return CacheUpdate(dropped)
         if self._can.rewind == "last_n" and not self._can_truncate(
             computed + 1, earliest, computed
         ):
@@ -361,10 +360,11 @@ class SlotKVCacheManager:
             return _NOTHING
         entry = self._running[seq]
         if entry.held >= 0:
-            return _NOTHING  # since a step that computed nothing
-        holding = sum(one.held >= 0 for one in self._running.values())
+            # The last step computed nothing, so the state is still held.
+            return _NOTHING
+        held_states = sum(other.held >= 0 for other in self._running.values())
         # The other slots are for the rows.
-        spare = self._can.max_slots - self._can.max_rows - holding
+        spare = self._can.max_slots - self._can.max_rows - held_states
         if not self._can.share or spare <= 0 or not self._slots or not entry.prefix:
             return None
         entry.held = heapq.heappop(self._slots)
@@ -373,7 +373,7 @@ class SlotKVCacheManager:
         return CacheUpdate((Alias(entry.slot, entry.held, len(entry.prefix)),))
 
     def _return_to_held(self, entry: _SlotEntry) -> CacheUpdate:
-        """Give a slot back the state from before its drafts."""
+        """Restore the state that a slot had before its drafts."""
         kept = len(entry.prefix)
         self._cells.truncate(entry.slot, 0)
         self._cells.share(entry.held, entry.slot, kept)
@@ -391,7 +391,7 @@ class SlotKVCacheManager:
         return [Drop(slot)]
 
     def _truncate(self, entry: _SlotEntry, tokens: int) -> list[MemoryOp]:
-        """Leave a slot `tokens` tokens. A model that cannot rewind never has more than it should."""
+        """Truncate a slot to `tokens`. A model that cannot rewind never has too many."""
         self._cells.truncate(entry.slot, tokens)
         if not tokens:
             return [Drop(entry.slot)]
@@ -416,7 +416,8 @@ class SlotKVCacheManager:
         assert child not in self._running, f"sequence {child} is already allocated"
         entry = self._running[seq]
         committed = len(entry.prefix)
-        if not self._slots or self._cells.free < (1 if self._can.share else committed + 1):
+        needed = 1 if self._can.share else committed + 1
+        if not self._slots or self._cells.free < needed:
             return None
         slot = heapq.heappop(self._slots)
         ops: tuple[MemoryOp, ...] = ()
@@ -449,12 +450,11 @@ class SlotKVCacheManager:
         if self._running:
             ops += self._evict_to_host(entry, None)
         else:
-            # Cells at other places change the order of sums in attention.
-            entry.exact = entry.exact if entry.compact else 0
+            if not entry.compact:
+                # Cells at other positions change the order of sums in attention.
+                entry.exact = 0
             self._idle = entry
         return CacheUpdate(tuple(ops))
-
-    # ------------------------------------------------------------------------ idle entries
 
     def _evict_to_host(self, entry: _SlotEntry, pinned: SavedState | None) -> list[MemoryOp]:
         return [*self._swap_out(entry, pinned), *self._drop(entry)]
@@ -480,23 +480,21 @@ class SlotKVCacheManager:
         heapq.heappush(self._slots, entry.slot)
         return [Drop(entry.slot)]
 
-    # ------------------------------------------------------------------------ the disk
-
     def can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
-        """Whether a state of `length` tokens that holds those from `earliest` can be truncated to `tokens`."""
+        """Return whether a state of `length` tokens from position `earliest` can be truncated to `tokens`."""
         return self._can_truncate(length, earliest, tokens)
 
     def adopt(
         self, ids: Ids, salt: str, earliest: int, ranges: tuple[StateRange, ...], exact: int = 0
     ) -> CacheUpdate:
-        """Save in RAM a state that was read from the disk; without room for it nothing happens."""
+        """Save a state that was loaded from the disk in RAM, if there is room."""
         self._version += 1
         return CacheUpdate(
             tuple(self._host_cache.adopt(ranges, salt, TokenPrefix(ids.copy()), earliest, exact))
         )
 
     def unstored(self) -> Iterator[UnstoredText]:
-        """Texts that may go to the disk and did not yet, while nothing runs."""
+        """Yield the texts that still have to go to the disk. Only while nothing runs."""
         idle = self._idle
         if idle is not None and idle.owner and not idle.stored:
             earliest = self._guaranteed_from(len(idle.prefix), self._earliest(idle))
@@ -505,8 +503,6 @@ class SlotKVCacheManager:
             yield UnstoredText(
                 saved.prefix.ids, saved.salt, saved.owner, saved.earliest, saved.exact, saved
             )
-
-    # ------------------------------------------------------------------------ usage and integrity
 
     def usage(self) -> KVUsage:
         cached = self._cells.used_by(self._idle.slot) if self._idle else 0
@@ -526,10 +522,10 @@ class SlotKVCacheManager:
     def check(self) -> None:
         self._cells.check()
         self._host_cache.check()
-        assert not (self._idle and self._running), "an idle entry lies next to running ones"
+        assert not (self._idle and self._running), "an idle entry beside running ones"
         holders = [*self._running.values(), *([self._idle] if self._idle else [])]
-        held = [entry.held for entry in holders if entry.held >= 0]
-        slots = [*self._slots, *(entry.slot for entry in holders), *held]
+        held_slots = [entry.held for entry in holders if entry.held >= 0]
+        slots = [*self._slots, *(entry.slot for entry in holders), *held_slots]
         assert sorted(slots) == list(range(self._can.max_slots)), "a slot is lost or held twice"
         assert not any(self._cells.used_by(slot) for slot in self._slots), (
             "an empty slot holds cells"

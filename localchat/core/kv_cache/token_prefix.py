@@ -10,7 +10,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 
 
 class TokenPrefix:
-    """A growing array of token ids. Appending costs what is appended; comparing 4,000 tokens takes 3 µs."""
+    """A growing array of token ids. Comparing 4,000 tokens takes 3 µs."""
 
     __slots__ = ("_buffer", "_length")
 
@@ -23,14 +23,14 @@ class TokenPrefix:
 
     @property
     def ids(self) -> Ids:
-        """The ids, without a copy: read them at once, and never keep them over an `append`."""
+        """The ids, without a copy. Invalid after the next `append`."""
         return self._buffer[: self._length]
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens at the end."""
         end = self._length + len(tokens)
         if len(tokens) == 1 and end <= len(self._buffer):
-            # Each step of each sequence: a slice would cost four times as much.
+            # This runs for each sequence in each step, and a slice takes four times as long.
             self._buffer[self._length] = tokens[0]
             self._length = end
             return
@@ -42,14 +42,16 @@ class TokenPrefix:
         self._length = end
 
     def head(self, tokens: int) -> "TokenPrefix":
-        """A copy of the first `tokens`."""
+        """Return a copy of the first `tokens`."""
         return TokenPrefix(self.ids[:tokens].copy())
 
     def common_length(self, other: Ids) -> int:
-        """Length of the common prefix."""
+        """Return the length of the common prefix."""
         shared = min(self._length, len(other))
         if not shared or self._buffer[0] != other[0]:
             return 0
         differs = self._buffer[:shared] != other[:shared]
-        at = int(differs.argmax())
-        return at if differs[at] else shared
+        length = int(differs.argmax())
+        if not differs[length]:
+            return shared
+        return length

@@ -1,8 +1,8 @@
-"""Blocks of windowed layers: who holds them, which text each is of, and which goes first.
+"""Blocks of sliding-window layers: reference counts, prefix cache, eviction.
 
-A block that its last sequence gave back stays findable until its room is needed. The first to go are those from
-the middle of texts, then those before an end, of a prompt or an answer, where later texts go on; among them the
-least recently used.
+A released block stays in the cache until its room is needed. Blocks from the middle of texts are evicted first.
+Blocks at the end of a prompt or an answer go last, because later texts continue there. Within each group the
+least recently used goes first.
 """
 
 from collections import Counter, OrderedDict
@@ -24,25 +24,25 @@ class WindowBlocks:
 
     @property
     def room(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of blocks that no sequence holds."""
         return len(self._free) + len(self._middles) + len(self._ends)
 
     def holders(self, block: int) -> int:
-        """Sequences that hold a block."""
+        """Return the number of sequences that hold a block."""
         return self._refs[block]
 
     def find(self, node: PrefixNode) -> int | None:
-        """The block with the tokens of a node."""
+        """Return the block with the tokens of a node, if there is one."""
         return self._block_of.get(node)
 
     def hold(self, block: int) -> None:
-        """Note one more holder."""
+        """Add a holder to a block."""
         self._refs[block] += 1
         self._ends.pop(block, None)
         self._middles.pop(block, None)
 
     def take(self) -> int:
-        """A block for new tokens; there is `room`."""
+        """Return a block for new tokens. The caller checked `room`."""
         if not self._free:
             block, _ = (self._middles or self._ends).popitem(last=False)
             self.forget(block)
@@ -52,7 +52,7 @@ class WindowBlocks:
         return block
 
     def name(self, block: int, node: PrefixNode) -> None:
-        """Let a held block be found by a node, unless another one that is held can be."""
+        """Make a held block findable by a node, unless another held block already is."""
         if self._node_of.get(block) is node:
             return
         self.forget(block)
@@ -63,29 +63,33 @@ class WindowBlocks:
             self.forget(other)
             self.hold(other)
             self.release(other, end=False, keep=False)
-        self._node_of[block], self._block_of[node] = node, block
+        self._node_of[block] = node
+        self._block_of[node] = block
 
     def forget(self, block: int) -> None:
-        """Let a block no longer be found."""
+        """Remove a block from the prefix cache."""
         node = self._node_of.pop(block, None)
         if node is not None:
             del self._block_of[node]
 
     def release(self, block: int, *, end: bool, keep: bool) -> None:
-        """Give a block back. `end`: later texts are likely to go on behind it. `keep`: it stays findable, as it
-        does where a sequence kept its node."""
+        """Release a block. `end`: later texts are likely to continue after it.
+
+        `keep`: it stays in the prefix cache. It also stays if a sequence kept its node.
+        """
         self._refs[block] -= 1
         if self._refs[block]:
             return
         node = self._node_of.get(block)
         if node is not None and (keep or node.kept):
-            (self._ends if end else self._middles)[block] = None
+            cached = self._ends if end else self._middles
+            cached[block] = None
             return
         self.forget(block)
         self._free.append(block)
 
     def check(self, tables: Iterable[list[int]]) -> None:
-        """`tables`: blocks that each sequence holds. Raises AssertionError naming the fault."""
+        """Check integrity against the blocks of each sequence. Raises AssertionError that names the fault."""
         holders = Counter(block for table in tables for block in table)
         for block, count in enumerate(self._refs):
             assert count == holders[block], f"window block {block}: {count} references"
@@ -96,5 +100,5 @@ class WindowBlocks:
         )
         named = {block: node for node, block in self._block_of.items()}
         assert named == self._node_of, "window blocks and nodes do not name each other"
-        assert self._node_of.keys() >= {*self._middles, *self._ends}, "nobody can find this block"
+        assert self._node_of.keys() >= {*self._middles, *self._ends}, "a cached block has no node"
         assert not self._node_of.keys() & set(self._free), "a free window block can be found"

@@ -1,8 +1,8 @@
 """Scheduler: chooses the tokens of each step. Running sequences first, then prompt chunks, under a budget.
 
-Follows the scheduler of vLLM V1, where prefill, decode and draft verification are one thing, with the state
-table of its second model runner: a preempted sequence leaves the runner and comes back as new. The scheduler
-handles token ids and bookkeeping only; it never waits and never calls a runner.
+Follows the scheduler of vLLM V1, which treats prefill, decode and draft verification alike, and the state
+table of its second model runner: a preempted sequence leaves the runner and enters it again as a new one. The
+scheduler handles token ids and bookkeeping only. It never waits and never calls a runner.
 """
 
 import time
@@ -33,26 +33,26 @@ from localchat.core.spec_decode.draft_planner import DraftPlanner
 
 _MIN_PROMPT_TOKENS = 32
 _PROMPTS_PER_STEP = 4
-"""With more, each a few tokens, the first prompt to finish would finish when the last one does."""
+"""Limit of prompts in a step. With more, the first one would finish as late as the last."""
 _WATERMARK_TOKENS = 32
-"""Free cells that an admission leaves for the running sequences, so that none is preempted at once."""
+"""Free cells that an admission leaves, so that no running sequence is preempted at once."""
 
 
 class PromptShares:
-    """How the prompts of a step share its tokens."""
+    """Divides the tokens of a step among prompts."""
 
     def __init__(self, can: Capabilities) -> None:
         self.min_tokens = min(
             max((_MIN_PROMPT_TOKENS, *can.widths.prefill[:1])), can.max_step_tokens
         )
-        """Least tokens of a prompt, however many sequences decode: the runner pads them to that anyway."""
+        """Smallest prompt chunk, no matter how many sequences decode. The runner pads to it anyway."""
 
     def prompts_per_step(self, tokens_left: int) -> int:
-        """Number of prompts that share so many tokens; others get only what those leave."""
+        """Return how many prompts share `tokens_left`. Other prompts get only what these leave."""
         return max(1, min(_PROMPTS_PER_STEP, tokens_left // max(1, self.min_tokens)))
 
     def tokens_each(self, tokens_left: int, prompts: int) -> int:
-        """Tokens of each prompt when so many share."""
+        """Return the tokens of each of `prompts`."""
         return max(self.min_tokens, tokens_left // max(1, prompts))
 
 
@@ -78,25 +78,23 @@ class Scheduler:
         self._enter: list[Enter] = []
         self._leave: list[int] = []
         self._entered: set[int] = set()
-        """Numbers of the sequences that the runner knows."""
+        """Numbers of the sequences that have entered the runner."""
         self._load_token_s = capabilities.host_block_s / max(1, capabilities.block_tokens)
         self.step_number = 0
         self._short_of_memory = False
         self._shrink_pending = False
         self.preemptions = 0
 
-    # ------------------------------------------------------------------------ queue and running set
-
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence: by priority, then in order of arrival, also after a preemption."""
-        insort(self.waiting, sequence, key=lambda one: (-one.priority, one.number))
+        """Queue a sequence by priority, then in order of arrival, also after a preemption."""
+        insort(self.waiting, sequence, key=lambda waiting: (-waiting.priority, waiting.number))
 
     def add_memory_ops(self, ops: Iterable[MemoryOp]) -> None:
         """Add operations to the next plan, in the order of the KV cache manager's calls."""
         self._memory_ops.extend(ops)
 
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
-        """Remove a sequence that is in no launched step. `keep`: its KV stays as a prefix."""
+        """Remove a sequence that is not in a launched step. `keep`: its KV stays as a prefix."""
         assert not sequence.steps_in_flight, "a launched step still touches it"
         if sequence in self.running:
             self.running.remove(sequence)
@@ -106,8 +104,7 @@ class Scheduler:
         self._remove_from_runner(sequence)
 
     def _remove_from_runner(self, sequence: Sequence) -> None:
-        # An entry that was not launched is simply dropped. The memory operations stay: others may rely
-        # on them.
+        # An entry that was not launched is dropped. Memory operations stay, because others may depend on them.
         self._enter = [enter for enter in self._enter if enter.seq != sequence.number]
         if sequence.number in self._entered:
             self._entered.remove(sequence.number)
@@ -119,7 +116,8 @@ class Scheduler:
         update = None
         if len(self.running) < self._can.max_rows:
             update = self._kv_cache.fork(parent.number, child.number)
-        self._remove_from_runner(child)  # it was entered without a slot, for its first sample
+        # It entered the runner without a slot, for its first sample.
+        self._remove_from_runner(child)
         if update is None:
             child.state = State.WAITING
             self.add(child)
@@ -128,22 +126,22 @@ class Scheduler:
         self._start(child, update)
 
     def handle_out_of_memory(self) -> bool:
-        """React to a step that ran out of memory. False: only one sequence runs, so none can be removed.
+        """React to a step that ran out of memory. Return False if only one sequence runs.
 
-        One sequence is preempted as soon as one is in no launched step, and nobody joins the running ones
-        until a step succeeds.
+        A sequence is preempted as soon as one is not in a launched step. None is admitted until a step
+        succeeds.
         """
         self._short_of_memory = True
         self._shrink_pending = len(self.running) > 1
         return self._shrink_pending
 
     def step_succeeded(self) -> None:
-        """Note that a step had enough memory."""
+        """Record that a step had enough memory."""
         self._short_of_memory = self._shrink_pending = False
 
     @property
     def idle(self) -> bool:
-        """Nothing runs or waits, and the runner has received everything."""
+        """Whether nothing runs or waits, and the runner has received everything."""
         return not (self.running or self.waiting or self._has_pending)
 
     @property
@@ -152,54 +150,54 @@ class Scheduler:
 
     @property
     def _admits(self) -> bool:
-        """Whether the first sequence of the queue could be admitted: a row is free."""
+        """Whether a row is free for the first sequence of the queue."""
         if not self.waiting or len(self.running) >= self._can.max_rows:
             return False
         return not self._excluded(self.waiting[0])
 
     def _is_alone(self, sequence: Sequence) -> bool:
         """Return whether all running sequences belong to the same request."""
-        return all(one.request_state is sequence.request_state for one in self.running)
+        return all(other.request_state is sequence.request_state for other in self.running)
 
     def _excluded(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence cannot share steps with those that run.
+        """Return whether a waiting sequence cannot share steps with the running ones.
 
-        Where neighbors in a step change the bits of a row, a request with a seed runs alone.
+        If neighbors in a step change the bits of a row, a seeded request runs alone.
         """
         if not self._can.seeds_run_alone or self._is_alone(sequence):
             return False
-        seeded = (one.request_state.seeded for one in self.running)
+        seeded = (other.request_state.seeded for other in self.running)
         return sequence.request_state.seeded or any(seeded)
 
-    # ------------------------------------------------------------------------ steps
-
     def schedule(self) -> ScheduledStep | None:
-        """Build the next step; None when nothing can be launched now."""
+        """Build the next step. None if nothing can be launched now."""
         if self._shrink_pending and (victim := self._victim(())) is not None:
             self._shrink_pending = False
             self._preempt(victim)
         self._preempt_for_priority()
         if not self._admits and self._draft_planner.waits(self.running):
             return None
-        # Also those decode from now on whose prompt ends in a step that is still in flight.
-        shared = any(one.launched >= one.request_state.prompt_tokens for one in self.running)
+        # A sequence whose last prompt chunk is in flight already counts as decoding.
+        shared = any(
+            sequence.launched >= sequence.request_state.prompt_tokens for sequence in self.running
+        )
         budget = self._token_budget.next_step(shared=shared)
         step = StepBuilder(budget, self._shares.min_tokens)
         self._schedule_shared(step, shared=shared)
         if step.rows:
             return self._launch(step)
-        # Operations that the last sequence left must not wait for the next request.
-        nobody = not self.running and not self.waiting
-        if nobody and self._has_pending:
+        if self._has_pending and not self.running and not self.waiting:
+            # The memory operations of the last sequence must not wait for the next request.
             return self._launch(StepBuilder(0))
         return None
 
     def _schedule_shared(self, step: StepBuilder, *, shared: bool) -> None:
         """Add decode rows, then prompt chunks (always a few tokens), then admissions, under the budget.
 
-        `shared`: sequences decode, in this step or in those in flight."""
-        most = self._can.max_step_tokens
-        ready = [one for one in self.running if one.needs > 0]
+        `shared`: sequences decode in this step or in those in flight.
+        """
+        max_tokens = self._can.max_step_tokens
+        ready = [sequence for sequence in self.running if sequence.needs > 0]
         prompts: list[Sequence] = []
         step.drafts = self._draft_planner.choose(
             self.running, ready, step.tokens_left, admits=self._admits
@@ -209,13 +207,14 @@ class Scheduler:
                 self._add_row(step, sequence)
             elif sequence.needs > 1 or sequence.in_prompt:
                 prompts.append(sequence)
-        prompts.sort(key=lambda one: -one.priority)  # stable: among equals, first come first served
+        # The sort is stable, so equal priorities stay in order of arrival.
+        prompts.sort(key=lambda sequence: -sequence.priority)
         if not self._short_of_memory:
             if prompts or self.waiting:
-                guaranteed = min(step.min_prompt_tokens, most - step.width)
+                guaranteed = min(step.min_prompt_tokens, max_tokens - step.width)
                 step.tokens_left = max(step.tokens_left, guaranteed)
             affords = partial(self._token_budget.affords, shared=shared)
-            step.round_to_width(self._can.widths, most, affords)
+            step.round_to_width(self._can.widths, max_tokens, affords)
         at_once = self._shares.prompts_per_step(step.tokens_left)
         if prompts and self.waiting:
             self._admit_before(step, prompts, at_once)
@@ -226,42 +225,45 @@ class Scheduler:
         self._admit_waiting(step)
 
     def _add_prompts(self, step: StepBuilder, prompts: list[Sequence]) -> None:
-        """Add prompts that share a step: first those that can end in it, the others with equal parts.
+        """Add prompts that share a step: first those that can end in it, then equal parts of the others.
 
-        So most of a burst have their first tokens long before the last one. The oldest has its part, however
-        many shorter ones follow it.
+        So most prompts of a burst get their first token long before the last one does. The oldest prompt always
+        gets its part, no matter how many shorter ones follow it.
         """
         if not prompts:
             return
         oldest = prompts[0]
-        kept = min(oldest.needs, self._shares.tokens_each(step.tokens_left, len(prompts)))
-        ranked = sorted(prompts, key=lambda one: (-one.priority, one.needs))
-        for place, sequence in enumerate(ranked):
-            kept = 0 if sequence is oldest else kept
-            step.tokens_left -= kept
+        reserved = min(oldest.needs, self._shares.tokens_each(step.tokens_left, len(prompts)))
+        ranked = sorted(prompts, key=lambda sequence: (-sequence.priority, sequence.needs))
+        for index, sequence in enumerate(ranked):
+            if sequence is oldest:
+                reserved = 0
+            step.tokens_left -= reserved
             if step.fits_prompt(sequence.needs):
-                sharing = len(ranked) - place - (kept > 0)
-                whole = sequence.needs <= step.tokens_left
+                sharing = len(ranked) - index - (reserved > 0)
+                fits = sequence.needs <= step.tokens_left
                 share = self._shares.tokens_each(step.tokens_left, sharing)
-                self._add_row(step, sequence, step.tokens_left if whole else share)
-            step.tokens_left += kept
+                if fits:
+                    share = step.tokens_left
+                self._add_row(step, sequence, share)
+            step.tokens_left += reserved
 
     def _admit_before(self, step: StepBuilder, prompts: list[Sequence], at_once: int) -> None:
-        """Admit from the queue before a long prompt takes all tokens: a share, or all to the urgent."""
+        """Admit from the queue before a long prompt takes all tokens. Urgent requests get all of them."""
         urgent = self.waiting[0].priority > prompts[0].priority
-        long = any(one.needs > step.tokens_left for one in prompts)
+        long = any(sequence.needs > step.tokens_left for sequence in prompts)
         if not urgent and (len(prompts) >= at_once or not long):
             return
         share = step.tokens_left
         if not urgent:
             share = self._shares.tokens_each(step.tokens_left, len(prompts) + 1)
-        rest = max(0, step.tokens_left - share)
+        remaining = max(0, step.tokens_left - share)
         step.tokens_left = min(share, step.tokens_left)
         self._admit_waiting(step)
-        step.tokens_left += rest
+        step.tokens_left += remaining
 
     def _admit_waiting(self, step: StepBuilder) -> None:
-        """Admit from the queue as long as more than scraps of the budget are left."""
+        """Admit from the queue while a useful part of the budget is left."""
         while self.waiting:
             if not (step.fits_prompt(self.waiting[0].known) and self._admit_next(step)):
                 break
@@ -289,9 +291,10 @@ class Scheduler:
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
         padded = self._can.widths.padded(step.decode_width, step.width - step.decode_width)
-        return ScheduledStep(plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded)
-
-    # ------------------------------------------------------------------------ rows
+        drafting_s = self._draft_planner.drafting_s if step.drafts else 0.0
+        return ScheduledStep(
+            plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded, drafting_s
+        )
 
     def _add_row(self, step: StepBuilder, sequence: Sequence, share: int = 0) -> None:
         """Add the next tokens of a running sequence, if there is room for them."""
@@ -304,10 +307,12 @@ class Scheduler:
         ):
             return
         if sequence.grammar_matcher is not None and sequence.unknown:
-            return  # what may come next depends on the token that is on the device
+            # The mask of the next token depends on the token that is still on the device.
+            return
         free_tokens = sequence.free_tokens
         if free_tokens is not None and 0 < sequence.unknown >= free_tokens:
-            return  # the token that is on the device may use up the thinking budget
+            # The token that is still on the device may use up the thinking budget.
+            return
         if sequence.decodes and sequence.needs <= max(step.tokens_left, 1):
             if not sequence.may_sample():
                 return
@@ -318,7 +323,8 @@ class Scheduler:
         if drafts and not (
             self._extend(sequence, width + len(drafts)) and self._hold_state(sequence)
         ):
-            drafts = ()  # nobody is preempted for guesses
+            # Never preempt a sequence to make room for draft tokens.
+            drafts = ()
         while not self._make_room(step, sequence, width):
             if width == 1 or sequence not in self.running:
                 return
@@ -326,35 +332,36 @@ class Scheduler:
         self._write_row(step, sequence, width, drafts)
 
     def _loading(self, sequence: Sequence) -> bool:
-        """Whether its KV is still being copied from host memory, and others would wait for that with it."""
+        """Return whether KV is still being copied from host memory, and other rows would wait."""
         if time.perf_counter() >= sequence.loaded_s:
             return False
-        return any(one is not sequence and not one.in_prompt for one in self.running)
+        return any(other is not sequence and not other.in_prompt for other in self.running)
 
     def _is_copied(self, sequence: Sequence) -> bool:
-        """Whether the state that its launched steps leave is saved or forked before it goes on."""
-        at = sequence.launched
+        """Return whether the state after the launched steps is about to be saved or forked."""
+        end = sequence.launched
         interval = self._can.state_interval_tokens
-        saved = at == sequence.request_state.next_state_at(at - 1, interval)
+        saved = end == sequence.request_state.next_state_at(end - 1, interval)
         return saved or (bool(sequence.pending_forks) and not sequence.in_prompt)
 
     def _prompt_width(self, step: StepBuilder, sequence: Sequence, share: int) -> int:
-        """Tokens of a prompt's next chunk.
+        """Return the tokens of a prompt's next chunk.
 
-        Logits differ in their last bits by the width of the steps that computed them and their
-        prompt. In exact mode the chunks depend on nothing that was measured, so that the text of a
-        request that runs alone is the same each time.
+        Logits differ in their last bits with the width of the steps that computed them and their prompt. In
+        exact mode, chunks do not depend on measured times, so a request that runs alone gets the same text
+        every time.
         """
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
         at_state = False
         if self._can.rewind == "checkpoint":
-            # A chunk ends where the state is saved.
+            # A chunk ends at the position where the state is saved.
             interval = self._can.state_interval_tokens
-            at = sequence.request_state.next_state_at(sequence.launched, interval)
-            at_state = 0 < at - sequence.launched <= width
-            width = at - sequence.launched if at_state else width
+            state_end = sequence.request_state.next_state_at(sequence.launched, interval)
+            at_state = 0 < state_end - sequence.launched <= width
+            if at_state:
+                width = state_end - sequence.launched
         if not sequence.exact_mode:
-            # A rest of a few tokens would take a step of its own, padded to many more.
+            # A remainder of a few tokens would need a step of its own, padded to many more tokens.
             missing = self._shares.min_tokens - (sequence.needs - width)
             if (
                 not at_state
@@ -364,29 +371,31 @@ class Scheduler:
                 width -= missing
             return width
         if sequence.was_preempted and not sequence.in_prompt:
-            return 1  # as when the answer was generated
+            # The answer was generated with this width.
+            return 1
         chunk = self._exact_chunk - sequence.launched % self._exact_chunk
         if len(self.running) == 1 and not self._short_of_memory:
-            most = sequence.needs if self._can.rewind != "checkpoint" else width
-            return min(most, chunk)
+            if self._can.rewind != "checkpoint":
+                width = sequence.needs
+            return min(width, chunk)
         return min(width, chunk)
 
     def _note_exact(self, sequence: Sequence, row: ScheduledRow, step: StepBuilder) -> None:
-        """Count the tokens of a row whose shape a later request would compute again."""
+        """Count the tokens of a row whose shape a later request would repeat."""
         end = row.start + row.width
         chunk = self._exact_chunk
         if row.start < sequence.exact:
-            # The step before failed in part, and the rest has another shape.
+            # Part of the previous step failed, so the rest has another shape.
             sequence.exact = row.start // chunk * chunk
-        whole = row.start == sequence.exact and row.width == chunk
+        is_whole = row.start == sequence.exact and row.width == chunk
         in_prompt = end <= sequence.request_state.prompt_tokens
         request_state = sequence.request_state
-        alone = all(one.sequence.request_state is request_state for one in step.scheduled_rows)
-        if sequence.exact_mode and whole and in_prompt and alone:
+        alone = all(other.sequence.request_state is request_state for other in step.scheduled_rows)
+        if sequence.exact_mode and is_whole and in_prompt and alone:
             sequence.exact = end
 
     def _make_room(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:
-        """Extend a sequence's KV by `width` tokens; others may be preempted for it."""
+        """Extend a sequence's KV by `width` tokens. Preempt others if necessary."""
         while not self._extend(sequence, width):
             victim = self._victim(step.scheduled_rows)
             if victim is None:
@@ -425,9 +434,11 @@ class Scheduler:
         start = sequence.launched
         end = start + width
         number = len(step.rows)
-        known = tuple(sequence.tokens[start:end])
-        assert len(known) == width or (width == 1 and sequence.unknown)
-        again = sequence.recomputed if sequence.decodes and width == sequence.needs else 0
+        tokens = tuple(sequence.tokens[start:end])
+        assert len(tokens) == width or (width == 1 and sequence.unknown)
+        again = 0
+        if sequence.decodes and width == sequence.needs:
+            again = sequence.recomputed
         scheduled = ScheduledRow(sequence, start, width, drafts, again)
         prompt_tokens = sequence.request_state.prompt_tokens
         if start < prompt_tokens:
@@ -438,19 +449,15 @@ class Scheduler:
                 scheduled.positions.append(step.add_position(position))
             generated = end - prompt_tokens
             step.add_masks(sequence, scheduled.positions, drafts, generated=generated)
-            # Only at the end of the prompt: with depth 2 the next row is scheduled before the forks have
-            # started, and they sample from here once.
-            for child in sequence.pending_forks if end == prompt_tokens else ():
-                if child.number not in self._entered:
-                    self._enter.append(child.entry(slot=-1))
-                at = step.add_position(LogitsPosition(number, width - 1, child.number))
-                scheduled.forks.append((child, at))
-                step.add_masks(child, [at])
+            if end == prompt_tokens:
+                # Forks sample once, at the end of the prompt. With depth 2, the next row is scheduled before
+                # they have started.
+                self._add_forks(step, scheduled, number)
         row = StepRow(
             sequence.number,
             self._kv_cache.slot(sequence.number),
             start,
-            known if len(known) == width else LAST,
+            tokens if len(tokens) == width else LAST,
             drafts,
             sequence.new_blocks,
             sequence.new_window_blocks,
@@ -458,16 +465,28 @@ class Scheduler:
         sequence.new_blocks = sequence.new_window_blocks = ()
         step.add(row, scheduled, is_decode=width == 1 + again and start >= prompt_tokens)
 
-    # ------------------------------------------------------------------------ preemption
+    def _add_forks(self, step: StepBuilder, row: ScheduledRow, number: int) -> None:
+        """Let the choices of a request sample from the last token of its prompt."""
+        for child in row.sequence.pending_forks:
+            if child.number not in self._entered:
+                self._enter.append(child.entry(slot=-1))
+            index = step.add_position(LogitsPosition(number, row.width - 1, child.number))
+            row.forks.append((child, index))
+            step.add_masks(child, [index])
 
     def _preempt_for_priority(self) -> None:
-        """Free a row for a more urgent request where all rows are taken.
+        """Preempt a sequence for a more urgent request if all rows are taken.
 
-        It happens at once, or in the next plan where a launched step still touches the victim.
+        If a launched step still uses the victim, it is preempted in a later plan.
         """
         if self.waiting and self.running and not self._admits:
             victim = min(
-                self.running, key=lambda one: (one.priority, one.steps_in_flight, -one.number)
+                self.running,
+                key=lambda sequence: (
+                    sequence.priority,
+                    sequence.steps_in_flight,
+                    -sequence.number,
+                ),
             )
             if victim.priority < self.waiting[0].priority:
                 victim.blocked = bool(victim.steps_in_flight)
@@ -475,22 +494,26 @@ class Scheduler:
                     self._preempt(victim)
 
     def _victim(self, scheduled: Iterable[ScheduledRow]) -> Sequence | None:
-        """Choose whom to preempt: lowest priority, then youngest.
+        """Choose the sequence to preempt: lowest priority, then youngest.
 
-        Never a sequence of a launched step or of this one, nor the only one that runs.
+        Never one of a launched step or of this step, and never the only running one.
         """
         busy = {id(row.sequence) for row in scheduled}
-        free = [one for one in self.running if not one.steps_in_flight and id(one) not in busy]
+        free = [
+            sequence
+            for sequence in self.running
+            if not sequence.steps_in_flight and id(sequence) not in busy
+        ]
         if len(self.running) < 2 or not free:
             return None
-        return min(free, key=lambda one: (one.priority, -one.number))
+        return min(free, key=lambda sequence: (sequence.priority, -sequence.number))
 
     def recompute(self, sequence: Sequence) -> None:
-        """Preempt a sequence whose KV is of no use: it holds too much and cannot be truncated."""
+        """Preempt a sequence without its KV, which has too many tokens and cannot be truncated."""
         self._preempt(sequence, keep=False)
 
     def _preempt(self, victim: Sequence, *, keep: bool = True) -> None:
-        """Return a sequence to the queue; what the cache keeps of its KV comes back as a prefix hit."""
+        """Return a sequence to the queue. The cached part of its KV becomes a prefix hit."""
         self.preemptions += 1
         victim.was_preempted = True
         if keep:
@@ -502,12 +525,10 @@ class Scheduler:
         victim.new_blocks = victim.new_window_blocks = ()
         self.add(victim)
 
-    # ------------------------------------------------------------------------ admission
-
     def _admit_next(self, step: StepBuilder, *, rows: bool = True) -> bool:
-        """Admit the first of the queue, if there is a row and room for it; nobody overtakes.
+        """Admit the first sequence of the queue if a row and room are free.
 
-        A step that preempted a sequence admits nobody. `rows`: add its first tokens to the step too.
+        A step that preempted a sequence admits none. `rows`: add the first tokens to the step too.
         """
         if step.preempted_any or len(self.running) >= self._can.max_rows:
             return False
@@ -529,7 +550,9 @@ class Scheduler:
             return False
         self.waiting.popleft()
         sequence.launched = sequence.computed = hit.cached
-        sequence.exact = hit.cached if sequence.exact_mode else 0
+        sequence.exact = 0
+        if sequence.exact_mode:
+            sequence.exact = hit.cached
         if hit.swapped and self._load_token_s:
             sequence.loaded_s = time.perf_counter() + hit.swapped * self._load_token_s
         if sequence is request_state.sequences[0] and not sequence.was_preempted:
@@ -542,17 +565,17 @@ class Scheduler:
         return True
 
     def _is_exact(self, sequence: Sequence) -> bool:
-        """Return whether to give a sequence the bits that it has in a fresh engine.
+        """Return whether a sequence must get the same bits as in a fresh engine.
 
-        Beside others that is not possible, so it then reuses whatever is cached. A model that cannot
-        rewind has no state at the end of a chunk, and would read every prompt anew: only a seed is
-        worth that.
+        That is impossible beside other sequences, so it then reuses whatever is cached. A model that cannot
+        rewind has no state at the end of a chunk and would compute every prompt again. Only a seed is worth
+        that.
         """
         request_state = sequence.request_state
-        wanted = request_state.deterministic
+        deterministic = request_state.deterministic
         if self._can.rewind == "checkpoint":
-            wanted = request_state.seeded
-        return wanted and self._is_alone(sequence)
+            deterministic = request_state.seeded
+        return deterministic and self._is_alone(sequence)
 
     def _find_prefix(self, sequence: Sequence) -> PrefixHit:
         request_state = sequence.request_state
@@ -560,7 +583,9 @@ class Scheduler:
         missing = len(request_state.prompt_logprobs) < request_state.prompt_logprobs_wanted
         if request.prompt_logprobs is not None and missing:
             nothing = self._kv_cache.find_prefix(sequence.tokens[:1], request.salt)
-            return nothing._replace(why_missed="log probabilities of all its tokens were asked")
+            return nothing._replace(
+                why_missed="the request needs log probabilities of all its tokens"
+            )
         if sequence.exact_mode:
             return self._find_exact(sequence)
         hit = self._kv_cache.find_prefix(sequence.tokens, request.salt)
@@ -580,9 +605,11 @@ class Scheduler:
         if not self.running:
             return True
         usage = self._kv_cache.usage()
-        # A preempted sequence comes back to stay: its prefix may lie in the room that it needs.
-        found = 0 if sequence.was_preempted else hit.cached - hit.swapped
-        return usage.free + usage.cached >= sequence.known - found + _WATERMARK_TOKENS
+        cached = hit.cached - hit.swapped
+        if sequence.was_preempted:
+            # Its cached prefix may be evicted for the room that it needs, so it must fit without it.
+            cached = 0
+        return usage.free + usage.cached >= sequence.known - cached + _WATERMARK_TOKENS
 
     def _start(self, sequence: Sequence, update: CacheUpdate) -> None:
         self._apply(sequence, update)

@@ -22,31 +22,31 @@ class ScheduledRow:
     sequence: Sequence
     start: int
     width: int
-    """Known tokens; drafts are not counted."""
+    """Known tokens, without drafts."""
     drafts: tuple[int, ...]
     recomputed: int = 0
-    """Of the known tokens, those that an earlier step computed already."""
+    """Known tokens that an earlier step computed already."""
     positions: list[int] = field(default_factory=list)
-    """Indices of its sampled logits positions, in order."""
+    """Indices of the sampled logits positions, in order."""
     forks: list[tuple[Sequence, int]] = field(default_factory=list)
-    """Choices that sample from its last known token, each with the index of its logits position."""
+    """Choices that sample from the last known token, with the indices of their logits."""
     prompt_positions: list[int] = field(default_factory=list)
-    """Indices of the log probabilities of the prompt's own tokens."""
+    """Indices of the log probabilities of prompt tokens."""
 
     @property
     def ahead(self) -> int:
-        """Tokens of its sequence in the steps that were launched behind this one."""
+        """Tokens of the sequence in steps that were launched after this one."""
         return self.sequence.launched - self.start - self.width
 
     def accepted(self, samples: dict[int, Sample]) -> list[Sample]:
-        """The samples that count: drafts that were right, and the first sample that differs."""
+        """Return the accepted samples: the correct drafts, and the first sample that differs."""
         accepted: list[Sample] = []
-        for place, position in enumerate(self.positions):
+        for index, position in enumerate(self.positions):
             sample = samples.get(position)
             if sample is None:
                 break
             accepted.append(sample)
-            if place < len(self.drafts) and sample.token != self.drafts[place]:
+            if index < len(self.drafts) and sample.token != self.drafts[index]:
                 break
         return accepted
 
@@ -58,23 +58,31 @@ class ScheduledStep:
     plan: StepPlan
     rows: tuple[ScheduledRow, ...]
     width: int
-    """Tokens that it computes."""
+    """Tokens that the step computes."""
     is_decode: bool
-    """No prompt is in it, so its time shows what decode rows cost."""
+    """The step has no prompt, so its time measures the cost of decode rows."""
     padded: PaddedWidth
-    """The width that the runner gives it, if it has prompts."""
+    """Width to which the runner pads the step, if it has prompts."""
+
+    drafting_s: float = 0.0
+    """Time that the draft model took for the drafts."""
 
     @property
     def drafts(self) -> int:
         """Drafted tokens of all rows."""
         return sum(len(row.drafts) for row in self.rows)
 
+    @property
+    def recomputed(self) -> int:
+        """Tokens that an earlier step computed already."""
+        return sum(row.recomputed for row in self.rows)
+
 
 class StepBuilder:
     """Collects the rows of one step under a token budget."""
 
     def __init__(self, budget: int, min_prompt_tokens: int = 1) -> None:
-        """`min_prompt_tokens`: a prompt gets at least so many tokens of the budget, or none."""
+        """`min_prompt_tokens`: smallest share of a prompt, unless it gets none."""
         self.tokens_left = budget
         self.min_prompt_tokens = min(min_prompt_tokens, budget)
         self.rows: list[StepRow] = []
@@ -82,27 +90,27 @@ class StepBuilder:
         self.positions: list[LogitsPosition] = []
         self.masks: list[Mask] = []
         self.drafts: dict[int, tuple[int, ...]] = {}
-        """Of its decode rows, by number of the sequence."""
+        """Drafts of the decode rows by number of the sequence."""
         self.width = 0
-        """Tokens of its rows, drafts included."""
+        """Tokens of all rows, drafts included."""
         self.decode_width = 0
-        """Those of its decode rows."""
+        """Tokens of the decode rows, drafts included."""
         self.is_decode = True
         self.preempted_any = False
-        """A sequence was preempted for this step: the step admits nobody."""
+        """A sequence was preempted for this step, so the step admits none."""
 
     def fits_prompt(self, needs: int) -> bool:
-        """Whether a prompt would get more than a scrap of the tokens left. `needs`: its tokens."""
+        """Return whether a prompt of `needs` tokens gets a useful share of the budget."""
         return 0 < min(self.min_prompt_tokens, needs) <= self.tokens_left
 
     def round_to_width(
         self, widths: Widths, max_tokens: int, affords: Callable[[PaddedWidth], bool]
     ) -> None:
-        """Set the tokens left so that the step comes out at an unpadded width.
+        """Set the tokens left so that the step ends at an unpadded width. Called before prompts are added.
 
-        Called before prompts take what is left. It is the widest of those that `affords` allows, or else the
-        nearest; then the step grows by an eighth of the budget. `max_tokens` is the most in any case. Steps
-        far wider than all listed widths are not padded.
+        Chooses the widest width that `affords` allows, or else the nearest one, for which the step may grow by
+        an eighth of the budget. `max_tokens`: absolute limit. Steps far wider than all listed widths are not
+        padded.
         """
         decode = widths.padded(self.width, 0).decode
         target = decode + self.tokens_left
@@ -110,17 +118,17 @@ class StepBuilder:
         widest = max(sizes, default=0)
         if target > widest + widest // 8:
             return
-        found = [size for size in sizes if decode < size <= max_tokens]
-        for size in reversed(found):
+        candidates = [size for size in sizes if decode < size <= max_tokens]
+        for size in reversed(candidates):
             if affords(PaddedWidth(decode, size)):
                 self.tokens_left = size - decode
                 return
-        near = [size for size in found if size <= target + target // 8]
+        near = [size for size in candidates if size <= target + target // 8]
         if near:
             self.tokens_left = min(near, key=lambda size: abs(size - target)) - decode
 
     def add_position(self, position: LogitsPosition) -> int:
-        """Request the logits of a position. Returns its index in the step."""
+        """Request the logits of a position. Return its index in the step."""
         self.positions.append(position)
         return len(self.positions) - 1
 
@@ -132,13 +140,15 @@ class StepBuilder:
         *,
         generated: int = 0,
     ) -> None:
-        """Add the token masks of a sequence's positions. Those of a grammar are computed while the step runs.
+        """Add the token masks of a sequence's positions. Masks of a grammar are computed while the step runs.
 
-        generated: tokens of its answer before the first position.
+        `generated`: tokens of the answer before the first position.
         """
         if sequence.grammar_matcher is not None:
             masks = sequence.grammar_matcher.masks(drafts)
-            self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
+            self.masks += [
+                Mask(position, words) for position, words in zip(positions, masks, strict=True)
+            ]
         elif sequence.end_ban is not None:
             for count, position in enumerate(positions, generated):
                 words = sequence.end_ban.mask(count)
@@ -146,7 +156,7 @@ class StepBuilder:
                     self.masks.append(Mask(position, words))
 
     def add_prompt_logprobs(self, scheduled: ScheduledRow, row: int) -> None:
-        """Request the missing log probabilities of a row's prompt tokens, where they were asked."""
+        """Request the missing log probabilities of a row's prompt tokens, if the request needs them."""
         sequence = scheduled.sequence
         request_state = sequence.request_state
         request = request_state.request
@@ -170,5 +180,6 @@ class StepBuilder:
         width = scheduled.width + len(scheduled.drafts)
         self.width += width
         self.tokens_left -= width
-        self.decode_width += width if is_decode else 0
+        if is_decode:
+            self.decode_width += width
         self.is_decode = self.is_decode and is_decode

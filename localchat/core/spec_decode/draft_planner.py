@@ -1,50 +1,91 @@
 """Draft planner: chooses the drafts of a step for all its sequences together.
 
-All of them wait for the step, so a draft of one is worth what it brings beside what the others lose. Where a
-runner takes two steps at once, a step with drafts has nothing behind it, and the one before it must have come
-back: drafts are made only where they are expected to save more than the runner waits for them, and none of the
-others loses more than a fiftieth of its speed (Patience). And where a runner prepares its steps, only those
-have drafts that are prepared: launched kernel by kernel, one of them costs a GPU what ten others take.
+Every drafted token has a probability of acceptance, and every width of a step has a cost. The planner adds the
+likeliest tokens to the step as long as its expected tokens per second rise. Above `draft_rows` rows it drafts
+nothing. A step has drafts of one source, n-grams or the draft model, whichever promises more.
 
-A step has drafts of one source: by n-grams, each sequence as many as bring most, or by the draft model, all
-sequences as many.
+Each sequence has a draft budget, in plain steps. Plain steps fill it slowly, and a step with drafts adds what
+the sequence gained or lost. Drafts stop when the budget is used up, so those that do not help cost a sequence
+about a fiftieth of its speed. While nothing is drafted, acceptance rates return to their priors, so n-grams are
+tried again now and then. The draft model has a budget of its own, which also pays for probes of one token.
 
-Requests with a seed or at temperature 0 have no proposer. A row has other last bits in a wider step, which
-change a token every few hundred.
+A runner that is ahead launches a step before the previous one returns. Drafts need the previous step's tokens,
+so the runner has to wait for them, and all sequences of the step wait for the drafts of any. There, every
+sequence's budget must cover its part. And where a runner prepares its steps, only prepared steps have drafts:
+launched kernel by kernel, one step takes a GPU as long as ten others.
+
+Seeded requests and requests at temperature 0 have no drafts. Logits differ in their last bits with the width of
+the step, which changes about one sampled token in a few hundred.
 """
 
+import math
 import time
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from localchat.backend_api.drafter import NO_DRAFT
 from localchat.backend_api.interface import Capabilities
 from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
+from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.sequence import Sequence, State
-from localchat.core.spec_decode.draft_credit import Patience
-from localchat.core.spec_decode.draft_lengths import best_lengths, could_pay
-from localchat.core.spec_decode.draft_proposer import (
-    DraftedStep,
-    DraftModel,
-    DraftProposer,
-    Proposer,
-)
+from localchat.core.spec_decode.draft_model import PROBE_BUDGET, DraftModel
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
 
 _SLOW_STEP_S = 0.25
-_DRAFTS_SLOW = 15
-_DRAFTS_FAST = 31
-"""Most drafts of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
+_MAX_DRAFT_SLOW = 15
+_MAX_DRAFT_FAST = 31
+"""Longest draft of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
+_MIN_GAIN = 1.02
+"""Drafts that promise less than this over a plain step are not worth the risk."""
+_EARNED_PER_STEP = 0.012
+_MAX_EARNED = 1.5
+"""Plain steps that each plain step adds to a draft budget, and the limit for that."""
+_MAX_DEBT = 1.5
+"""Plain steps that a sequence may owe before its drafts stop."""
+_MAX_BUDGET = 16.0
+"""Two wide drafts that are rejected whole. Where 16 rows cost 7 plain steps, a wrong draft at an edit is bad
+luck, and without this reserve the next draft would have to wait for hundreds of plain steps."""
 
 Drafts: TypeAlias = dict[int, tuple[int, ...]]
-"""By number of the sequence."""
+"""Drafted tokens by number of the sequence."""
 
 
-class _DraftPlace(NamedTuple):
+class _Candidate(NamedTuple):
     """A decode row that may have drafts."""
 
     sequence: Sequence
-    proposer: Proposer
-    room: int
+    drafts: SequenceDrafts
+    limit: int
+    """Longest draft."""
+
+
+@dataclass
+class _Step:
+    """A decode step that may have drafts."""
+
+    sequences: list[Sequence]
+    candidates: list[_Candidate]
+    rows: int
+    """Tokens of the step without drafts."""
+    limit: int
     """Most drafted tokens."""
+    recomputed: int = 0
+    """Tokens of `rows` that an earlier step computed already."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the step generates without drafts."""
+        return max(self.rows - self.recomputed, 1)
+
+
+class _Plan(NamedTuple):
+    """Draft lengths by number of the sequence, and the expected speed of the step."""
+
+    lengths: dict[int, int]
+    tokens_per_s: float = 0.0
+    is_probe: bool = False
+    """The draft model is tried although it is not expected to pay."""
 
 
 class DraftPlanner:
@@ -62,329 +103,374 @@ class DraftPlanner:
         self._cost = cost
         self._preparing = preparing
         self._draft_model = draft_model
-        self.drafting_s = 0.0
-        """Time that the draft model took for the last step."""
         self._ahead = capabilities.depth > 1
         self._rewinds = capabilities.rewind != "checkpoint"
         slow = capabilities.step_target_s >= _SLOW_STEP_S
-        self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
-        self._waited: list[Proposer] = []
-        """Whose drafts the runner waits for."""
-        self._patience = Patience()
-        self._looks_left_out = 0
-        """How often drafts of several sequences are not looked for, as there were none the last time."""
-        self._losses: dict[int, float] = {}
-        """What the sequences lose by the drafts chosen last."""
+        self._max_draft = _MAX_DRAFT_SLOW if slow else _MAX_DRAFT_FAST
+        self._waited = False
+        """The runner waits for the drafts of the next step."""
+        self._searches_to_skip = 0
+        self.drafting_s = 0.0
+        """Time that the draft model took for the last drafts."""
+        self._charged_s = 0.0
+        """The part of it that counts against the step."""
 
-    # ------------------------------------------------------------------------ before a step
+    # Before a step
 
     def waits(self, running: list[Sequence]) -> bool:
-        """Whether the next step of a runner that is ahead waits for the tokens of the one in flight.
+        """Return whether the next step has to wait for the tokens in flight.
 
-        Never while a prompt is computed: its steps are long enough.
+        Never while a prompt is computed, because its steps are long enough.
         """
         if not self._ahead or not 0 < len(running) <= self._can.draft_rows:
             return False
-        if any(one.in_prompt or one.needs > 1 for one in running):
+        if any(sequence.in_prompt or sequence.needs > 1 for sequence in running):
             return False
-        if any(one.verifies for one in running):
-            return True  # those without drafts, too: half of the rows take as long as all of them
-        if not any(one.steps_in_flight for one in running):
+        if any(sequence.verifies for sequence in running):
+            # The other sequences wait too: a step with half of the rows takes as long as one with all.
+            return True
+        if not any(sequence.steps_in_flight for sequence in running):
             return False
-        # A grammar asks for the token in flight: left out of every other step, a text has half its speed.
-        left_out = sum(one.grammar_matcher is not None and one.unknown > 0 for one in running)
+        # A grammar needs the token in flight. Left out of every other step, its sequence has half its speed.
+        blocked = sum(
+            sequence.grammar_matcher is not None and sequence.unknown > 0 for sequence in running
+        )
         rows = len(running)
         cost = self._cost
-        if left_out and rows * cost.wait_s < left_out / 2 * (cost.seconds(rows) + cost.wait_s):
+        if blocked and rows * cost.wait_s < blocked / 2 * (cost.seconds(rows) + cost.wait_s):
             return True
-        return self._worth_waiting([one for one in running if one.may_sample()])
+        self._waited = self._worth_waiting(
+            [sequence for sequence in running if sequence.may_sample()]
+        )
+        return self._waited
 
-    def _worth_waiting(self, following: list[Sequence]) -> bool:
-        """Whether drafts that follow the tokens in flight are expected to pay for the wait.
-
-        `following`: the sequences of the next step. The first token that a proposer expects is in flight.
-        """
-        places = self._places(following)
-        cost = self._cost
-        if not places or not cost.has_samples():
+    def _worth_waiting(self, sequences: list[Sequence]) -> bool:
+        """Return whether drafts after the tokens in flight are expected to pay for the wait."""
+        rows = len(sequences)
+        limit = self._can.draft_step_tokens - rows
+        step = _Step(sequences, self._candidates(sequences), rows, limit)
+        if not step.candidates or not self._cost.has_samples() or not self._could_pay(step):
             return False
-        rows = len(following)
-        most = self._can.draft_step_tokens - rows
-        asked, count = self._by_model(following, places, rows, most, 0, 0.0)
-        if count and self._prepared(following, dict.fromkeys(asked, count)):
+        plan = self._plan_model_drafts(step)
+        if plan.lengths and self._prepared(step, plan.lengths):
             return True
-        if not could_pay(rows, cost, most, wait_s=cost.wait_s):
-            return False
-        lengths, _ = self._lengths(following, places, rows, most, in_flight=1)
-        wanted = {
-            place.sequence.number: length
-            for place, length in zip(places, lengths, strict=True)
-            if length
-        }
-        if not wanted or not self._prepared(following, wanted):
-            return False
-        self._waited = [place.proposer for place in places if place.sequence.number in wanted]
-        return True
+        # The first token that a proposer expects is in flight.
+        plan = self._plan_ngrams(step, in_flight=1)
+        return bool(plan.lengths) and self._prepared(step, plan.lengths)
 
-    # ------------------------------------------------------------------------ a step's drafts
+    # Drafts of a step
 
     def choose(
         self, running: list[Sequence], ready: list[Sequence], tokens_left: int, *, admits: bool
     ) -> Drafts:
-        """Drafts of a step that has room for `tokens_left`.
+        """Return the drafts of a step that has room for `tokens_left`.
 
-        `ready`: those of `running` that could be in the step; all that decode must go into it. `admits`: the
-        step may begin another prompt.
+        `ready`: the sequences of `running` that could be in the step. All that decode must go into it.
+        `admits`: the step may start another prompt.
         """
         waited = self._waited
-        self._waited = []
-        self.drafting_s = 0.0
+        self._waited = False
         if len(running) > self._can.draft_rows:
             return {}
-        decoding = [one for one in ready if one.decodes and one.state is State.RUNNING]
-        apart = admits or len(decoding) < len(ready)
-        if self._ahead and (apart or any(one.steps_in_flight for one in running)):
-            drafts: Drafts = {}  # a prompt's steps are long, and a row that leaves one out waits twice
-        else:
-            drafts = self._drafts(decoding, waited, tokens_left)
-        if drafts:
-            self._patience.spend(self._losses)
-        else:
-            self._patience.earn(one.number for one in decoding)
+        decoding = [
+            sequence for sequence in ready if sequence.decodes and sequence.state is State.RUNNING
+        ]
+        has_prompts = admits or len(decoding) < len(ready)
+        if self._ahead and (has_prompts or any(sequence.steps_in_flight for sequence in running)):
+            # Steps with prompts are long, and a sequence that is left out of one waits twice.
+            return {}
+        rows = sum(sequence.needs for sequence in decoding)
+        candidates = self._candidates([sequence for sequence in decoding if not sequence.unknown])
+        limit = min(tokens_left, self._can.draft_step_tokens) - rows
+        recomputed = sum(candidate.sequence.recomputed for candidate in candidates)
+        step = _Step(decoding, candidates, rows, limit, recomputed)
+        drafts = self._draft(step) if candidates and self._could_pay(step) else {}
+        if waited and not drafts:
+            for sequence in decoding:
+                sequence.draft_budget -= self._cost.wait_s / self._cost.seconds(rows)
         return drafts
 
-    def _drafts(self, decoding: list[Sequence], waited: list[Proposer], tokens_left: int) -> Drafts:
-        """Drafts of a step of these sequences. `waited`: whose drafts the runner waited for."""
-        places = self._places([one for one in decoding if not one.unknown])
-        rows = sum(one.needs for one in decoding)
-        most = min(tokens_left, self._can.draft_step_tokens) - rows
-        if not places or most <= 0:
-            return {}
-        again = sum(place.sequence.recomputed for place in places)
-        lengths, rate = self._by_ngrams(decoding, places, rows, most, again)
-        asked, count = self._by_model(decoding, places, rows, most, again, rate)
-        if count and self._prepared(decoding, dict.fromkeys(asked, count)):
-            self._losses = self._lost_to_model(decoding, asked, rows, count)
-            return _allowed(places, self._draft(asked, rows, again, count))
-        drafts = _allowed(places, _taken(places, lengths))
-        if drafts and self._prepared(decoding, {at: len(each) for at, each in drafts.items()}):
+    def _draft(self, step: _Step) -> Drafts:
+        """Return the drafts of the better source. Empty where no drafts are expected to pay."""
+        self.drafting_s = self._charged_s = 0.0
+        ngrams = self._plan_ngrams(step)
+        model = self._plan_model_drafts(step, may_probe=not ngrams.lengths)
+        if model.tokens_per_s > ngrams.tokens_per_s and self._prepared(step, model.lengths):
+            return _allowed(step, self._ask_draft_model(step, model))
+        drafts = {
+            sequence.number: drafts.ngrams.take(ngrams.lengths[sequence.number])
+            for sequence, drafts, _ in step.candidates
+            if sequence.number in ngrams.lengths
+        }
+        drafts = _allowed(step, drafts)
+        if drafts and self._prepared(step, {seq: len(draft) for seq, draft in drafts.items()}):
             return drafts
-        self._charge(waited, rows, self._cost)
         return {}
 
-    def _places(self, sequences: list[Sequence]) -> list[_DraftPlace]:
-        places: list[_DraftPlace] = []
-        for one in sequences:
-            # A fork begins with all that its parent has committed, which must be the prompt alone.
-            if one.proposer is None or one.blocked or one.pending_forks:
+    def _candidates(self, sequences: list[Sequence]) -> list[_Candidate]:
+        candidates: list[_Candidate] = []
+        for sequence in sequences:
+            # A fork starts with all that its parent has committed, which must be the prompt alone.
+            if sequence.drafts is None or sequence.blocked or sequence.pending_forks:
                 continue
-            room = min(self._most_drafts, one.limit - one.virtual - 1)
-            if one.free_tokens is not None:
-                room = min(room, one.free_tokens - one.unknown - 1)
-            if room > 0:
-                places.append(_DraftPlace(one, one.proposer, room))
-        return places
+            limit = min(self._max_draft, sequence.limit - sequence.virtual - 1)
+            if sequence.free_tokens is not None:
+                limit = min(limit, sequence.free_tokens - sequence.unknown - 1)
+            if limit > 0:
+                candidates.append(_Candidate(sequence, sequence.drafts, limit))
+        return candidates
 
-    def _by_ngrams(
-        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, again: int
-    ) -> tuple[list[int], float]:
-        """The lengths with which all are expected to go on fastest, and their tokens a second; 0: none are."""
-        cost = self._cost
-        if not could_pay(rows, cost, most, again=again, wait_s=cost.wait_s):
-            return [0] * len(places), 0.0
-        return self._lengths(sequences, places, rows, most, again=again)
+    def _plan_ngrams(self, step: _Step, *, in_flight: int = 0) -> _Plan:
+        """Choose the lengths of n-gram drafts. `in_flight`: tokens that come before the drafts."""
+        if self._searches_to_skip:
+            self._searches_to_skip -= 1
+            return _Plan({})
+        chances: dict[int, list[float]] = {}
+        for sequence, drafts, limit in step.candidates:
+            if sequence.draft_budget > -_MAX_DEBT:
+                draft = drafts.ngrams.chances(min(limit, step.limit) + in_flight)
+                if len(draft) > in_flight:
+                    chances[sequence.number] = draft[in_flight:]
+        plan = self._best_lengths(step, chances)
+        if self._ahead and not plan.lengths:
+            # Searching several texts takes the host longer than a small model's step.
+            self._searches_to_skip = len(step.candidates) - 1
+        return plan
 
-    def _by_model(
-        self,
-        sequences: list[Sequence],
-        places: list[_DraftPlace],
-        rows: int,
-        most: int,
-        again: int,
-        rate: float,
-    ) -> tuple[dict[int, DraftProposer], int]:
-        """The sequences that the draft model is asked for, by their numbers, and how many tokens of each.
-
-        None where plain steps, or n-grams at `rate` tokens a second, are expected to bring as much, or where
-        others of the step would lose too much.
-        """
+    def _plan_model_drafts(self, step: _Step, *, may_probe: bool = True) -> _Plan:
+        """Choose the lengths of the draft model's drafts. `may_probe`: try a token even if none may pay."""
         model = self._draft_model
-        if model is None or not self._cost.has_samples():
-            return {}, 0
-        asked = {
-            place.sequence.number: place.proposer
-            for place in places
-            if isinstance(place.proposer, DraftProposer)
+        using = [candidate for candidate in step.candidates if candidate.drafts.uses_model]
+        if model is None or model.budget < 0 or not using or not self._cost.has_samples():
+            return _Plan({})
+        plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
+        reading = 0.0
+        unread: dict[int, int] = {}
+        for sequence, drafts, _ in using:
+            # All sequences share the budget, so each can spend only its part on reading.
+            model.choose_window(sequence, drafts, plain_token_s / len(using))
+            reading += model.reading_tokens(sequence, drafts)
+            unread[sequence.number] = model.unread(sequence, drafts)
+        if not model.drafter.ready(unread):
+            return _Plan({})
+        chances = {
+            sequence.number: model.chances(min(limit, step.limit // len(using)))
+            for sequence, _, limit in using
         }
-        if not asked:
-            return {}, 0
-        own_s = self._cost.seconds(rows) / max(rows - again, 1)
-        unread = sum(one.unread(own_s) for one in asked.values())
-        limit = min(place.room for place in places if place.sequence.number in asked)
-        step = DraftedStep(rows, again, len(asked), min(limit, most // len(asked)), unread, rate)
-        count = model.worth(step)
-        if not count or not model.drafter.ready({at: one.behind for at, one in asked.items()}):
-            return {}, 0
-        bears = self._patience.bears(self._lost_to_model(sequences, asked, rows, count))
-        return (asked, count) if bears else ({}, 0)
+        reading_s = reading * model.prompt_token_s
+        plan = self._best_lengths(step, chances, model, reading_s)
+        if not plan.lengths and may_probe and model.budget >= PROBE_BUDGET:
+            # The draft model may fit the text better by now. One token of each sequence shows it.
+            certain = {number: [1.0] for number, draft in chances.items() if draft}
+            plan = self._best_lengths(step, certain, model, reading_s)
+            return plan._replace(is_probe=True)
+        return plan
 
-    def _lost_to_model(
-        self, sequences: list[Sequence], asked: dict[int, DraftProposer], rows: int, count: int
-    ) -> dict[int, float]:
-        """What sequences that the draft model is not asked for lose by its drafts."""
-        model = self._draft_model
-        if model is None or not self._ahead:
-            return {}
-        drafted_s = count * model.token_s_of(len(asked))
-        lost = self._longer(rows, count * len(asked)) + drafted_s / self._cost.seconds(rows)
-        return {one.number: lost for one in sequences if one.number not in asked}
+    def _best_lengths(
+        self,
+        step: _Step,
+        chances: dict[int, list[float]],
+        model: DraftModel | None = None,
+        reading_s: float = 0.0,
+    ) -> _Plan:
+        """Choose the lengths with which the step generates the most tokens per second.
 
-    def _draft(self, asked: dict[int, DraftProposer], rows: int, again: int, count: int) -> Drafts:
-        """Drafts of the draft model. Notes what they took."""
+        `chances`: by number of the sequence, for each token the probability that all up to it are accepted.
+        `model`: the draft model, if it drafts the tokens, after reading for `reading_s`.
+        """
+        ranked = sorted(
+            (-chance, index, number)
+            for number, draft in chances.items()
+            for index, chance in enumerate(draft)
+        )
+        cost = self._cost
+        plain_s = cost.seconds(step.rows)
+        max_s = plain_s * (1 + self._patience(step, chances))
+        expected = float(step.new_tokens)
+        best_rate = expected / plain_s * _MIN_GAIN
+        best = 0
+        best_s = 0.0
+        recomputed = 0.0
+        for drafted, (chance, index, number) in enumerate(ranked[: step.limit], 1):
+            expected -= chance
+            seconds = cost.seconds(step.rows + drafted)
+            if not self._rewinds:
+                # Accepted tokens before a rejected one are computed again.
+                before = chances[number][index - 1] if index else 1.0
+                recomputed += (before + chance) * (index + 1)
+                seconds += recomputed * (seconds - plain_s) / drafted
+            seconds += cost.wait_s
+            if model is not None:
+                seconds += reading_s + model.drafting_s(index + 1, drafted)
+            if seconds > max_s:
+                break
+            if expected / seconds > best_rate:
+                best = drafted
+                best_rate = expected / seconds
+                best_s = seconds
+        lengths: dict[int, int] = {}
+        for _, _, number in ranked[:best]:
+            lengths[number] = lengths.get(number, 0) + 1
+        if not best or not self._affordable(step, chances, lengths, best_s):
+            return _Plan({})
+        return _Plan(lengths, best_rate)
+
+    def _patience(self, step: _Step, chances: dict[int, list[float]]) -> float:
+        """Return the plain steps that the sequences without drafts can lose to the step.
+
+        A CPU computes rows one after the other, so accepted drafts cost the others nothing in the long run.
+        """
+        if not self._ahead:
+            return math.inf
+        return min(
+            (
+                max(sequence.draft_budget, 0.0)
+                for sequence in step.sequences
+                if sequence.number not in chances
+            ),
+            default=math.inf,
+        )
+
+    def _affordable(
+        self, step: _Step, chances: dict[int, list[float]], lengths: dict[int, int], seconds: float
+    ) -> bool:
+        """Return whether every sequence's budget covers what it is expected to lose."""
+        if not self._ahead:
+            return True
+        longer = seconds / self._cost.seconds(step.rows) - 1
+        for sequence in step.sequences:
+            gained = sum(chances.get(sequence.number, ())[: lengths.get(sequence.number, 0)])
+            if longer - gained > max(sequence.draft_budget, 0.0):
+                return False
+        return True
+
+    def _could_pay(self, step: _Step) -> bool:
+        """Return whether drafts would pay if all were right and each sequence had as many.
+
+        Checked first, because searching drafts for many sequences takes a tenth of a small model's step.
+        """
+        cost = self._cost
+        plain_s = cost.seconds(step.rows)
+        drafted = 1
+        while drafted <= step.limit:
+            seconds = cost.seconds(step.rows + drafted) + cost.wait_s
+            if 1 + drafted / step.new_tokens > _MIN_GAIN * seconds / plain_s:
+                return True
+            drafted += max(1, drafted // 2)
+        return False
+
+    def _ask_draft_model(self, step: _Step, plan: _Plan) -> Drafts:
+        """Return the draft model's drafts, and record the time that they took."""
         model = self._draft_model
         assert model is not None
-        read = sum(one.behind for one in asked.values())
-        asks = [one.ask(rows, again, count) for one in asked.values()]
+        plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
+        drafting = [
+            candidate for candidate in step.candidates if candidate.sequence.number in plan.lengths
+        ]
+        reading = [model.unread(sequence, drafts) for sequence, drafts, _ in drafting]
+        requests = [
+            model.request(sequence, drafts, plan.lengths[sequence.number], step.rows, plain_token_s)
+            for sequence, drafts, _ in drafting
+        ]
         started_s = time.perf_counter()
-        drafts = model.drafter.draft(asks)
-        self.drafting_s = seconds = time.perf_counter() - started_s
-        lengths = [len(draft.tokens) for draft in drafts]
-        drafted = max(lengths) if model.drafter.together else sum(lengths)
-        model.observe(read, drafted, seconds)
+        answers = model.drafter.draft(requests)
+        self.drafting_s = time.perf_counter() - started_s
+        self._charged_s = model.observe(reading, answers, self.drafting_s, is_probe=plan.is_probe)
+        if not any(answer.tokens for answer in answers):
+            # The step becomes a plain one that started late.
+            model.settle(-self._charged_s / plain_token_s)
+        for (sequence, drafts, _), answer in zip(drafting, answers, strict=True):
+            drafts.ngrams.withdraw()
+            drafts.by_model = True
+            drafts.stated = answer.chances
+            drafts.model_read = 0
+            if answer is not NO_DRAFT:
+                drafts.model_read = sequence.known - drafts.model_start
         return {
-            number: proposer.answer(draft, seconds, seconds / len(drafts))
-            for (number, proposer), draft in zip(asked.items(), drafts, strict=True)
+            candidate.sequence.number: answer.tokens
+            for candidate, answer in zip(drafting, answers, strict=True)
         }
 
-    def _lengths(
-        self,
-        sequences: list[Sequence],
-        places: list[_DraftPlace],
-        rows: int,
-        most: int,
-        *,
-        again: int = 0,
-        in_flight: int = 0,
-    ) -> tuple[list[int], float]:
-        """Length of each place's draft in a step of `sequences`, and their tokens a second; 0: none have one.
-
-        `in_flight`: tokens that come before it."""
-        none: tuple[list[int], float] = ([0] * len(places), 0.0)
-        cost = self._cost
-        spares = self._ahead
-        if spares and self._looks_left_out:
-            self._looks_left_out -= 1
-            return none
-        chances = self._chances(sequences, places, rows, most, in_flight, spares=spares)
-        if spares:
-            most = self._most_borne(sequences, places, chances, rows, most)
-        if most <= 0 or not any(chances):
-            self._looks_left_out = len(places) - 1 if spares else 0
-            return none
-        lengths, rate = best_lengths(
-            chances,
-            rows,
-            cost,
-            most,
-            again=again,
-            rewinds=self._rewinds,
-            wait_s=cost.wait_s,
-            fair=spares,
-        )
-        if not any(lengths):
-            self._looks_left_out = len(places) - 1 if spares else 0
-            return none
-        self._losses = {}
-        if not spares:
-            return lengths, rate
-        self._losses = dict.fromkeys(
-            (one.number for one in sequences), self._longer(rows, sum(lengths))
-        )
-        for place, found, length in zip(places, chances, lengths, strict=True):
-            self._losses[place.sequence.number] -= sum(found[:length])
-        if self._patience.bears(self._losses):
-            return (lengths, rate)
-        return none
-
-    def _chances(
-        self,
-        sequences: list[Sequence],
-        places: list[_DraftPlace],
-        rows: int,
-        most: int,
-        in_flight: int,
-        *,
-        spares: bool,
-    ) -> list[list[float]]:
-        """Chances of each place's tokens; none where a sequence that is out of patience has none.
-
-        So most steps of several texts look for the drafts of one.
-        """
-        found: list[list[float]] = [[] for _ in places]
-        least = self._longer(rows, 1) if spares else 0.0
-        hurried = {one.number for one in sequences if self._patience.left(one.number) < least}
-        if not hurried <= {place.sequence.number for place in places}:
-            return found
-        at_first = sorted(enumerate(places), key=lambda at: at[1].sequence.number not in hurried)
-        for at, (sequence, proposer, room) in at_first:
-            found[at] = proposer.chances(min(room, max(most, 0)) + in_flight)[in_flight:]
-            if not found[at] and sequence.number in hurried:
-                return [[] for _ in places]
-        return found
-
-    def _most_borne(
-        self,
-        sequences: list[Sequence],
-        places: list[_DraftPlace],
-        chances: list[list[float]],
-        rows: int,
-        most: int,
-    ) -> int:
-        """Most drafted tokens that those without a draft can wait for."""
-        drafting = {
-            place.sequence.number for place, found in zip(places, chances, strict=True) if found
-        }
-        waiting = (one.number for one in sequences if one.number not in drafting)
-        left = min(map(self._patience.left, waiting), default=float("inf"))
-        most = min(most, sum(map(len, chances)))
-        while most > 0 and self._longer(rows, most) > left:
-            most = self._cost.narrower(rows + most) - rows
-        return most
-
-    def _longer(self, rows: int, drafted: int) -> float:
-        """How much longer a step takes with so many drafted tokens, in plain steps."""
-        cost = self._cost
-        return (cost.seconds(rows + drafted) + cost.wait_s) / cost.seconds(rows) - 1
-
-    def _prepared(self, sequences: list[Sequence], lengths: dict[int, int]) -> bool:
-        """Whether a step of these sequences is prepared. `lengths`: of the drafts."""
+    def _prepared(self, step: _Step, lengths: dict[int, int]) -> bool:
+        """Return whether the runner has prepared the step with drafts of these lengths."""
         if self._preparing is None:
             return True
         rows = [
-            DecodeRow(one.number, one.launched, one.needs + lengths.get(one.number, 0))
-            for one in sequences
+            DecodeRow(
+                sequence.number, sequence.launched, sequence.needs + lengths.get(sequence.number, 0)
+            )
+            for sequence in step.sequences
         ]
-        masked = any(sequence.masked for sequence in sequences)
+        masked = any(sequence.masked for sequence in step.sequences)
         return self._preparing.prepared(rows, masked=masked)
 
-    def _charge(self, waited: list[Proposer], rows: int, cost: CostModel) -> None:
-        """Count a wait for drafts that were not made after all."""
-        for proposer in waited:
-            proposer.charge(rows * cost.wait_s / cost.seconds(rows) / len(waited))
+    # After a step
+
+    def record(
+        self, step: ScheduledStep, row: ScheduledRow, tokens: list[int], elapsed_s: float
+    ) -> None:
+        """Learn from a row that came back with `tokens`, in a step that took `elapsed_s`."""
+        sequence = row.sequence
+        drafts = sequence.drafts
+        drafted = len(row.drafts)
+        accepted = min(drafted, len(tokens) - 1)
+        if drafts is not None:
+            drafts.drafted += drafted
+            drafts.accepted += accepted
+            if drafts.stated:
+                assert self._draft_model is not None
+                self._draft_model.learn(drafts.stated[:drafted], accepted)
+                drafts.stated = ()
+                drafts.ngrams.append(tokens)
+            else:
+                drafts.by_model = drafts.by_model and not drafted
+                drafts.ngrams.advance(tokens, drafted)
+        if step.is_decode:
+            # The time of a step with a prompt says nothing about the cost of drafts.
+            self._settle(step, row, accepted, elapsed_s)
+
+    def _settle(
+        self, step: ScheduledStep, row: ScheduledRow, accepted: int, elapsed_s: float
+    ) -> None:
+        """Add to the draft budget what the sequence gained or lost by the drafts."""
+        sequence = row.sequence
+        drafts = sequence.drafts
+        extra = step.drafts + step.recomputed
+        own = len(row.drafts) + row.recomputed
+        plain_rows = max(step.width - extra, 1)
+        plain_s = self._cost.seconds(plain_rows)
+        if drafts is not None:
+            drafts.spent_s += elapsed_s + step.drafting_s
+            drafts.plain_s += plain_s * (1 + accepted) if own else elapsed_s
+        if not extra:
+            budget = sequence.draft_budget
+            sequence.draft_budget = max(budget, min(budget + _EARNED_PER_STEP, _MAX_EARNED))
+            if drafts is not None and drafts.uses_model and self._draft_model is not None:
+                self._draft_model.earn()
+            return
+        # Smoothed costs rather than the time of this step: another program's load is not the drafts' fault.
+        seconds = self._cost.seconds(step.width) + self._cost.wait_s
+        lost = (seconds + (self._charged_s if step.drafts else 0.0)) / plain_s - 1
+        if drafts is not None and own and drafts.by_model and self._draft_model is not None:
+            self._draft_model.settle(accepted - plain_rows * lost * own / extra)
+            drafts.off = self._draft_model.off
+            return
+        if not self._ahead:
+            # The sequences with drafts pay for what all sequences lose.
+            lost *= plain_rows * own / extra
+        sequence.draft_budget = min(sequence.draft_budget + accepted - lost, _MAX_BUDGET)
+        if drafts is not None and own:
+            drafts.off = ""
+            if sequence.draft_budget <= -_MAX_DEBT:
+                drafts.off = (
+                    f"drafts cost more than they save on this text: {drafts.accepted} of "
+                    f"{drafts.drafted} tokens accepted"
+                )
 
 
-def _taken(places: list[_DraftPlace], lengths: list[int]) -> Drafts:
-    """Drafts by n-grams, of which the chances were asked."""
-    return {
-        place.sequence.number: place.proposer.take(length)
-        for place, length in zip(places, lengths, strict=True)
-        if length
-    }
-
-
-def _allowed(places: list[_DraftPlace], drafts: Drafts) -> Drafts:
-    """The drafts up to where the grammars of their sequences allow them, none of them empty."""
-    for sequence, _, _ in places:
+def _allowed(step: _Step, drafts: Drafts) -> Drafts:
+    """Return the parts of the drafts that the grammars allow, without empty ones."""
+    for sequence, _, _ in step.candidates:
         draft = drafts.get(sequence.number, ())
         if draft and sequence.grammar_matcher is not None:
             drafts[sequence.number] = sequence.grammar_matcher.allowed_drafts(draft)

@@ -1,12 +1,11 @@
 """Index of n-grams: every position of a text, chained by its last three tokens.
 
-The idea is the match finder of LZ77 as gzip has it: a table by hash leads to the last position that ends
-with three tokens, and a chain from each position to the one before it with the same hash. Comparing
-backwards shows how long a match is; walking the chain shows how often something followed. It holds arrays of
-numbers only, 16 bytes a token at most; a dict of three tokens to a position took 110 and fragmented the
-heap. Measured on 30,000 tokens with Zipf frequencies, two shared cores: 9 ms and 0.4 MB; a suffix automaton
-of dicts, which finds the same longest matches, took 40 ms and would have to be rebuilt where a text is
-truncated.
+This is the match finder of LZ77 as in gzip. A hash table leads to the last position that ends with three
+tokens, and a chain leads from each position to the previous one with the same hash. Comparing backwards shows
+the length of a match, and walking the chain shows how often a token followed. The arrays take at most 16 bytes
+per token. A dict from three tokens to a position took 110 and fragmented the heap. 30,000 tokens with Zipf
+frequencies took 9 ms and 0.4 MB on two shared cores. A suffix automaton of dicts finds the same longest
+matches, but took 40 ms and would have to be rebuilt when a text is truncated.
 """
 
 from array import array
@@ -18,21 +17,21 @@ from numpy.typing import NDArray
 SPAN = 3
 """Shorter matches are too weak to draft from."""
 LONGEST = 32
-"""Lengths of matches are counted up to here; beyond, they show nothing more."""
+"""Limit for match lengths. Longer matches are no better."""
 _A = 0x9E3779B1
 _B = 0x85EBCA77
 _C = 0xC2B2AE3D
 _FIRST_TABLE = 256
 _BULK_TOKENS = 64
-"""From so many tokens on, arrays are faster than a loop."""
+"""Number of tokens from which arrays are faster than a loop."""
 _CHAINED_TOKENS = 8192
-"""Most tokens that are chained at once."""
+"""Limit of tokens that are chained in one call."""
 _WALKED = 8
-"""Positions examined for each that is wanted: others with the same hash lie between them."""
+"""Positions examined for each result, because others with the same hash lie between."""
 
 
 class NgramIndex:
-    """One growing text of token ids below 2**21 (-1 separates texts), with its chains."""
+    """Growing text of token ids below 2**21 (-1 separates texts), with its chains."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = array("i")
@@ -44,12 +43,11 @@ class NgramIndex:
         return len(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. They are chained when somebody looks for something, so those of a text that has no
-        drafts cost nothing."""
+        """Append tokens. A search chains them, so a text without drafts costs nothing."""
         self.tokens.extend(tokens)
 
     def chain(self) -> bool:
-        """Chain the next tokens that are not chained yet (3 ms at most). True when all are."""
+        """Chain the next unchained tokens (3 ms at most). Return True when all are chained."""
         length = len(self.tokens)
         size = len(self._table)
         if len(self._before) == length:
@@ -76,7 +74,7 @@ class NgramIndex:
         return end == length
 
     def _chain_in_bulk(self, end: int) -> None:
-        """Chain the positions before `end` that are not chained yet."""
+        """Chain the unchained positions before `end`."""
         first = len(self._before)
         text = np.array(self.tokens[first - 2 : end], np.int64)
         keys = _keys(text[:-2], text[1:-1], text[2:]) & (len(self._table) - 1)
@@ -99,10 +97,10 @@ class NgramIndex:
         return twin
 
     def find(self, context: Sequence[int], limit: int) -> Iterator[int]:
-        """Positions that end with the last SPAN tokens of `context`, the latest first.
+        """Yield the positions that end with the last SPAN tokens of `context`, the latest first.
 
-        The end of the text itself is left out, because nothing follows it. Of a long text that was added
-        at once, it is a while before all is found.
+        Skips the end of the text, because nothing follows it. A long text that was added at once takes several
+        calls until all positions are found.
         """
         self.chain()
         if len(context) < SPAN:
@@ -124,7 +122,7 @@ class NgramIndex:
             walked -= 1
 
     def match_length(self, context: Sequence[int], position: int) -> int:
-        """Number of last tokens of `context` that equal those up to `position`, LONGEST at most."""
+        """Return how many last tokens of `context` equal those up to `position`, LONGEST at most."""
         tokens = self.tokens
         limit = min(LONGEST, len(context), position + 1)
         if tokens[position + 1 - limit : position + 1] == context[len(context) - limit :]:
@@ -146,11 +144,11 @@ def _keys(a: NDArray[np.int64], b: NDArray[np.int64], c: NDArray[np.int64]) -> N
 
 
 class EarlierTexts:
-    """Earlier answers under each salt, bounded. Nothing of one salt is visible under another.
+    """Earlier answers of each salt, within limits. No salt sees the texts of another.
 
-    Otherwise the speed of an answer would reveal what other users generated. A salt has two generations:
-    when the young one is full it becomes the old one, and the oldest is dropped, so nothing is ever rebuilt.
-    Salts that were unused for longest go first.
+    Otherwise the speed of an answer would reveal what other users generated. A salt has two generations. When
+    the young one is full, it replaces the old one, so no index is ever rebuilt. Salts are evicted least
+    recently used first.
     """
 
     def __init__(self, salts: int = 16, tokens_per_salt: int = 65_536) -> None:
@@ -159,7 +157,7 @@ class EarlierTexts:
         self._kept: dict[str, tuple[NgramIndex, ...]] = {}
 
     def add(self, salt: str, tokens: Sequence[int]) -> None:
-        """Remember a text, or its end if it is longer than a generation."""
+        """Store a text, or its end if it is longer than a generation."""
         tokens = tokens[-self._generation_tokens :]
         generations = self._kept.pop(salt, ()) or (NgramIndex(),)
         if len(generations[0]) + len(tokens) >= self._generation_tokens and len(generations[0]):
@@ -173,7 +171,7 @@ class EarlierTexts:
             del self._kept[next(iter(self._kept))]
 
     def of(self, salt: str) -> tuple[NgramIndex, ...]:
-        """The texts of this salt, the younger first. They may still grow; -1 separates texts."""
+        """Return the texts of this salt, the younger first. They may grow. -1 separates texts."""
         generations = self._kept.pop(salt, ())
         if generations:
             self._kept[salt] = generations

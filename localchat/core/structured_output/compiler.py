@@ -1,9 +1,8 @@
 """Grammar compiler: the grammars and JSON schemas of requests, compiled by llguidance before acceptance.
 
-A compilation is bounded by the size of the grammar, by llguidance's own limits, and by time. Compiled
-grammars are cached. JSON is written on one line, with `, ` and `: ` between its parts as Python and most
-chat templates write it, so that tokens about which a schema leaves no choice are forced; a schema may say
-otherwise (`x-guidance`).
+A compilation is limited by the size of the grammar, by llguidance's own limits, and by time. Compiled grammars
+are cached. JSON is written on one line with the separators `, ` and `: `, as Python and most chat templates
+write it, so that tokens which a schema determines are forced. A schema can change that (`x-guidance`).
 """
 
 import json
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-MOST_BYTES = 256 * 1024
-MOST_DEPTH = 64
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 64
 COMPILE_S = 5.0
 _WAITS = 25
 _CACHED_GRAMMARS = 32
@@ -38,7 +37,7 @@ _MASK_THREADS = 2
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _REGEX_FAULT = re.compile(r"regex parse error:\n(.*?)\nerror: (.*?)\n", re.DOTALL)
-"""The fault of an expression, in a message about the grammar that was made of it."""
+"""Error of a regular expression, within a message about the grammar made from it."""
 _NAMES = {
     "json_schema": "the JSON schema",
     "json_object": "the schema of any JSON object",
@@ -53,13 +52,13 @@ class GrammarSpec(NamedTuple):
     source: str
     """A JSON list of grammars."""
     name: str
-    """How an error calls it."""
+    """Name in error messages."""
     parts: tuple["GrammarSpec", ...] = ()
-    """Its parts, so that an error can name the one that is wrong."""
+    """Parts of the grammar, so that an error can name the invalid one."""
     field: str = ""
-    """Where it stands in the client's request; empty: not known."""
+    """Field of the client's request. Empty: unknown."""
     dropped: tuple[str, ...] = ()
-    """Keywords that were left out of its schema before llguidance saw it."""
+    """Keywords that were removed from the schema before compilation."""
     strict: bool = False
     """The request fails if a keyword of the schema is not enforced."""
 
@@ -82,8 +81,10 @@ class GrammarCompiler:
     def grammar_matcher(
         self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False, min_tokens: int = 0
     ) -> GrammarMatcher:
-        """Make a fresh matcher, for a text of `min_tokens` to `room` tokens. Raises UsageError with fault and
-        place."""
+        """Return a new matcher for a text of `min_tokens` to `room` tokens.
+
+        Raises UsageError that names the fault and its position.
+        """
         with self._lock:
             matcher = self._compiled.get(spec.source)
             if matcher is None:
@@ -109,7 +110,8 @@ class GrammarCompiler:
     def _compile(self, spec: "GrammarSpec") -> "LLMatcher":
         matcher = self._build_within_limit(spec)
         if matcher.is_error():
-            for part in spec.parts:  # finds the faulty part, in its own lines and columns
+            for part in spec.parts:
+                # The error of a part has that part's lines and columns.
                 self._compile(part)
             why = first_line(matcher.get_error())
             if spec.name.startswith(_NAMES["regex"]) and (fault := _REGEX_FAULT.search(why)):
@@ -125,7 +127,7 @@ class GrammarCompiler:
         try:
             return _wait(future)
         except Timeout:
-            # It goes on until llguidance's own limits end it; the next compilation gets another thread.
+            # It continues until llguidance's own limits end it. The next compilation gets another thread.
             self._compilers = ThreadPoolExecutor(1, "grammar")
             raise UsageError(
                 f"{spec.name} takes more than {COMPILE_S:g} s to compile",
@@ -135,9 +137,9 @@ class GrammarCompiler:
 
 
 def _wait(future: "Future[LLMatcher]") -> "LLMatcher":
-    """Wait for a compilation at most COMPILE_S. Raises Timeout.
+    """Wait for a compilation, COMPILE_S at most. Raises Timeout.
 
-    The time is waited in parts: a process that the system suspended loses one of them and not all its time.
+    Waits in parts, so that a process that the system suspends loses only one of them.
     """
     for _ in range(_WAITS - 1):
         with suppress(Timeout):
@@ -151,14 +153,14 @@ def _build_matcher(llguidance_tokenizer: "LLTokenizer", source: str) -> "LLMatch
     limits = LLParserLimits(verbose_errors=False)
     matcher = LLMatcher(llguidance_tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
-        # The first mask takes longest, and shows a grammar that no text satisfies.
+        # The first mask takes longest, and reveals a grammar that no text satisfies.
         matcher.compute_bitmask()
     return matcher
 
 
 @lru_cache(_CACHED_GRAMMARS)
 def relaxed_keywords(spec: GrammarSpec) -> tuple[str, ...]:
-    """Keywords of the schemas that the compiled grammar does not hold. Raises UsageError if one is strict."""
+    """Return the schema keywords that the grammar does not enforce. Raises UsageError in strict mode."""
     from llguidance import LLMatcher
 
     dropped: dict[str, None] = {}
@@ -167,7 +169,7 @@ def relaxed_keywords(spec: GrammarSpec) -> tuple[str, ...]:
         keywords = dict.fromkeys((*part.dropped, *dropped_keywords(warnings)))
         if part.strict and keywords:
             raise UsageError(
-                f"{part.name} is strict, and these of its keywords cannot be enforced: {', '.join(keywords)}",
+                f"{part.name} is strict, but these keywords cannot be enforced: {', '.join(keywords)}",
                 hint="leave them out, or send strict: false to enforce the rest",
                 **_at(part.field),
             )
@@ -176,11 +178,13 @@ def relaxed_keywords(spec: GrammarSpec) -> tuple[str, ...]:
 
 
 def grammar_spec(grammar: Grammar) -> GrammarSpec:
-    """A request's grammar alone, named `answer`. Raises UsageError with fault and place."""
-    name = _NAMES[grammar.kind] + (f" in {grammar.field!r}" if grammar.field else "")
-    if len(grammar.source.encode("utf-8", "replace")) > MOST_BYTES:
+    """Return the spec of a request's grammar, named `answer`. Raises UsageError with the fault."""
+    name = _NAMES[grammar.kind]
+    if grammar.field:
+        name = f"{name} in {grammar.field!r}"
+    if len(grammar.source.encode("utf-8", "replace")) > MAX_BYTES:
         raise UsageError(
-            f"{name} is too long: {len(grammar.source):,} characters; {MOST_BYTES:,} bytes are allowed",
+            f"{name} is too long: {len(grammar.source):,} characters; {MAX_BYTES:,} bytes are allowed",
             **_at(grammar.field),
         )
     dropped: tuple[str, ...] = ()
@@ -203,12 +207,12 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
 
 
 def entry_source(entry: Mapping[str, Any]) -> str:
-    """One grammar as the source of a GrammarSpec."""
+    """Return the source of a GrammarSpec with one grammar."""
     return json.dumps({"grammars": [{"name": "answer", **entry}]})
 
 
 def _lark(grammar: Grammar, name: str) -> str:
-    """A grammar in Lark; one in GBNF is converted."""
+    """Return a grammar in Lark. GBNF is converted."""
     if not grammar.source.strip():
         raise UsageError(f"{name} is empty", **_at(grammar.field))
     if not _GBNF.search(grammar.source):
@@ -220,31 +224,33 @@ def _lark(grammar: Grammar, name: str) -> str:
     except GbnfToLarkError as error:
         raise UsageError(
             f"{name} cannot be used: {error}",
-            hint="it was read as GBNF, because its rules have ::=; rules in Lark have a colon",
+            hint="it was read as GBNF because its rules use ::=; Lark rules use a colon",
             **_at(grammar.field),
         ) from error
 
 
 def _at(field: str) -> dict[str, str]:
-    """The place of a fault in the client's request, where it is known, as details of an error."""
-    return {"field": field} if field else {}
+    """Return the field of the client's request as details of an error, if known."""
+    if not field:
+        return {}
+    return {"field": field}
 
 
 def with_style(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A relaxed schema with closed objects, and with our JSON style where it does not state its own."""
+    """Return a relaxed schema with closed objects and, unless it has its own, our JSON style."""
+    style = {**_STYLE, **LENIENT}
     guidance = schema.get("x-guidance")
-    return {
-        **close_objects(schema),
-        "x-guidance": {**_STYLE, **LENIENT, **(guidance if isinstance(guidance, dict) else {})},
-    }
+    if isinstance(guidance, dict):
+        style |= guidance
+    return {**close_objects(schema), "x-guidance": style}
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any]:
-    """Parse a schema from JSON text. Raises UsageError with line and column, or the depth."""
+    """Parse a schema from JSON text. Raises UsageError with line and column, or with the depth."""
     try:
         schema = json.loads(text)
     except RecursionError as error:
-        raise UsageError(f"{name} nests deeper than {MOST_DEPTH} levels") from error
+        raise UsageError(f"{name} nests deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
     if schema is False:
@@ -260,32 +266,33 @@ def parse_schema(text: str, name: str) -> dict[str, Any]:
 
 
 def check_schema(schema: Any, name: str) -> None:  # noqa: ANN401 - JSON
-    """Raise UsageError where a schema nests too deep."""
-    if _depth(schema, MOST_DEPTH) > MOST_DEPTH:
-        raise UsageError(f"{name} nests deeper than {MOST_DEPTH} levels")
+    """Raise UsageError if a schema nests too deeply."""
+    if _depth(schema, MAX_DEPTH) > MAX_DEPTH:
+        raise UsageError(f"{name} nests deeper than {MAX_DEPTH} levels")
 
 
-def _depth(value: Any, most: int) -> int:  # noqa: ANN401 - JSON
-    """Levels of nesting, counted up to one more than `most`."""
+def _depth(value: Any, limit: int) -> int:  # noqa: ANN401 - JSON
+    """Return the levels of nesting, counted up to one more than `limit`."""
     level = [value]
     depth = 0
-    while level and depth <= most:
+    while level and depth <= limit:
         depth += 1
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        inner: list[Any] = []
+        for outer in level:
+            if isinstance(outer, dict):
+                inner.extend(outer.values())
+            elif isinstance(outer, list):
+                inner.extend(outer)
+        level = inner
     return depth
 
 
 _SENTINEL = "\x02"
-"""Prepended to a text, so that vocabularies that begin a text with a space put it before this."""
+"""Prefix for texts. A space that a vocabulary adds at the start comes before it."""
 
 
 class _TokenizerAdapter:
-    """A Tokenizer with the members that llguidance's TokenizerWrapper reads."""
+    """Adapts a Tokenizer to the members that llguidance's TokenizerWrapper reads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -297,27 +304,30 @@ class _TokenizerAdapter:
                 piece = tokenizer.piece(token, special=True)
                 self.special_token_ids.append(token)
             self.tokens.append(piece)
-        self.eos_token_id = tokenizer.eos if tokenizer.eos >= 0 else min(tokenizer.eog, default=0)
+        self.eos_token_id = tokenizer.eos
+        if tokenizer.eos < 0:
+            self.eos_token_id = min(tokenizer.eog, default=0)
         self.bos_token_id = tokenizer.bos if tokenizer.bos >= 0 else None
         self._before = tokenizer.encode(_SENTINEL)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens whose bytes are exactly `text`.
+        """Return the tokens whose bytes are exactly `text`.
 
-        Where the vocabulary has no such tokens (it folds or drops something), those of the plain text.
+        If the vocabulary has no such tokens, because it folds or drops characters, tokenize the plain text.
         """
-        words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        tokens = self._tokenizer.encode(_SENTINEL + words)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        tokens = self._tokenizer.encode(_SENTINEL + text)
         begin = len(self._before)
         if tokens[:begin] == self._before:
             return tokens[begin:]
-        return self._tokenizer.encode(words)
+        return self._tokenizer.encode(text)
 
 
 def llguidance_tokenizer(tokenizer: Tokenizer) -> "LLTokenizer":
-    """Make llguidance's tokenizer for a vocabulary. Its masks have one bit for each token.
+    """Return llguidance's tokenizer for a vocabulary. Its masks have one bit for each token.
 
-    Tokens that print nothing count as special: a grammar reaches them by number only, as `<[7]>`.
+    Tokens without text count as special. A grammar can name them only by number, as in `<[7]>`.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 

@@ -1,14 +1,14 @@
 """JSON schemas with closed objects: an object that names its properties, or their pattern, has no others.
 
-JSON Schema allows any further key where `additionalProperties` is absent. Few authors of a schema mean that,
-and a small model, once allowed, invents keys until its tokens run out. So absent counts as false, as in
-llama.cpp and xgrammar; `"additionalProperties": true` opens an object again. The closed schema allows a
-subset: an answer also satisfies the schema as it was written (but for `oneOf` whose alternatives overlap,
-which nothing here can tell apart anyway).
+JSON Schema allows further keys if `additionalProperties` is absent. Few authors of a schema mean that, and a
+small model invents keys until its tokens run out. So absent counts as false, as in llama.cpp and xgrammar, and
+`"additionalProperties": true` opens an object again. The closed schema allows a subset, so an answer also
+satisfies the original schema. The exception is a `oneOf` with overlapping alternatives, which cannot be told
+apart anyway.
 
-Keywords that demand nothing are removed, so that nobody is told that they do not bind: formats besides those
-that llguidance knows (the standard lets them be ignored; pydantic and zod write `password`, `cuid` and many
-more), and `propertyNames` that any key satisfies, which zod writes for every record.
+Keywords without effect are removed, so that they are not reported as unenforced. These are formats that
+llguidance does not know, which the standard allows to be ignored (pydantic and zod write `password`, `cuid`
+and many more), and `propertyNames` that every key satisfies, which zod writes for every record.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from typing import Any
 
 _REFERENCES = ("$ref", "$dynamicRef")
 _COMBINATORS = (*_REFERENCES, "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
-"""Next to these, properties may be only a part of what an object may have."""
+"""Beside these keywords, an object may have more properties than it lists."""
 _KEYS = ("additionalProperties", "unevaluatedProperties", "propertyNames")
 _EXPLICIT = (*_KEYS, "minProperties")
 _DEFINITIONS = ("$defs", "definitions")
@@ -36,9 +36,9 @@ _LONGEST = {
     "hostname": 253,
     "uri": 2048,
 }
-"""Most characters of the formats that have no end of their own: a small model may write digits forever."""
+"""Length limits of unbounded formats, in which a small model may write digits forever."""
 _FRACTION = r"^[^.]*(\.[0-9]{1,6})?([Zz]|[+-][0-9:]+)?$"
-"""A time whose fraction of a second has at most six digits."""
+"""Time with at most six digits in the fraction of a second."""
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 Schema = Mapping[str, Any]
@@ -47,8 +47,8 @@ Schema = Mapping[str, Any]
 def close_objects(schema: Schema) -> dict[str, Any]:
     """Close the objects of a schema.
 
-    The parts of `allOf`, `if` and their like stay open, because each part knows only its own keys; so do
-    definitions, where such a part refers to one, and objects whose parts have keys of their own.
+    The parts of `allOf`, `if` and similar keywords stay open, because each part knows only its own keys. So do
+    definitions if such a part refers to one, and objects whose parts have keys of their own.
     """
     parts_refer = any("$ref" in part for part in _parts(schema, inside=False))
     return _close(schema, complete=True, definitions=not parts_refer)
@@ -61,8 +61,10 @@ def _close(schema: Schema, *, complete: bool, definitions: bool) -> dict[str, An
         if _is_vacuous(key, value) or (ends and key == "unevaluatedProperties"):
             continue
         if key in _MAPS and isinstance(value, Mapping):
-            fit = definitions if key in _DEFINITIONS else True
-            result[key] = {name: _inner(one, fit, definitions) for name, one in value.items()}
+            closes = definitions or key not in _DEFINITIONS
+            result[key] = {
+                name: _inner(inner, closes, definitions) for name, inner in value.items()
+            }
         elif key in _COMPLETE_SCHEMAS:
             result[key] = _inner(value, True, definitions)
         elif key in _ALTERNATIVES:
@@ -72,7 +74,8 @@ def _close(schema: Schema, *, complete: bool, definitions: bool) -> dict[str, An
         else:
             result[key] = value
     result |= _format_bounds(schema)
-    if ends:  # next to nothing that adds keys, it is the same
+    if ends:
+        # No other keyword adds keys, so both keywords mean the same.
         result.setdefault("additionalProperties", False)
     elif complete and _is_closable(schema):
         result["additionalProperties"] = False
@@ -83,13 +86,13 @@ def _format_bounds(schema: Schema) -> dict[str, Any]:
     """Return keywords that bound the length of a string in an unbounded format."""
     kind = schema.get("format")
     longest = _LONGEST.get(kind) if isinstance(kind, str) else None
-    given = schema.get("maxLength", longest)
-    shortest = schema.get("minLength", 0)
-    if longest is None or not isinstance(given, int) or not isinstance(shortest, int):
+    max_length = schema.get("maxLength", longest)
+    min_length = schema.get("minLength", 0)
+    if longest is None or not isinstance(max_length, int) or not isinstance(min_length, int):
         return {}
-    if shortest > longest:
+    if min_length > longest:
         return {}
-    bounds: dict[str, Any] = {"maxLength": min(given, longest)}
+    bounds: dict[str, Any] = {"maxLength": min(max_length, longest)}
     if kind in ("time", "date-time") and "pattern" not in schema:
         bounds["pattern"] = _FRACTION
     return bounds
@@ -103,7 +106,7 @@ def _is_vacuous(key: str, value: Any) -> bool:  # noqa: ANN401 - JSON
 
 def _inner(value: Any, complete: bool, definitions: bool) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, list):
-        return [_inner(one, complete, definitions) for one in value]
+        return [_inner(item, complete, definitions) for item in value]
     if isinstance(value, Mapping):
         return _close(value, complete=complete, definitions=definitions)
     return value
@@ -117,7 +120,7 @@ def _is_closable(schema: Schema) -> bool:
         return False
     if _mentions(schema, (*_EXPLICIT, *_REFERENCES)):
         return False
-    # A required key that is not described would have no place.
+    # A required key that is not described would be impossible in a closed object.
     named = required if isinstance(required, list) else []
     return all(isinstance(key, str) and key in properties for key in named) and not any(
         _adds_keys(part, properties) for part in _direct_parts(schema)
@@ -125,28 +128,31 @@ def _is_closable(schema: Schema) -> bool:
 
 
 def _direct_parts(schema: Schema) -> Iterator[Schema]:
-    """Schemas that describe the same value as this one."""
+    """Yield the schemas that describe the same value as this one."""
     for key in (*_PARTS, *_ALTERNATIVES):
-        given = schema.get(key)
-        if isinstance(given, Mapping):
-            given = list(given.values()) if key == "dependentSchemas" else [given]
-        if isinstance(given, list):
-            yield from (one for one in given if isinstance(one, Mapping))
+        parts = schema.get(key)
+        if isinstance(parts, Mapping):
+            if key == "dependentSchemas":
+                parts = list(parts.values())
+            else:
+                parts = [parts]
+        if isinstance(parts, list):
+            yield from (part for part in parts if isinstance(part, Mapping))
 
 
-def _adds_keys(part: Schema, known: Mapping[str, Any]) -> bool:
-    """Whether a part of an object's schema may allow keys that are not among the known ones."""
+def _adds_keys(part: Schema, properties: Mapping[str, Any]) -> bool:
+    """Return whether a part of an object's schema may allow keys besides its properties."""
     if _mentions(part, (*_KEYS, *_REFERENCES, "patternProperties")):
         return True
     named = [*_strings(part.get("properties")), *_strings(part.get("required"))]
-    return any(key not in known for key in named) or any(
-        _adds_keys(inner, known) for inner in _direct_parts(part)
+    return any(key not in properties for key in named) or any(
+        _adds_keys(inner, properties) for inner in _direct_parts(part)
     )
 
 
 def _strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON
     if isinstance(value, dict | list):
-        return [one for one in value if isinstance(one, str)]
+        return [item for item in value if isinstance(item, str)]
     return []
 
 
@@ -155,21 +161,21 @@ def _mentions(schema: Schema, keywords: tuple[str, ...]) -> bool:
 
 
 def _parts(value: Any, *, inside: bool) -> Iterator[Schema]:  # noqa: ANN401 - JSON
-    """Every schema that is a part of another, or lies inside one."""
+    """Yield every schema that is a part of another, or inside one."""
     if isinstance(value, list):
-        for one in value:
-            yield from _parts(one, inside=inside)
+        for inner in value:
+            yield from _parts(inner, inside=inside)
     elif isinstance(value, Mapping):
         if inside:
             yield value
         mixed = "properties" in value
-        for key, one in value.items():
-            if key in _MAPS and isinstance(one, Mapping):
-                for each in one.values():
-                    yield from _parts(each, inside=False)
+        for key, inner in value.items():
+            if key in _MAPS and isinstance(inner, Mapping):
+                for schema in inner.values():
+                    yield from _parts(schema, inside=False)
             elif key in _PARTS or (key in _ALTERNATIVES and (mixed or inside)):
-                yield from _parts(one, inside=True)
+                yield from _parts(inner, inside=True)
             elif key in (*_COMPLETE_SCHEMAS, *_ALTERNATIVES):
-                yield from _parts(one, inside=False)
+                yield from _parts(inner, inside=False)
         if mixed and "$ref" in value:
             yield value

@@ -12,7 +12,7 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
 class TagTerms:
-    """Writes text with tags for one vocabulary: a tag that is a control token is written by its number."""
+    """Writes text with tags for one vocabulary. Tags that are control tokens are written by number."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Iterable[str]) -> None:
         self._control_tokens: dict[str, int] = {}
@@ -25,20 +25,22 @@ class TagTerms:
                 if text == tag:
                     self._control_tokens[tag] = controls[0]
         longest_first = sorted(self._control_tokens, key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._split: re.Pattern[str] | None = None
+        if longest_first:
+            self._split = re.compile("|".join(map(re.escape, longest_first)))
 
     def terms(self, text: str) -> str:
-        """`text` as terms of a rule."""
+        """Return `text` as terms of a rule."""
         return " ".join(self._literal(part) for part in self._parts(text)) or '""'
 
     def up_to(self, rule: str, tag: str) -> list[str]:
-        """Lines that define `rule`: any text, up to and including the first `tag`."""
-        begin, *rest = self._parts(tag)
+        """Return the lines of `rule`: any text, up to and including the first `tag`."""
+        begin, *tail_parts = self._parts(tag)
         if begin in self._control_tokens:
             return [f"{rule}: {TEXT} {self.terms(tag)}"]
-        rest_terms = " ".join(self._literal(part) for part in rest)
+        tail = " ".join(self._literal(part) for part in tail_parts)
         return [
-            f"{rule}: {rule}_text {rest_terms}",
+            f"{rule}: {rule}_text {tail}",
             f"{rule}_text[lazy]: /(.|\\n)*{pattern(begin)}/",
         ]
 
@@ -46,27 +48,29 @@ class TagTerms:
         if self._split is None:
             return [text] if text else []
         parts = []
-        at = 0
-        for found in self._split.finditer(text):
-            parts += [text[at : found.start()], found.group()]
-            at = found.end()
-        return [part for part in (*parts, text[at:]) if part]
+        end = 0
+        for match in self._split.finditer(text):
+            parts += [text[end : match.start()], match.group()]
+            end = match.end()
+        return [part for part in (*parts, text[end:]) if part]
 
     def _literal(self, part: str) -> str:
         number = self._control_tokens.get(part)
-        return literal(part) if number is None else f"<[{number}]>"
+        if number is None:
+            return literal(part)
+        return f"<[{number}]>"
 
 
 def literal(text: str) -> str:
-    """Plain text as a term."""
+    """Return plain text as a term."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def pattern(text: str) -> str:
-    """A regular expression for exactly this text."""
+    """Return a regular expression for exactly this text."""
     return _META.sub(r"\\\g<0>", text).replace("\n", r"\n")
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """JSON that a schema allows, as a term."""
+    """Return the JSON that a schema allows, as a term."""
     return f"%json {json.dumps(schema, ensure_ascii=False)}"

@@ -1,9 +1,9 @@
-"""Length guard: brings a constrained answer to its end while there is room; cut off, it would be invalid.
+"""Length guard: ends a constrained answer before its limit, because a truncated answer would be invalid.
 
-The grammar decides which tokens may come, the classes here which of them end the text soonest: the end
-itself, closing brackets, a closing quote, `null`, and so on. The number of tokens to an end is measured now
-and then, seldom while there is much room; when it takes nearly all that is left, only the best class is
-allowed. Before that nothing changes.
+The grammar decides which tokens are allowed. The classes here decide which of them end the text soonest: the
+end itself, closing brackets, a closing quote, `null`, and so on. The number of tokens to an end is measured at
+intervals that shrink with the room left. Once the end takes nearly all that is left, only the best class is
+allowed. Before that, nothing changes.
 """
 
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _TEXT_PROBES = (b"x", b"q", b"K")
-"""Where one of these letters may come, a closing bracket is text."""
+"""If one of these letters is allowed, a closing bracket is text."""
 _CLASSES = (
     re.compile(rb" ?[}\]]+\Z"),
     re.compile(rb'"[}\]]*\Z'),
@@ -31,30 +31,31 @@ _CLASSES = (
     re.compile(rb" ?[\[{]\Z"),
     re.compile(rb"[^0-9.eE+\-\[{, ]"),
 )
-"""The best first; a token belongs to the first that it matches. The first counts outside text only. An
-opening bracket alone is better than one that begins the first item too, and the last character of a call
-better than one with the line break before the next call: after it the end may come."""
+"""Classes of tokens, best first. A token belongs to the first class that it matches. The first class counts
+only outside text. An opening bracket alone is better than one with the start of the first item. The last
+character of a call is better than one with the line break before the next call, because the end may follow it.
+"""
 _TEXT_CLASS = 5
-_MOST_STEPS = 400
+_MAX_STEPS = 400
 _RESERVE = 4
-"""Tokens left over on purpose: sampled text may take more tokens than the measured path."""
+"""Reserved tokens, because sampled text may take more tokens than the measured path."""
 _RESERVED_PART = 8
-"""Of an answer of few tokens only an eighth is left over: it would be closed at its first token."""
+"""Short answers reserve only an eighth. Otherwise they would be closed at their first token."""
 
 Bits = NDArray[np.uint8]
 
 
 class ClosingState(NamedTuple):
-    """Whether the text is being closed."""
+    """State of closing a text."""
 
     closing: bool = False
-    """Only tokens that end the text soonest are allowed."""
+    """Allow only the tokens that end the text soonest."""
     check_at: int = 0
-    """Number of generated tokens at which the path to an end is measured next."""
+    """Number of generated tokens at which the path to an end is measured again."""
 
 
 class LengthGuard:
-    """The classes as masks over one vocabulary. Shared and only read."""
+    """Masks of the classes over one vocabulary. Shared and read-only."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
@@ -64,16 +65,17 @@ class LengthGuard:
         self._bytes = self._ends.size
         kinds = [_class(piece) for piece in pieces]
         self._brackets, *self._classes = (
-            _mask([kind == place for kind in kinds]) for place in range(len(_CLASSES))
+            _mask([kind == number for kind in kinds]) for number in range(len(_CLASSES))
         )
 
     def allowed(self, matcher: "LLMatcher") -> bytes:
-        """Mask of the tokens that the grammar allows next, ceil(V / 32) words."""
-        words: bytes = matcher.compute_bitmask()  # may be a word longer
+        """Return the mask of the tokens that the grammar allows next, ceil(V / 32) words."""
+        # llguidance's mask may be a word longer.
+        words: bytes = matcher.compute_bitmask()
         return words[: self._bytes]
 
     def closing_tokens(self, words: bytes) -> bytes:
-        """The allowed tokens of the best class; the mask itself where none is in any class."""
+        """Return the allowed tokens of the best class, or all if no class matches."""
         allowed = np.frombuffer(words, np.uint8)
         for kind in self._order(allowed):
             best = allowed & kind
@@ -82,44 +84,46 @@ class LengthGuard:
         return words
 
     def narrows(self, allowed: bytes, closing: bytes) -> bool:
-        """Whether the closing tokens leave out any that say something. White space does not count."""
+        """Return whether the closing tokens exclude any besides white space."""
         left_out = np.frombuffer(allowed, np.uint8) & ~np.frombuffer(closing, np.uint8)
         return bool((left_out & ~self._blanks & ~self._ends).any())
 
     def _order(self, allowed: Bits) -> list[Bits]:
-        structure = [] if (allowed & self._text_probes).any() else [self._brackets]
-        return [self._ends, *structure, *self._classes]
+        if (allowed & self._text_probes).any():
+            return [self._ends, *self._classes]
+        return [self._ends, self._brackets, *self._classes]
 
-    def steps(self, matcher: "LLMatcher", most: int) -> int | None:
-        """Tokens from here to an end by `closing_tokens`; None: more than `most`. Leaves the matcher as
-        it was."""
-        way = self._shortest_path(matcher, most, _last)
-        if way is None:
-            return self._shortest_path(matcher, most, _first)
-        return way
+    def steps(self, matcher: "LLMatcher", limit: int) -> int | None:
+        """Return the number of tokens to an end by `closing_tokens`. None: more than `limit`.
+
+        Restores the state of the matcher.
+        """
+        path = self._shortest_path(matcher, limit, _last)
+        if path is None:
+            return self._shortest_path(matcher, limit, _first)
+        return path
 
     def _shortest_path(
-        self, matcher: "LLMatcher", most: int, pick: Callable[[bytes], int]
+        self, matcher: "LLMatcher", limit: int, pick: Callable[[bytes], int]
     ) -> int | None:
-        taken = 0
-        found = None
-        while taken <= most:
+        consumed = 0
+        steps = None
+        while consumed <= limit:
             if matcher.is_stopped() or matcher.is_accepting():
-                found = taken
+                steps = consumed
                 break
             forced = matcher.compute_ff_tokens()
             token = forced[0] if forced else pick(self.closing_tokens(self.allowed(matcher)))
             if not matcher.consume_token(token):
                 break
-            taken += 1
-        if taken:
-            matcher.rollback(taken)
-        return found
+            consumed += 1
+        if consumed:
+            matcher.rollback(consumed)
+        return steps
 
     def check(self, matcher: "LLMatcher", generated: int, left: int) -> ClosingState:
-        """Whether to close the text now. `generated`: its tokens so far; `left`: how many more it may
-        have."""
-        steps = self.steps(matcher, min(left, _MOST_STEPS))
+        """Decide whether to close the text now, after `generated` tokens with `left` to go."""
+        steps = self.steps(matcher, min(left, _MAX_STEPS))
         if steps is None:
             return ClosingState(False, generated + max(1, left // 8))
         reserve = left - steps - min(_RESERVE, (generated + left) // _RESERVED_PART)
@@ -127,10 +131,11 @@ class LengthGuard:
 
 
 def _class(piece: bytes) -> int:
-    """Number of a token's class, -1 where it is in none."""
+    """Return the number of a token's class. -1: none."""
     if piece[:1].isalpha() and piece[:1] not in b"eEn" and b"\n" not in piece:
-        return _TEXT_CLASS  # most tokens, without trying every pattern
-    return next((place for place, kind in enumerate(_CLASSES) if kind.match(piece)), -1)
+        # This covers most tokens without trying every pattern.
+        return _TEXT_CLASS
+    return next((number for number, kind in enumerate(_CLASSES) if kind.match(piece)), -1)
 
 
 def _mask(chosen: list[bool]) -> Bits:
@@ -141,14 +146,14 @@ def _mask(chosen: list[bool]) -> Bits:
 
 
 def _first(words: bytes) -> int:
-    """The lowest allowed token: the tag that ends all calls may come before the one that begins another."""
-    found = np.flatnonzero(np.frombuffer(words, np.uint8))
-    byte = int(found[0])
+    """Return the lowest allowed token. The tag that ends all calls may precede one that starts another."""
+    nonzero = np.flatnonzero(np.frombuffer(words, np.uint8))
+    byte = int(nonzero[0])
     return byte * 8 + (words[byte] & -words[byte]).bit_length() - 1
 
 
 def _last(words: bytes) -> int:
-    """The highest allowed token: nines rather than zeros, which may go on for ever."""
-    found = np.flatnonzero(np.frombuffer(words, np.uint8))
-    byte = int(found[-1])
+    """Return the highest allowed token: nines rather than zeros, which may continue forever."""
+    nonzero = np.flatnonzero(np.frombuffer(words, np.uint8))
+    byte = int(nonzero[-1])
     return byte * 8 + words[byte].bit_length() - 1

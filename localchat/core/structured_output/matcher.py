@@ -1,10 +1,9 @@
 """Grammar matcher of one choice: masks for sampled tokens, and forced tokens that need no sampling.
 
-*Forced* tokens are those that every text of the grammar has next, spelled as the vocabulary would spell that
-text (llguidance's fast-forward tokens). They are decided after a sampled token and are then generated
-exactly so, with drafts and without: drafts change no text. Where sampling may not be skipped (log
-probabilities are asked, the first token of an answer), a forced token is sampled under a mask that has its
-one bit.
+*Forced* tokens are the only continuation that the grammar allows, in the vocabulary's own tokenization
+(llguidance's fast-forward tokens). They are determined after each sampled token, with and without drafts
+alike, so drafts never change the text. If sampling cannot be skipped, for log probabilities or for the first
+token of an answer, a forced token is sampled under a mask with only its bit.
 """
 
 import re
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _MAX_FORCED = 256
-"""Decided at once: a grammar may force a text without end."""
+"""Most forced tokens at once, because a grammar may force an endless text."""
 
 Words = Callable[[], bytes]
-"""The words of a mask; waits until they are computed."""
+"""Returns the words of a mask, after waiting until they are computed."""
 
 
 class GrammarMatcher:
@@ -46,10 +45,10 @@ class GrammarMatcher:
         ignore_ends: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`matcher`: fresh, this object's own. `ends`: tokens that end a generation; they are allowed
-        where the text may end, and with `ignore_ends` not even there as long as anything else may follow.
-        `room`: tokens that the text may have. `min_tokens`: so many tokens are generated as with
-        `ignore_ends`."""
+        """`matcher`: new, and owned by this object. `ends`: tokens that end a generation, allowed where the
+        text may end. `ignore_ends`: they are allowed only if nothing else may follow. `room`: token limit of
+        the text. `min_tokens`: ends are ignored before this many tokens.
+        """
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
@@ -62,7 +61,7 @@ class GrammarMatcher:
         self._closing_state = ClosingState()
         self._closing_states: dict[int, ClosingState] = {}
         self._narrowed: set[int] = set()
-        """Places at which the length guard forbade tokens that would have gone on."""
+        """Positions at which the length guard excluded tokens that would have continued the text."""
         self._shortened = False
         self._pending: Future[list[bytes]] | None = None
         # The matcher has consumed the generated tokens and these.
@@ -70,35 +69,36 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot continue, in llguidance's words; empty while it can."""
+        """Reason why the grammar cannot continue, as llguidance states it. Empty while it can."""
         return first_line(self._synchronized().get_error())
 
     @property
     def shortened(self) -> bool:
-        """Whether the length guard chose a token or the end, to end the text while there is room."""
+        """Whether the length guard chose a token or the end, so that the text fits."""
         return self._shortened or self._generated in self._narrowed
 
     @property
     def ended(self) -> bool:
-        """The text is complete, and nothing can follow."""
+        """Whether the text is complete and nothing can follow."""
         matcher = self._synchronized()
         return not self._forced and matcher.is_stopped() and not matcher.is_error()
 
     @property
     def forced(self) -> int | None:
-        """The next token, where the grammar leaves no choice."""
-        return self._forced[0] if self._forced else None
+        """The next token, if the grammar allows only one."""
+        if not self._forced:
+            return None
+        return self._forced[0]
 
     def accept(self, token: int) -> bool:
-        """Consume the next token. False: the grammar does not allow it, and the matcher is unusable from
-        now on."""
+        """Consume the next token. False: the grammar forbids it, and the matcher becomes unusable."""
         matcher = self._synchronized()
         if self._forced:
             if self._forced.popleft() != token:
                 return False
         elif not matcher.consume_token(token):
             return False
-        # The state that was computed for this place holds: the text before it is the same.
+        # The text before this position is the same, so the state computed for it is valid.
         self._closing_state = self._closing_states.get(self._generated, self._closing_state)
         self._shortened = self.shortened
         self._generated += 1
@@ -107,31 +107,29 @@ class GrammarMatcher:
         return True
 
     def allowed_drafts(self, drafts: Sequence[int]) -> tuple[int, ...]:
-        """The beginning of `drafts` that the grammar allows."""
+        """Return the leading part of `drafts` that the grammar allows."""
         self._synchronized()
         kept = sum(1 for _ in self._walk(drafts)) - 1
         return tuple(drafts[:kept])
 
     def masks(self, drafts: Sequence[int]) -> list[Words]:
-        """A mask for the next token and one after each of `drafts`. A worker computes them.
+        """Return a mask for the next token, and one after each of `drafts`. A worker computes them.
 
         The grammar must allow all drafts (`allowed_drafts`).
         """
         self._synchronized()
         future = self._pending = self._workers.submit(self._compute, tuple(drafts))
-        return [partial(_result, future, place) for place in range(len(drafts) + 1)]
-
-    # ------------------------------------------------------------------------ the matcher
+        return [partial(_result, future, index) for index in range(len(drafts) + 1)]
 
     def _synchronized(self) -> "LLMatcher":
-        """The matcher, as soon as no worker uses it."""
+        """Return the matcher as soon as no worker uses it."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
         return self._matcher
 
     def _take_forced(self) -> list[int]:
-        """Consume and return the forced tokens that follow now."""
+        """Consume and return the forced tokens that follow."""
         matcher = self._matcher
         forced: list[int] = []
         while len(forced) < _MAX_FORCED and not matcher.is_stopped():
@@ -144,7 +142,7 @@ class GrammarMatcher:
     def _walk(self, drafts: Sequence[int]) -> Iterator[int | None]:
         """Yield the forced token, or None, before each allowed draft and after the last.
 
-        The matcher stands there meanwhile, and afterwards where it was.
+        The matcher's state follows the drafts, and is restored at the end.
         """
         matcher = self._matcher
         forced = deque(self._forced)
@@ -162,9 +160,9 @@ class GrammarMatcher:
                 matcher.consume_token(draft)
                 consumed += 1
             if not forced:
-                taken = self._take_forced()
-                consumed += len(taken)
-                forced.extend(taken)
+                more_forced = self._take_forced()
+                consumed += len(more_forced)
+                forced.extend(more_forced)
         if consumed:
             matcher.rollback(consumed)
 
@@ -173,18 +171,18 @@ class GrammarMatcher:
         self._narrowed = set()
         schedule = self._closing_state
         words = []
-        for place, forced in enumerate(self._walk(drafts), self._generated):
+        for position, forced in enumerate(self._walk(drafts), self._generated):
             if forced is not None:
                 words.append(self._mask_of(forced))
                 continue
-            if not schedule.closing and place >= schedule.check_at:
-                schedule = self._length_guard.check(self._matcher, place, self._room - place)
-            self._closing_states[place] = schedule
-            allowed = self._without_ends(self._length_guard.allowed(self._matcher), place)
+            if not schedule.closing and position >= schedule.check_at:
+                schedule = self._length_guard.check(self._matcher, position, self._room - position)
+            self._closing_states[position] = schedule
+            allowed = self._without_ends(self._length_guard.allowed(self._matcher), position)
             if schedule.closing:
                 closing = self._length_guard.closing_tokens(allowed)
                 if self._length_guard.narrows(allowed, closing):
-                    self._narrowed.add(place)
+                    self._narrowed.add(position)
                 allowed = closing
             words.append(allowed)
         return words
@@ -194,28 +192,30 @@ class GrammarMatcher:
         words[token >> 3] = 1 << (token & 7)
         return bytes(words)
 
-    def _without_ends(self, words: bytes, place: int) -> bytes:
-        """A mask without the ends, where they are to be ignored. `place`: tokens before it."""
-        if not self._ignore_ends and place >= self._min_tokens:
+    def _without_ends(self, words: bytes, position: int) -> bytes:
+        """Return a mask without the ends, if they are ignored after `position` tokens."""
+        if not self._ignore_ends and position >= self._min_tokens:
             return words
         changed = np.frombuffer(words, np.uint8).copy()
         for token in self._ends:
             changed[token >> 3] &= ~(1 << (token & 7)) & 0xFF
-        return changed.tobytes() if changed.any() else words
+        if not changed.any():
+            return words
+        return changed.tobytes()
 
 
 _STATE = re.compile(r"\n<(state|non-verbose/)>")
 _NO_TEXT = "NoExtensionBias"
-"""llguidance's word for a grammar that allows neither a next token nor the end."""
+"""llguidance's error for a grammar that allows neither a next token nor the end."""
 
 
 def first_line(error: str) -> str:
-    """The fault, without llguidance's dump of its state."""
+    """Return the fault without llguidance's dump of its state."""
     message = _STATE.split(error, maxsplit=1)[0].strip()
     if message == _NO_TEXT:
         return "no text satisfies it"
     return message
 
 
-def _result(future: "Future[list[bytes]]", place: int) -> bytes:
-    return future.result()[place]
+def _result(future: "Future[list[bytes]]", index: int) -> bytes:
+    return future.result()[index]

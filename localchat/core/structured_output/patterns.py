@@ -10,7 +10,7 @@ _PLAIN: Final = (
     (re.compile(r"(?<!\\)-(?=\\[dDsSwW])"), r"\\-"),
     (re.compile(r"\[\^\]"), r"[\\s\\S]"),
 )
-"""Hyphens beside a class of characters, and any character, as every dialect writes them."""
+"""Hyphens beside a character class, and any character, in a form that all dialects accept."""
 _ECMASCRIPT: Final = (
     (re.compile(r"\(\?<(?=[A-Za-z_$])"), "(?P<"),
     (re.compile(r"\\k<(\w+)>"), r"(?P=\1)"),
@@ -19,18 +19,18 @@ _ECMASCRIPT: Final = (
     (re.compile(r"\\c[A-Za-z]"), "x"),
     (re.compile(r"\[\]"), r"[^\\s\\S]"),
 )
-"""ECMAScript's own syntax, with something of the same shape in Python's."""
+"""Syntax of ECMAScript only, with a replacement of the same shape in Python."""
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON_ESCAPES: Final = frozenset("0123456789AbBdDsSwWZafnrtvxuUN")
 _LIMITS_OF_PYTHON: Final = ("look-behind requires fixed-width", "global flags not at the start")
-"""Faults that only Python finds."""
+"""Faults that only Python reports."""
 _NO_WHOLE: Final = ("bad escape (end of pattern)", "unbalanced parenthesis", "missing )")
-"""Faults of a pattern that only parts of a larger one may have."""
+"""Faults that only a part of a larger pattern may have."""
 
 
 @lru_cache(1024)
 def pattern_fault(pattern: str) -> str:
-    """Return why a pattern is not a regular expression of ECMAScript or Python; empty if it is one."""
+    """Return why a pattern is not a regular expression of ECMAScript or Python. Empty: it is."""
     fault = ""
     for spelling in (pattern, _as_python(plain_pattern(pattern))):
         fault = _python_fault(spelling)
@@ -40,7 +40,7 @@ def pattern_fault(pattern: str) -> str:
 
 
 def is_part(pattern: str) -> bool:
-    """Return True for a pattern that is one only inside a larger pattern: `a)(b`, or a backslash at its end.
+    """Return True for a pattern that is valid only inside a larger one: `a)(b`, or a final backslash.
 
     llguidance reads patterns inside a group, so it would accept them.
     """
@@ -61,7 +61,7 @@ def _as_python(pattern: str) -> str:
 
 
 def _known_escape(escape: re.Match[str]) -> str:
-    """Escapes that Python does not know stand for their character in ECMAScript."""
+    """Return the character of an escape that Python does not know, as ECMAScript reads it."""
     character = escape[1]
     if character in _PYTHON_ESCAPES or not character.isalpha():
         return escape[0]

@@ -1,11 +1,10 @@
-"""Relaxed schemas: what a grammar cannot hold is left out, and named, so that the rest still binds.
+"""Relaxed schemas: keywords that a grammar cannot enforce are removed and reported, so that the rest applies.
 
-llguidance leaves out keywords that it does not implement by itself (`lenient`) and names them as warnings.
-Here goes what it would refuse: patterns that need look-around or references, overlapping
-`patternProperties`, dialects that it does not know. Some of it is only written in another way and is rewritten
-instead: types in capitals (Gemini's), `propertyNames` with choices or a pattern, and tagged
-unions, whose alternatives must contain the tag (pydantic leaves it optional where it has a default, and
-refuses an answer without it).
+llguidance itself skips keywords that it does not implement (`lenient`) and reports them as warnings. This
+module removes what it would reject: patterns with look-around or references, overlapping `patternProperties`,
+and unknown dialects. Other keywords are rewritten instead: types in capitals (Gemini's), `propertyNames` with
+choices or a pattern, and tagged unions, whose alternatives must contain the tag. pydantic makes a tag with a
+default optional, but rejects an answer without it.
 """
 
 import json
@@ -18,13 +17,13 @@ from localchat.core.structured_output.patterns import is_part, pattern_fault, pl
 from localchat.errors import UsageError
 
 LENIENT: Final = {"lenient": True, "coerce_one_of": True}
-"""Options of llguidance by which it relaxes a schema."""
+"""Options with which llguidance relaxes a schema."""
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _ALTERNATIVES: Final = ("oneOf", "anyOf")
 _DATA: Final = ("const", "enum", "default", "examples", "example", "x-guidance")
 _NO_KEYWORDS: Final = ("discriminator", "nullable", "xml", "externalDocs")
-"""OpenAPI's own."""
+"""Keywords of OpenAPI without effect on JSON."""
 _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
 _PROPERTY_COUNTS: Final = ("minProperties", "maxProperties")
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/")
@@ -33,16 +32,16 @@ Schema = Mapping[str, Any]
 
 
 class Relaxed(NamedTuple):
-    """A schema that llguidance accepts, and the keywords that were left out of it."""
+    """A schema that llguidance accepts, and the keywords that were removed from it."""
 
     schema: dict[str, Any]
     dropped: tuple[str, ...]
 
 
 def relax(schema: Schema, field: str = "") -> Relaxed:
-    """Leave out of a schema what llguidance would refuse.
+    """Remove what llguidance would reject from a schema.
 
-    field: where the schema stands in the client's request. Raises UsageError for a pattern that is not a
+    `field`: field of the client's request with the schema. Raises UsageError for a pattern that is not a
     regular expression.
     """
     relaxation = _Relaxation(schema, field)
@@ -51,11 +50,11 @@ def relax(schema: Schema, field: str = "") -> Relaxed:
 
 
 def dropped_keywords(warnings: Sequence[str]) -> tuple[str, ...]:
-    """The keywords that llguidance left out, by its warnings."""
+    """Return the keywords that llguidance skipped, according to its warnings."""
     dropped: dict[str, None] = {}
     for warning in warnings:
-        if found := _UNIMPLEMENTED.match(warning):
-            dropped.update(dict.fromkeys(json.loads(found[1])))
+        if match := _UNIMPLEMENTED.match(warning):
+            dropped.update(dict.fromkeys(json.loads(match[1])))
         elif warning.startswith("min/maxProperties"):
             dropped.update(dict.fromkeys(_PROPERTY_COUNTS))
         else:
@@ -65,7 +64,7 @@ def dropped_keywords(warnings: Sequence[str]) -> tuple[str, ...]:
 
 @lru_cache(1024)
 def _is_possible(schema: str) -> bool:
-    """Whether llguidance can make a grammar of a schema."""
+    """Return whether llguidance can compile a schema."""
     from llguidance import LLMatcher
 
     failed, _ = LLMatcher.validate_grammar_with_warnings(
@@ -75,19 +74,20 @@ def _is_possible(schema: str) -> bool:
 
 
 class _Relaxation:
-    """One schema on its way; `dropped` collects keywords."""
+    """Relaxes one schema. `dropped` collects the removed keywords."""
 
-    def __init__(self, whole: Schema, field: str) -> None:
-        self._whole = whole
+    def __init__(self, root: Schema, field: str) -> None:
+        self._root = root
         self._field = field
-        self._tag_of = dict(self._tagged(whole))
+        self._tag_of = dict(self._tagged(root))
         self.dropped: list[str] = []
 
     def schema(self, schema: Schema) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in self._as_union(self._with_names(schema)).items():
             if key in _NO_KEYWORDS or (key.startswith("x-") and key != "x-guidance"):
-                continue  # next to a circular $ref, llguidance refuses keys that it does not know
+                # Beside a circular $ref, llguidance rejects unknown keys.
+                continue
             if key in _DATA:
                 result[key] = value
             elif key in _MAPS and isinstance(value, Mapping):
@@ -99,7 +99,8 @@ class _Relaxation:
                 result[key] = self._type(value)
             elif key == "pattern":
                 pattern = self._pattern(value)
-                result |= {} if pattern is None else {key: pattern}
+                if pattern is not None:
+                    result[key] = pattern
             elif key == "$schema" and not (isinstance(value, str) and _DIALECTS.match(value)):
                 continue
             else:
@@ -109,7 +110,7 @@ class _Relaxation:
         if tag := self._tag(schema):
             for key in _ALTERNATIVES:
                 if isinstance(alternatives := result.get(key), list):
-                    result[key] = [_with_required(one, tag) for one in alternatives]
+                    result[key] = [_with_required(alternative, tag) for alternative in alternatives]
         return result
 
     def _pattern(self, pattern: Any) -> str | None:  # noqa: ANN401 - JSON
@@ -124,80 +125,88 @@ class _Relaxation:
 
     def _check_pattern(self, pattern: Any) -> None:  # noqa: ANN401 - JSON
         """Raise UsageError for a pattern that is not a regular expression."""
-        fault = pattern_fault(pattern) if isinstance(pattern, str) else "it is not a string"
+        if isinstance(pattern, str):
+            fault = pattern_fault(pattern)
+            shown = pattern
+        else:
+            fault = "it is not a string"
+            shown = json.dumps(pattern)
         if fault:
             details = {"field": self._field} if self._field else {}
-            shown = pattern if isinstance(pattern, str) else json.dumps(pattern)
             raise UsageError(
                 f"the pattern {shown[:100]!r} of the JSON schema is not a regular expression: {fault}",
                 **details,
             )
 
     def _tagged(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
-        """Definitions that are alternatives of a tagged union, by place, with their tag."""
+        """Yield the references to alternatives of tagged unions, each with the tag."""
         if isinstance(value, list):
-            for one in value:
-                yield from self._tagged(one)
+            for inner in value:
+                yield from self._tagged(inner)
         elif isinstance(value, Mapping):
             if tag := self._tag(value):
-                for one in _alternatives(value):
-                    if isinstance(place := one.get("$ref"), str):
-                        yield place, tag
-            for one in value.values():
-                yield from self._tagged(one)
+                for inner in _alternatives(value):
+                    if isinstance(reference := inner.get("$ref"), str):
+                        yield reference, tag
+            for inner in value.values():
+                yield from self._tagged(inner)
 
     def _tag(self, schema: Schema) -> str:
-        """The property that tells the alternatives of a union apart; empty: there is none.
+        """Return the property that distinguishes the alternatives of a union. Empty: none.
 
-        The discriminator, or a property of which each alternative has a constant of its own: some clients
-        remove the discriminator.
+        It is the discriminator, or a property with a different constant in each alternative, because some
+        clients remove the discriminator.
         """
         if name := _discriminator(schema):
             return name
-        objects = [self._resolved(one) for one in _alternatives(schema)]
+        objects = [self._resolved(object_) for object_ in _alternatives(schema)]
         properties = [
-            one["properties"] for one in objects if isinstance(one.get("properties"), dict)
+            object_["properties"]
+            for object_ in objects
+            if isinstance(object_.get("properties"), dict)
         ]
         if len(properties) < 2:
             return ""
         for name in properties[0]:
-            found = [one.get(name) for one in properties]
+            tag_schemas = [object_.get(name) for object_ in properties]
             tags = [
-                json.dumps(one["const"])
-                for one in found
-                if isinstance(one, dict) and "const" in one
+                json.dumps(object_["const"])
+                for object_ in tag_schemas
+                if isinstance(object_, dict) and "const" in object_
             ]
             if len(set(tags)) == len(properties):
                 return str(name)
         return ""
 
     def _bound_unique_items(self, schema: dict[str, Any]) -> None:
-        """Give a set of choices at most as many items as there are choices: its items may repeat now."""
+        """Limit a set to the number of its choices, because `uniqueItems` is not enforced."""
         items = schema.get("items")
-        choices = self._resolved(items).get("enum") if isinstance(items, Mapping) else None
+        choices = None
+        if isinstance(items, Mapping):
+            choices = self._resolved(items).get("enum")
         if schema.get("uniqueItems") is not True or not isinstance(choices, list):
             return
-        most = schema.get("maxItems", len(choices))
-        if isinstance(most, int):
-            schema["maxItems"] = min(most, len(choices))
+        max_items = schema.get("maxItems", len(choices))
+        if isinstance(max_items, int):
+            schema["maxItems"] = min(max_items, len(choices))
 
     def _inner(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, list):
-            return [self._inner(one) for one in value]
+            return [self._inner(item) for item in value]
         if isinstance(value, Mapping):
             return self.schema(value)
         return value
 
     def _type(self, value: Any) -> Any:  # noqa: ANN401 - JSON
-        """A type in small letters; llguidance says which there are where there is none of this name."""
+        """Return a type in lower case. llguidance reports unknown types."""
         if isinstance(value, list):
-            return [self._type(one) for one in value]
+            return [self._type(item) for item in value]
         if isinstance(value, str) and value.lower() in _TYPES:
             return value.lower()
         return value
 
     def _with_names(self, schema: Schema) -> Schema:
-        """A schema whose keys are described by `propertyNames` alone, with them as properties."""
+        """Return a schema with the keys of `propertyNames` as properties, if nothing else describes them."""
         names = schema.get("propertyNames")
         if (
             not isinstance(names, Mapping)
@@ -207,58 +216,77 @@ class _Relaxation:
             return schema
         names = self._resolved(names)
         value = schema.get("additionalProperties", True)
-        rest = {
-            key: one
-            for key, one in schema.items()
+        others = {
+            key: inner
+            for key, inner in schema.items()
             if key not in ("propertyNames", "additionalProperties")
         }
-        choices = [names["const"]] if "const" in names else names.get("enum")
-        if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
+        choices = names.get("enum")
+        if "const" in names:
+            choices = [names["const"]]
+        if (
+            isinstance(choices, list)
+            and choices
+            and all(isinstance(inner, str) for inner in choices)
+        ):
             return {
-                **rest,
+                **others,
                 "properties": dict.fromkeys(choices, value),
                 "additionalProperties": False,
             }
         if isinstance(pattern := names.get("pattern"), str):
             pattern_properties = {pattern: value}
-            return {**rest, "patternProperties": pattern_properties, "additionalProperties": False}
+            return {
+                **others,
+                "patternProperties": pattern_properties,
+                "additionalProperties": False,
+            }
         return schema
 
     def _as_union(self, schema: Schema) -> Schema:
-        """`oneOf` as `anyOf`, where a discriminator tells the alternatives apart anyway."""
+        """Return a schema with `anyOf` for `oneOf`, if a tag distinguishes the alternatives."""
         name = self._tag(schema)
         alternatives = schema.get("oneOf")
         if not name or not isinstance(alternatives, list) or "anyOf" in schema:
             return schema
-        tags = [tag for one in alternatives for tag in self._tags(one, name)]
+        tags = [tag for alternative in alternatives for tag in self._tags(alternative, name)]
         if len(tags) < len(alternatives) or len(set(tags)) < len(tags):
             return schema
-        return {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
+        return {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
 
     def _tags(self, alternative: Any, name: str) -> list[str]:  # noqa: ANN401 - JSON
-        """Values that the property `name` of an alternative may have."""
-        described = self._resolved(alternative) if isinstance(alternative, Mapping) else {}
-        properties = described.get("properties")
-        tag = properties.get(name) if isinstance(properties, Mapping) else None
+        """Return the values that the property `name` of an alternative may have."""
+        if not isinstance(alternative, Mapping):
+            return []
+        properties = self._resolved(alternative).get("properties")
+        if not isinstance(properties, Mapping):
+            return []
+        tag = properties.get(name)
         if not isinstance(tag, Mapping):
             return []
-        tags = [tag["const"]] if "const" in tag else self._resolved(tag).get("enum")
+        if "const" in tag:
+            return [json.dumps(tag["const"])]
+        tags = self._resolved(tag).get("enum")
         if isinstance(tags, list):
             return list(map(json.dumps, tags))
         return []
 
     def _resolved(self, schema: Schema) -> Schema:
-        """A schema, or the definition to which it refers."""
-        place = schema.get("$ref")
-        if not isinstance(place, str) or not place.startswith("#/"):
+        """Return a schema, or the definition to which it refers."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
-        found: Any = self._whole
-        for part in place[2:].split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else schema
+        target: Any = self._root
+        for part in reference[2:].split("/"):
+            if not isinstance(target, Mapping):
+                return schema
+            target = target.get(part)
+        if not isinstance(target, Mapping):
+            return schema
+        return target
 
     def _relax_pattern_properties(self, schema: dict[str, Any]) -> None:
-        """Leave patterns of names out that llguidance cannot tell apart or read. Other names may come then."""
+        """Remove name patterns that overlap or cannot be read, and then allow other names."""
         patterns = schema.get("patternProperties")
         if not isinstance(patterns, Mapping):
             return
@@ -280,21 +308,23 @@ class _Relaxation:
 
 
 def _alternatives(schema: Schema) -> list[Schema]:
-    found = next((schema[key] for key in _ALTERNATIVES if key in schema), None)
-    if isinstance(found, list):
-        return [one for one in found if isinstance(one, Mapping)]
+    alternatives = next((schema[key] for key in _ALTERNATIVES if key in schema), None)
+    if isinstance(alternatives, list):
+        return [alternative for alternative in alternatives if isinstance(alternative, Mapping)]
     return []
 
 
 def _discriminator(schema: Schema) -> str:
-    """The property that tells the alternatives of a union apart; empty: none is named."""
+    """Return the property that a discriminator names. Empty: none."""
     discriminator = schema.get("discriminator")
-    name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
+    if not isinstance(discriminator, Mapping):
+        return ""
+    name = discriminator.get("propertyName")
     return name if isinstance(name, str) else ""
 
 
 def _with_required(schema: Any, name: str | None) -> Any:  # noqa: ANN401 - JSON
-    """A schema whose property `name` is required, where it has one."""
+    """Return a schema in which the property `name` is required, if it has one."""
     if name is None or not isinstance(schema, dict):
         return schema
     required = schema.get("required", [])

@@ -1,7 +1,7 @@
 """Arguments of a tool call as a grammar, for families that do not write JSON.
 
-A rule for each property, in the order of the training data; constraints of a schema beyond types, choices
-and nesting apply where the value is JSON.
+Each property has a rule, in the order of the training data. Constraints of a schema beyond types, choices and
+nesting apply only to values in JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Schema = Mapping[str, Any]
 
 
 class ArgumentRule(NamedTuple):
-    """A property as a term of a rule, and the rules that the term needs."""
+    """A property as a term of a rule, with the rules that the term needs."""
 
     term: str
     required: bool
@@ -31,8 +31,8 @@ class ArgumentRule(NamedTuple):
 def argument_rules(
     rule: str, syntax: ToolCallSyntax, schema: Schema, markup: TagTerms
 ) -> list[str]:
-    """Rules that define `rule`: the arguments of a tool in the syntax of its family."""
-    match syntax.written:
+    """Return the lines of `rule`: the arguments of a tool in the syntax of its family."""
+    match syntax.notation:
         case "json":
             return [f"{rule}: {json_rule(with_style(schema))}"]
         case "tags":
@@ -47,7 +47,7 @@ def argument_rules(
 
 
 def _properties(schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """Key, schema and whether it is required."""
+    """Return the key and schema of each property, and whether it is required."""
     properties = schema.get("properties")
     required = schema.get("required")
     if not isinstance(properties, Mapping):
@@ -62,9 +62,9 @@ def _properties(schema: Schema) -> list[tuple[str, Schema, bool]]:
     ]
 
 
-def _json(value: Schema, whole: Schema) -> str:
-    """A value as JSON, with the definitions of the whole schema."""
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+def _json(value: Schema, root: Schema) -> str:
+    """Return a term for a value in JSON, with the definitions of the root schema."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return json_rule(with_style({**shared, **value}))
 
 
@@ -74,58 +74,62 @@ def _kind(value: Schema) -> str:
 
 
 def _choices(value: Schema) -> list[str]:
-    """Choices of an enum of strings."""
+    """Return the choices of an enum of strings, or an empty list."""
     choices = value.get("enum")
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
         return []
     return choices
-
-
-# ------------------------------------------------------------------------ a tag for each argument
 
 
 def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> list[str]:
     lines = []
     terms = []
-    for place, (key, value, required) in enumerate(_properties(schema)):
-        one = f"{rule}_{place}"
+    for index, (key, value, required) in enumerate(_properties(schema)):
+        argument = f"{rule}_{index}"
         choices = _choices(value)
         is_text = _kind(value) == "string" or bool(choices)
-        terms.append(one if required else f"{one}?")
+        terms.append(argument if required else f"{argument}?")
         begin = markup.terms(tags.key[0] + key + _key_end(tags, value, is_text) + tags.value[0])
         end = tags.value[1] + tags.gap
         if is_text and not choices:
-            lines += [f"{one}: {begin} {one}_text", *markup.up_to(f"{one}_text", end)]
+            lines += [
+                f"{argument}: {begin} {argument}_text",
+                *markup.up_to(f"{argument}_text", end),
+            ]
         else:
-            written = " | ".join(map(literal, choices)) if choices else _json(value, schema)
-            lines.append(f"{one}: {begin} ({written}) {markup.terms(end)}")
+            written = " | ".join(map(literal, choices)) or _json(value, schema)
+            lines.append(f"{argument}: {begin} ({written}) {markup.terms(end)}")
     return [f"{rule}: {' '.join(terms) or literal('')}", *lines]
 
 
 def _key_end(tags: TagSyntax, value: Schema, is_text: bool) -> str:
-    """The end of a key's tag, with the attribute that names the value's type."""
-    written = tags.text if is_text else tags.other
+    """Return the end of a key's tag, with the attribute that names the value's type."""
+    written = tags.string_attribute if is_text else tags.type_attribute
     if not written:
         return tags.key[1]
     kind = _kind(value)
-    named = "number" if kind in _NUMBERS else kind if kind in _KINDS else "object"
-    return tags.key[1][0] + written.format(named) + tags.key[1][1:]
-
-
-# ------------------------------------------------------------------------ between commas
+    if kind in _NUMBERS:
+        kind = "number"
+    elif kind not in _KINDS:
+        kind = "object"
+    return tags.key[1][0] + written.format(kind) + tags.key[1][1:]
 
 
 def _separated(rule: str, arguments: Sequence[ArgumentRule], between: str) -> list[str]:
-    """Arguments in their order, optional ones too, with `between` only between them."""
+    """Return the lines of `rule`: ordered arguments, some optional, separated by `between`."""
     lines = [f"{rule}: {rule}_head_0"]
-    for place, (term, required, lines_after) in enumerate(arguments):
-        head = f"{rule}_head_{place}"
-        tail = f"{rule}_tail_{place}"
-        more = f"{rule}_tail_{place + 1}"
-        skipped = "" if required else f" | {rule}_head_{place + 1}"
+    for index, (term, required, lines_after) in enumerate(arguments):
+        head = f"{rule}_head_{index}"
+        tail = f"{rule}_tail_{index}"
+        more = f"{rule}_tail_{index + 1}"
+        skipped = ""
+        optional = ""
+        if not required:
+            skipped = f" | {rule}_head_{index + 1}"
+            optional = "?"
         lines += [
             f"{head}: {term} {more}{skipped}",
-            f"{tail}: ({literal(between)} {term}){'' if required else '?'} {more}",
+            f"{tail}: ({literal(between)} {term}){optional} {more}",
             *lines_after,
         ]
     last = len(arguments)
@@ -142,14 +146,12 @@ def _python(rule: str, schema: Schema) -> list[str]:
 
 def _python_value(value: Schema, schema: Schema) -> str:
     kinds = value.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if not isinstance(kinds, list):
+        kinds = [kinds]
     written = {"boolean": '"True" | "False"', "null": '"None"'}
     if "enum" in value or "const" in value or not all(isinstance(kind, str) for kind in kinds):
         return _json(value, schema)
     return " | ".join(written.get(kind) or _json({**value, "type": kind}, schema) for kind in kinds)
-
-
-# ------------------------------------------------------------------------ Gemma's objects
 
 
 def _gemma(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
@@ -158,34 +160,32 @@ def _gemma(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
 
 
 def _gemma_object(
-    rule: str, value: Schema, whole: Schema, markup: TagTerms
+    rule: str, value: Schema, root: Schema, markup: TagTerms
 ) -> tuple[str, list[str]]:
-    """An object with a schema's properties, sorted by name as the template has them."""
+    """Return an object with a schema's properties, sorted by name as in the template."""
     arguments = []
-    for place, (key, inner, required) in enumerate(
-        sorted(_properties(value), key=lambda one: one[0])
+    for index, (key, inner, required) in enumerate(
+        sorted(_properties(value), key=lambda property_: property_[0])
     ):
-        term, lines = _gemma_value(f"{rule}_{place}", inner, whole, markup)
+        term, lines = _gemma_value(f"{rule}_{index}", inner, root, markup)
         arguments.append(ArgumentRule(f"{literal(key + ':')} ({term})", required, lines))
     return f'"{{" {rule}_all "}}"', _separated(f"{rule}_all", arguments, ",")
 
 
-def _gemma_value(
-    rule: str, value: Schema, whole: Schema, markup: TagTerms
-) -> tuple[str, list[str]]:
+def _gemma_value(rule: str, value: Schema, root: Schema, markup: TagTerms) -> tuple[str, list[str]]:
     kind = _kind(value)
     quote = markup.terms(_QUOTE)
     if choices := _choices(value):
-        return " | ".join(f"{quote} {literal(one)} {quote}" for one in choices), []
+        return " | ".join(f"{quote} {literal(choice)} {quote}" for choice in choices), []
     if kind == "string":
         return f"{quote} {rule}_text", markup.up_to(f"{rule}_text", _QUOTE)
     if kind in ("boolean", "null", *_NUMBERS):
-        return _json(value, whole), []
+        return _json(value, root), []
     if kind == "object" and _properties(value):
-        return _gemma_object(rule, value, whole, markup)
+        return _gemma_object(rule, value, root, markup)
     items = value.get("items")
     if kind == "array" and isinstance(items, Mapping):
-        term, lines = _gemma_value(f"{rule}_item", items, whole, markup)
+        term, lines = _gemma_value(f"{rule}_item", items, root, markup)
         return f'"[" (({term}) ("," ({term}))*)? "]"', lines
     anything = f"{rule}_any"
     pairs = f'({_GEMMA_KEY} ":" {anything} ("," {_GEMMA_KEY} ":" {anything})*)?'
@@ -194,34 +194,28 @@ def _gemma_value(
         "object": f'"{{" {pairs} "}}"',
         "array": f'"[" ({anything} ("," {anything})*)? "]"',
     }
-    shown = (
-        [written[kind]] if kind in written else [f"{quote} {rule}_text", scalar, *written.values()]
-    )
-    whole_any = [f"{quote} {rule}_text", scalar, *written.values()]
-    return " | ".join(shown), [
-        f"{anything}: {' | '.join(whole_any)}",
+    alternatives = " | ".join([f"{quote} {rule}_text", scalar, *written.values()])
+    return written.get(kind, alternatives), [
+        f"{anything}: {alternatives}",
         *markup.up_to(f"{rule}_text", _QUOTE),
     ]
-
-
-# ------------------------------------------------------------------------ MiniMax's nested tags
 
 
 def _minimax(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
     lines = []
     terms = []
-    for place, (key, value, required) in enumerate(_properties(schema)):
-        one = f"{rule}_{place}"
-        terms.append(one if required else f"{one}?")
-        term, lines_after = _minimax_value(one, key, value, schema, markup)
-        lines += [f"{one}: {term}", *lines_after]
+    for index, (key, value, required) in enumerate(_properties(schema)):
+        argument = f"{rule}_{index}"
+        terms.append(argument if required else f"{argument}?")
+        term, lines_after = _minimax_value(argument, key, value, schema, markup)
+        lines += [f"{argument}: {term}", *lines_after]
     return [f"{rule}: {' '.join(terms) or literal('')}", *lines]
 
 
 def _minimax_value(
-    rule: str, tag: str, value: Schema, whole: Schema, markup: TagTerms
+    rule: str, tag: str, value: Schema, root: Schema, markup: TagTerms
 ) -> tuple[str, list[str]]:
-    """A value between its tags."""
+    """Return the term of a value between its tags, and the rules that it needs."""
     begin = markup.terms(f"{MARK}<{tag}>")
     end = f"{MARK}</{tag}>"
     kind = _kind(value)
@@ -234,6 +228,6 @@ def _minimax_value(
         return f"{begin} {rule}_all {close}", _minimax(f"{rule}_all", value, markup)
     items = value.get("items")
     if kind == "array" and isinstance(items, Mapping):
-        term, lines = _minimax_value(f"{rule}_item", "item", items, whole, markup)
+        term, lines = _minimax_value(f"{rule}_item", "item", items, root, markup)
         return f"{begin} ({term})* {close}", lines
-    return f"{begin} ({_json(value, whole)}) {close}", []
+    return f"{begin} ({_json(value, root)}) {close}", []

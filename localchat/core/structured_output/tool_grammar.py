@@ -1,8 +1,8 @@
-"""Grammar of a whole answer: free reasoning first, where the model reasons; then what the request asks for.
+"""Grammar of a whole answer: free reasoning first, if the model reasons, then what the request constrains.
 
-With a grammar and tools together, an answer is either a text of the grammar or tool calls. With
-`tool_choice` `required`, or the name of a tool, it is calls alone, whatever the grammar. Calls are the
-model's own syntax around the JSON schemas of the tools.
+With a grammar and tools, an answer is either a text of the grammar or tool calls. With `tool_choice`
+`required`, or the name of a tool, it consists of calls only, even if there is a grammar. Calls use the model's
+own syntax around the JSON schemas of the tools.
 """
 
 import json
@@ -37,13 +37,13 @@ class ToolSpec(NamedTuple):
     name: str
     schema: Mapping[str, Any]
     strict: bool = False
-    """Its arguments always satisfy the schema."""
+    """The arguments must satisfy the schema."""
     dropped: tuple[str, ...] = ()
-    """Keywords that were left out of the schema."""
+    """Keywords that were removed from the schema."""
 
 
 def read_tool(description: Mapping[str, Any]) -> ToolSpec:
-    """Read a tool of a request, whether or not it is wrapped as a function. Raises UsageError."""
+    """Read a tool of a request, with or without a `function` wrapper. Raises UsageError."""
     function = description.get("function", description)
     if not isinstance(function, Mapping) or not function.get("name"):
         raise UsageError("a tool of the request has no name")
@@ -62,13 +62,13 @@ def call_rules(
     many: bool,
     tagged: bool = False,
 ) -> list[str]:
-    """Rules that define `calls`: one call of one of `tools` or, with `many`, one after the other.
+    """Return the lines of `calls`: a call of one of `tools`, or several with `many`.
 
-    `tagged`: a tag marks them as calls also where the family usually writes a bare object.
+    `tagged`: a tag marks the calls even if the family usually writes a bare object.
     """
     syntax = family.syntax
     begin = syntax.begin
-    if tagged and family.bare and not (begin + syntax.head).startswith(family.opens):
+    if tagged and family.untagged and not (begin + syntax.head).startswith(family.opens):
         begin = family.opens[0] + begin
     return [
         *_call_rules(family, tools, markup),
@@ -79,29 +79,28 @@ def call_rules(
 def free_rules(
     family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTerms, *, many: bool
 ) -> list[str]:
-    """Rules that define `free`: any text, in which a call, once its tag is written, satisfies the
-    schemas."""
+    """Return the lines of `free`: any text, in which a call must satisfy the schemas after its tag."""
     syntax = family.syntax
     lines = _call_rules(family, tools, markup)
-    if syntax.others:
+    if syntax.message_starts:
         calls = _calls(family, syntax.begin, markup, many=many)
         return [
             *lines,
-            f"free: (other {_terms(markup, syntax.again)})* (other | {calls}) | {TEXT}",
-            f"other: ({' | '.join(markup.terms(other) for other in syntax.others)}) {TEXT}",
+            f"free: (other {_terms(markup, syntax.message_separator)})* (other | {calls}) | {TEXT}",
+            f"other: ({' | '.join(markup.terms(other) for other in syntax.message_starts)}) {TEXT}",
         ]
     lead = syntax.begin + syntax.head
     tag = next((tag for tag in family.opens if lead.startswith(tag)), "")
-    rest = _rest(family, markup, many=many)
+    call = _rest(family, markup, many=many)
     if not tag:
-        # A bare object is a call at the very beginning only.
-        return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {rest}"]
+        # A bare object is a call only at the very start.
+        return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {call}"]
     repeated = "*" if many and family.parallel else "?"
     return [
         *lines,
         f"free: tagged{repeated} {TEXT}",
         *markup.up_to("opening", tag),
-        f"tagged: opening {_terms(markup, lead[len(tag) :])} {rest}",
+        f"tagged: opening {_terms(markup, lead[len(tag) :])} {call}",
     ]
 
 
@@ -111,30 +110,31 @@ def _calls(family: ToolCallFamily, begin: str, markup: TagTerms, *, many: bool) 
 
 
 def _rest(family: ToolCallFamily, markup: TagTerms, *, many: bool) -> str:
-    """A call from its name on, further calls, and the end."""
+    """Return a call from its name on, further calls, and the end."""
     syntax = family.syntax
-    more = f" ({_terms(markup, syntax.between)} {_terms(markup, syntax.head)} call)*"
-    return f"call{more if many and family.parallel else ''} {_terms(markup, syntax.end)}"
+    calls = "call"
+    if many and family.parallel:
+        calls += f" ({_terms(markup, syntax.between)} {_terms(markup, syntax.head)} call)*"
+    return f"{calls} {_terms(markup, syntax.end)}"
 
 
 def _call_rules(family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTerms) -> list[str]:
-    """`call`: a call from its name on."""
+    """Return the lines of `call`: a call from its name on."""
     syntax = family.syntax
-    lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
-    for place, tool in enumerate(tools):
-        arguments = f"arguments_{place}"
+    lines = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+    for index, tool in enumerate(tools):
+        arguments = f"arguments_{index}"
         lead = _terms(markup, tool.name + syntax.middle)
         tail = _terms(markup, syntax.tail)
-        lines.append(f"call_{place}: {lead} {arguments} {tail}")
+        lines.append(f"call_{index}: {lead} {arguments} {tail}")
         lines += argument_rules(arguments, syntax, tool.schema, markup)
     return lines
 
 
 def _terms(markup: TagTerms, text: str) -> str:
-    """A part of a call's syntax as terms; NUMBER is any number.
+    """Return a part of a call's syntax as terms. NUMBER stands for any number.
 
-    A line break is a term of its own, because either of two things may follow it and the lexer does not
-    backtrack.
+    A line break is a term of its own, because either of two terms may follow it and the lexer cannot backtrack.
     """
     parts = [part for part in _BREAKS.split(text) if part]
     return " ".join(_ANY_NUMBER if part == NUMBER else markup.terms(part) for part in parts) or '""'
@@ -147,7 +147,7 @@ _GAP = r"/[ \t\r\n]{0,8}/"
 def answer_grammar(
     request: GenerateRequest, rendered: Rendered | None, chat: ChatFormat, tokenizer: Tokenizer
 ) -> GrammarSpec | None:
-    """The grammar of the answer to `request`; None: nothing constrains it. Raises UsageError."""
+    """Return the grammar of the answer to `request`. None: no constraints. Raises UsageError."""
     messages = request.prompt if isinstance(request.prompt, Messages) else None
     tools = _tools(messages)
     answer = None if request.grammar is None else grammar_spec(request.grammar)
@@ -202,7 +202,7 @@ def _display_name(tool: ToolSpec) -> str:
 
 
 def _tools(messages: Messages | None) -> Sequence[ToolSpec]:
-    """Tools that the answer may call."""
+    """Return the tools that the answer may call. Raises UsageError."""
     if messages is None:
         return ()
     choice = messages.tool_choice
@@ -227,20 +227,25 @@ def _tools(messages: Messages | None) -> Sequence[ToolSpec]:
 def _reasoning(
     rendered: Rendered | None, chat: ChatFormat, markup: TagTerms
 ) -> tuple[str, list[str]]:
-    """The part before the answer proper, as a term and the rules that it needs."""
+    """Return the reasoning before the answer, as a term and the rules that it needs."""
     if rendered is None or not (rendered.opens_reasoning or rendered.may_reason):
         return "", []
     family = chat.reasoning_family
     lines: list[str] = []
-    for place, tag in enumerate(family.closes):
-        lines += markup.up_to(f"thought_{place}", tag)
-    thoughts = " | ".join(f"thought_{place}" for place in range(len(family.closes)))
+    for index, tag in enumerate(family.closes):
+        lines += markup.up_to(f"thought_{index}", tag)
+    thoughts = " | ".join(f"thought_{index}" for index in range(len(family.closes)))
     lines.append(f"thought: {thoughts}")
     passed = [tag for tag in family.dropped if tag not in family.closes]
     around = " | ".join(markup.terms(tag) for tag in passed)
-    lines.append(f"gap: {_GAP}" + (f" ({around})*" if around else ""))
+    gap = f"gap: {_GAP}"
+    if around:
+        gap += f" ({around})*"
+    lines.append(gap)
     if rendered.opens_reasoning:
         return "thought gap ", lines
     opens = " | ".join(markup.terms(tag) for tag in family.opens)
     lines.append(f"opening_thought: {_GAP} ({opens})")
-    return "(opening_thought thought)? gap " if around else "(opening_thought thought gap)? ", lines
+    if around:
+        return "(opening_thought thought)? gap ", lines
+    return "(opening_thought thought gap)? ", lines

@@ -1,6 +1,6 @@
 """AttachedEngine: a model in a running server of this user, over its private routes (protocol.py).
 
-Uses plain http.client: the command line pays its import instead of a load of the model.
+It uses http.client, because the command line would need longer to import a larger HTTP library.
 """
 
 import http.client
@@ -28,17 +28,16 @@ from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
 
 _CONNECT_S = 10.0
-"""Time for a server to answer `ps`: it is on this machine, which may be busy."""
+"""Timeout of `ps` in seconds. The server is on this machine, which may be busy."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class ServerClient:
-    """Client of a running server, for programs of its owner. Thread-safe; one connection for each
-    request."""
+    """Client of a running server, for programs of its owner. Thread-safe, with a connection per request."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -48,7 +47,7 @@ class ServerClient:
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": MEDIA_TYPE}
 
     def loaded_models(self) -> bytes | None:
-        """The answer of `ps`, as JSON; None where no server accepts the token. Never raises."""
+        """Return the answer of `ps` as JSON, None if no server accepts the token. Never raises."""
         try:
             with closing(self._connection(_CONNECT_S)) as connection:
                 connection.request("GET", f"{PREFIX}/ps", headers=self._headers)
@@ -63,31 +62,31 @@ class ServerClient:
         return msgspec.msgpack.decode(self._post("stop", StopCall(model)), type=Stopped)
 
     def query(self, request: QueryCall, kind: type[R]) -> R:
-        """Ask one question and return a frame of the kind. Raises LocalchatError."""
+        """Send a query and return the reply of this type. Raises LocalchatError."""
         body = self._post("query", request)
         answer = msgspec.msgpack.decode(body, type=protocol.FromChild)
         if isinstance(answer, protocol.Failed):
-            raise _error_from(answer)
+            raise answer.error()
         assert isinstance(answer, kind), f"{type(answer).__name__} for {kind.__name__}"
         return answer
 
     def _post(self, route: str, request: msgspec.Struct) -> bytes:
-        sent = _encode(request)
+        content = _encode(request)
         try:
             with closing(self._connection(None)) as connection:
-                connection.request("POST", f"{PREFIX}/{route}", sent, self._headers)
+                connection.request("POST", f"{PREFIX}/{route}", content, self._headers)
                 response = connection.getresponse()
                 body = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._connection_lost(error) from error
         if response.status == 409:
-            raise _error_from(msgspec.msgpack.decode(body, type=protocol.Failed))
+            raise msgspec.msgpack.decode(body, type=protocol.Failed).error()
         if response.status != 200:
-            raise self._refused(response.status, body)
+            raise self._rejected(response.status, body)
         return body
 
     def stream_events(self, request: GenerateCall, stream: "Stream", call: "AttachedCall") -> None:
-        """Put the events of a request into its stream, until its end or a cancel."""
+        """Put the events of a request into its stream, until the end or a cancel."""
         try:
             body = _encode(request)
             connection = self._connection(None)
@@ -96,7 +95,7 @@ class ServerClient:
             connection.request("POST", f"{PREFIX}/generate", body, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise self._refused(response.status, response.read())
+                raise self._rejected(response.status, response.read())
             answer: protocol.FrameReader[protocol.FromChild] = protocol.FrameReader(
                 response, protocol.FromChild
             )
@@ -107,7 +106,7 @@ class ServerClient:
                         if items and isinstance(items[-1][1], Done):
                             return
                     case protocol.Failed():
-                        stream.put(_error_from(frame))
+                        stream.put(frame.error())
                         return
                     case _:
                         raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
@@ -136,7 +135,7 @@ class ServerClient:
         lost.__cause__ = error
         return lost
 
-    def _refused(self, status: int, body: bytes) -> LocalchatError:
+    def _rejected(self, status: int, body: bytes) -> LocalchatError:
         body_text = body.decode("utf-8", "replace")[:200]
         return LocalchatError(
             f"the server at {self.url} rejected the request ({status}): {body_text}",
@@ -145,7 +144,7 @@ class ServerClient:
 
 
 class AttachedCall:
-    """Connection of one request, which any thread may close."""
+    """Connection of a request, which any thread may close."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -154,22 +153,23 @@ class AttachedCall:
         self._cancelled = False
 
     def begin(self, connection: http.client.HTTPConnection) -> bool:
-        """Register the connection; False: the request was cancelled before it began."""
+        """Register the connection. Return False if the request was cancelled before."""
         with self._lock:
             self._connection = connection
             self._socket = connection.sock
             return not self._cancelled
 
     def cancel(self) -> None:
-        """Close the connection: the server cancels the request. Idempotent."""
+        """Close the connection, so that the server cancels the request. Idempotent."""
         with self._lock:
             self._cancelled = True
             if self._socket is not None:
-                with suppress(OSError):  # it ended just now
+                # The connection may have ended just now.
+                with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Note that the request is over."""
+        """Close the connection after the end of the request."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -177,10 +177,10 @@ class AttachedCall:
 
 
 class AttachedEngine:
-    """See Engine. `close` closes the connections; the model stays loaded on the server."""
+    """See Engine. `close` closes the connections, and the model stays loaded on the server."""
 
     def __init__(self, server: ServerClient, spec: AttachSpec, user: str) -> None:
-        """`user`: who asks, for `ps`."""
+        """user: name of the client, for `ps`."""
         self._server = server
         self._spec = spec
         self._user = user
@@ -196,10 +196,10 @@ class AttachedEngine:
                 stream.put(EngineClosed("the engine was closed"))
                 return stream
             self._calls.add(call)
-        named = msgspec.structs.replace(request, user=request.user or self._user)
+        request = msgspec.structs.replace(request, user=request.user or self._user)
         threading.Thread(
             target=self._stream_events,
-            args=(GenerateCall(self._spec, named), stream, call),
+            args=(GenerateCall(self._spec, request), stream, call),
             daemon=True,
         ).start()
         return stream
@@ -210,8 +210,8 @@ class AttachedEngine:
             self._calls.discard(call)
 
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
-        asked = protocol.Embed(0, tuple(texts), truncate=truncate)
-        answer = self._query(asked, protocol.VectorsReply)
+        query = protocol.Embed(0, tuple(texts), truncate=truncate)
+        answer = self._query(query, protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
@@ -254,7 +254,3 @@ def _encode(request: msgspec.Struct) -> bytes:
         return msgspec.msgpack.encode(request)
     except (UnicodeEncodeError, OverflowError, TypeError) as error:
         raise UsageError(f"this cannot be sent to the engine: {error}") from error
-
-
-def _error_from(failed: protocol.Failed) -> LocalchatError:
-    return from_wire(failed.code, failed.message, failed.hint, failed.details)

@@ -1,9 +1,9 @@
 """Frames between a program and a running server of the same user, over private routes.
 
-They are the frames of the engine process's pipe, so nothing is lost in between. `POST
-/localchat/v1/generate` takes a GenerateCall and answers with a stream of frames (Events, and Failed at the
-end of one that failed); `/query` takes a QueryCall and answers with one frame. Both bodies are msgpack. `GET
-/ps` and `POST /stop` are JSON.
+They are the frames of the engine process's pipe, so no information is lost. `POST /localchat/v1/generate`
+takes a GenerateCall and replies with a stream of frames: Events, and Failed at the end of a failed request.
+`/query` takes a QueryCall and replies with one frame. Both bodies are msgpack. `GET /ps` and `POST /stop` use
+JSON.
 """
 
 from typing import TypeAlias
@@ -16,20 +16,20 @@ from localchat.fit.load_options import LoadOptions
 
 PREFIX = "/localchat/v1"
 MEDIA_TYPE = "application/vnd.localchat"
-"""A type that no page of a browser can send to another site without permission."""
+"""Media type that a web page cannot send to another site without permission."""
 
 
 class AttachSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model file, and what its user asked of the load. Only the server's owner may choose files."""
+    """A model file and its load options. Only the server's owner may choose files."""
 
     model: bytes
-    """The path as the system's bytes."""
+    """Path as bytes."""
     name: str
     word: str = ""
-    """What the user typed for the model."""
+    """Name that the user typed."""
     backend: str | None = None
     load: LoadOptions = LoadOptions()
-    """A default means the option as the server's settings have it."""
+    """Load options. A default selects the option in the server's settings."""
 
 
 class GenerateCall(msgspec.Struct, frozen=True):
@@ -49,23 +49,23 @@ Query: TypeAlias = (
 
 
 class QueryCall(msgspec.Struct, frozen=True):
-    """A question that needs no step."""
+    """A query that needs no step."""
 
     model: AttachSpec
     query: Query
     user: str = ""
-    """Who asks, for `ps`."""
+    """Name of the client, for `ps`."""
 
 
 class StopCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Stops the server, or unloads one model."""
+    """Request to stop the server, or to unload one model."""
 
     model: str | None = None
-    """The model to unload; None stops the server."""
+    """Model to unload. None stops the server."""
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """Answer to StopCall."""
+    """Reply to StopCall."""
 
     ended: int | None
-    """Requests that ended with the model; None: it was not loaded."""
+    """Number of requests that ended with the model, None if it was not loaded."""

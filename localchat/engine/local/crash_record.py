@@ -1,6 +1,6 @@
-"""Record of native builds that crashed on this machine, kept between runs.
+"""Persistent record of native builds that crashed on this machine.
 
-A build is named by Backend.build_key (library file and CPU), so a rebuilt library is tried again.
+A build is identified by Backend.build_key (library file and CPU), so a rebuilt library is tried again.
 """
 
 from pathlib import Path
@@ -17,30 +17,30 @@ class _Crashes(msgspec.Struct, frozen=True):
 class CrashRecord:
     """A small JSON list on disk.
 
-    A file that cannot be read counts as empty: the worst that follows is one more crash in warm-up, which is
-    survived.
+    An unreadable file counts as empty. The worst consequence is another crash during warm-up, after which the
+    engine restarts.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """`path` None: kept for this process only."""
+        """path: None keeps the record for this process only."""
         self._file = StateFile(path, _Crashes, _Crashes())
-        self._known = self._file.read().crashed_in_warmup
+        self._builds = self._file.read().crashed_in_warmup
         self._tried = ""
 
     def known(self) -> tuple[str, ...]:
         if self._tried:
-            return (*self._known, self._tried)
-        return self._known
+            return (*self._builds, self._tried)
+        return self._builds
 
     def try_safe_mode(self, build: str) -> None:
-        """Treat `build` as one that crashes until `resolve` reports whether safe mode helped."""
+        """Count `build` as crashing until `resolve` reports whether safe mode helped."""
         self._tried = build
 
     def resolve(self, *, helped: bool) -> bool:
-        """Keep or drop the build that is being tried; False: none was.
+        """Record or drop the build under trial. Return False without one.
 
-        If safe mode did not help the build is not to blame, and other models are spared its slower path.
-        Raises OSError where the record cannot be written; it then holds for this process.
+        If safe mode did not help, the build is not the cause, and other models need not run in safe mode.
+        Raises OSError if the record cannot be written. It still applies to this process.
         """
         tried = self._tried
         self._tried = ""
@@ -49,7 +49,7 @@ class CrashRecord:
         return bool(tried)
 
     def add(self, build: str) -> None:
-        """Record `build`; written at once, atomically."""
-        on_disk = self._file.read().crashed_in_warmup if self._file.path else self._known
-        self._known = (*(known for known in on_disk if known != build), build)
-        self._file.write(_Crashes(self._known))
+        """Record `build` immediately and atomically."""
+        on_disk = self._file.read().crashed_in_warmup if self._file.path else self._builds
+        self._builds = (*(name for name in on_disk if name != build), build)
+        self._file.write(_Crashes(self._builds))

@@ -25,7 +25,7 @@ from localchat.engine.local.process import ChildProcess
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import SIGNAL_POLL_S, Stream, put_together
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -38,7 +38,7 @@ _CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
 
 
 class _Query:
-    """A question to the child that waits for its answer."""
+    """A query to the child process, and its answer."""
 
     def __init__(self, frame: msgspec.Struct) -> None:
         self.frame = frame
@@ -60,21 +60,22 @@ class _Query:
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request under way."""
+    """A request that is not complete."""
 
     request: GenerateRequest
     stream: Stream
     accepted: bool = False
     begun: bool = False
-    """It has sent more than Accepted, so it cannot be started again."""
+    """Whether it sent more than Accepted, so that it cannot be restarted."""
 
     def record(self, event: Event) -> bool:
-        """Note how far the request has come; False for an event that was sent already."""
+        """Record the progress of the request. Return False for an event that was sent before."""
         if self.begun:
             return True
         if isinstance(event, Accepted):
             if self.accepted:
-                return False  # sent a second time, after a crash in warm-up
+                # The child was restarted after a crash during warm-up.
+                return False
             self.accepted = True
             self.request = _with_seed(self.request, event.seed)
         elif not isinstance(event, _BEFORE_OUTPUT):
@@ -83,13 +84,13 @@ class _PendingRequest:
 
 
 class LocalEngine:
-    """See Engine. The child starts at once; after its death the next call starts another.
+    """See Engine. The child starts immediately. After its death, the next call starts another one.
 
-    A child that dies in its load or warm-up is restarted once in safe mode, and its build is recorded.
+    A child that dies during load or warm-up is restarted once in safe mode, and its build is recorded.
     """
 
     def __init__(self, options: EngineOptions, *, notify: Callable[[str], None]) -> None:
-        """`notify` gets sentences for the user, from a thread of the engine."""
+        """notify: receives sentences for the user, from a thread of the engine."""
         self._options = options
         self._notify = notify
         self._crash_record = CrashRecord(
@@ -105,8 +106,6 @@ class LocalEngine:
         with self._lock:
             self._running_child()
 
-    # ------------------------------------------------------------------------ Engine
-
     def generate(self, request: GenerateRequest) -> Stream:
         id_ = next(self._ids)
         stream = Stream(lambda: self._cancel(id_))
@@ -121,7 +120,8 @@ class LocalEngine:
         def sent() -> None:
             with self._lock:
                 cancelled = id_ not in self._requests
-            if cancelled:  # perhaps before the child knew of the request
+            if cancelled:
+                # The first cancel may have reached the child before the request.
                 child.send(protocol.Cancel(id_))
 
         try:
@@ -178,21 +178,19 @@ class LocalEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether a child runs; without one the next call starts another."""
+        """Whether a child process is running. Otherwise the next call starts one."""
         return self.child_pid is not None
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the child, None while there is none."""
+        """Process id of the child, None if it is not running."""
         child = self._child
         if child is not None and child.alive():
             return child.pid
         return None
 
-    # ------------------------------------------------------------------------ child process
-
     def _running_child(self) -> ChildProcess:
-        """The child, started if there is none. Call with the lock held."""
+        """Return the child process, and start it if necessary. Call with the lock held."""
         if self._closed:
             raise EngineClosed("the engine was closed")
         if self._child is None:
@@ -238,8 +236,8 @@ class LocalEngine:
         match frame:
             case protocol.Events(items):
                 self._deliver(items)
-            case protocol.Failed(id_, code, message, hint, details):
-                self._fail(id_, from_wire(code, message, hint, details))
+            case protocol.Failed(id_):
+                self._fail(id_, frame.error())
             case protocol.Notice(text):
                 self._notify(text)
             case protocol.Entered(phase):
@@ -252,7 +250,10 @@ class LocalEngine:
                     query.set_answer(frame)
 
     def _deliver(self, items: Sequence[tuple[int, Event]]) -> None:
-        """Pass the events of a frame on, those of a request together: its reader is woken once."""
+        """Deliver the events of a frame.
+
+        A stream gets its events together, so that its reader is woken once.
+        """
         by_request: dict[int, list[Event]] = {}
         for id_, event in items:
             by_request.setdefault(id_, []).append(event)
@@ -260,10 +261,11 @@ class LocalEngine:
         with self._lock:
             for id_, events in by_request.items():
                 pending = self._requests.get(id_)
-                if pending is not None:  # else it was cancelled meanwhile
+                # A cancelled request is missing.
+                if pending is not None:
                     new = [event for event in events if pending.record(event)]
                     batches.append((pending.stream, new))
-                    # A stream that is being closed requests its cancel itself.
+                    # A stream that is being closed cancels its request itself.
                     if isinstance(events[-1], Done):
                         del self._requests[id_]
             put_together(batches)
@@ -288,20 +290,19 @@ class LocalEngine:
             self._requests = {}
             queries = self._queries
             self._queries = {}
-        for one in pending.values():
-            one.stream.put(error)
+        for request in pending.values():
+            request.stream.put(error)
         for query in queries.values():
             query.set_answer(error)
 
-    # ------------------------------------------------------------------------ crashes
-
     def _on_exit(self, child: ChildProcess) -> None:
-        """React to the end of the child; called from its reader thread."""
+        """Handle the end of the child process. Called from its reader thread."""
         death = child.death()
         notices: list[str] = []
         with self._lock:
             if self._child is not child:
-                return  # it was closed by `close`
+                # `close` ended it.
+                return
             self._child = None
             restarted = self._load_error is None and self._restart_in_safe_mode(
                 child, death, notices
@@ -309,15 +310,16 @@ class LocalEngine:
             if not restarted and self._crash_record.resolve(helped=False):
                 death = EngineDied(death.message, hint=_SAFE_MODE_FAILED, **death.details)
             if not restarted:
-                # Under the lock: a request that comes now is one of the next child.
+                # Hold the lock: a new request must go to the next child.
                 self._fail_all(self._load_error or death)
-        for sentence in notices:  # not under the lock: the receiver may call the engine
+        # Release the lock first, because the receiver may call the engine.
+        for sentence in notices:
             self._notify(sentence)
 
     def _restart_in_safe_mode(
         self, child: ChildProcess, death: EngineDied, notices: list[str]
     ) -> bool:
-        """Restart a build that crashed natively before its first answer, unless it was in safe mode."""
+        """Restart a build that crashed natively before its first answer, unless in safe mode."""
         fault = death.details.get("status") == protocol.FAULT_STATUS
         crashed = fault or death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:
@@ -325,12 +327,13 @@ class LocalEngine:
         if child.build in self._crash_record.known():
             return False
         library = "llama.cpp"
-        why = death.details["signal"]
+        cause = death.details["signal"]
         if not child.build.startswith(library):
             library = "the backend"
-            why = "an error of the GPU" if fault else why
+            if fault:
+                cause = "an error of the GPU"
         notices.append(
-            f"{library} crashed before its first answer ({why}) and restarts in safe mode, which is "
+            f"{library} crashed before its first answer ({cause}) and restarts in safe mode, which is "
             "remembered if it helps; `localchat doctor` explains how to get back to full speed"
         )
         self._crash_record.try_safe_mode(child.build)

@@ -53,7 +53,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ChildProcess:
-    """One child process."""
+    """A child process."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ChildProcess:
         on_exit: Callable[["ChildProcess"], None],
         module: str = "localchat.core",
     ) -> None:
-        """`on_frame` gets each frame, and `on_exit` is called once at the end, both from one thread."""
+        """on_frame: receives each frame. on_exit: called once at the end. Both run in one thread."""
         self._on_frame = on_frame
         self._on_exit = on_exit
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
@@ -69,8 +69,8 @@ class ChildProcess:
         self.build = ""
         self._frame_error = ""
         environment = child_environment(os.environ)
-        # The child must import the same localchat, however this process found it, and nothing from the
-        # working folder (-P), where anybody's json.py may lie.
+        # The child must import the same localchat, and with -P nothing from the working folder, which may
+        # contain a json.py.
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         with _sigint_blocked():
             self._process = subprocess.Popen(
@@ -95,17 +95,17 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, frame: msgspec.Struct) -> bool:
-        """Send a frame; False when the child is gone, which `on_exit` reports.
+        """Send a frame. Return False if the child is gone, which `on_exit` reports.
 
-        Raises UsageError where the frame holds what cannot be sent (half a surrogate pair, a number of more
-        than 64 bits).
+        Raises UsageError for values that cannot be sent: lone surrogates, and integers over 64 bits.
         """
         return self._send(self._encode(frame))
 
     def send_soon(self, frame: msgspec.Struct, sent: Callable[[], None] = lambda: None) -> None:
-        """Send a frame without waiting: one that has to wait is sent by a thread, which then calls `sent`.
+        """Send a frame without waiting.
 
-        Raises UsageError as `send`.
+        If it cannot be sent immediately, a thread sends it and then calls `sent`. Raises UsageError like
+        `send`.
         """
         body = self._encode(frame)
 
@@ -126,19 +126,20 @@ class ChildProcess:
     def _send(self, body: bytes) -> bool:
         try:
             self._writer.send(body)
-        except (OSError, ValueError):  # a broken pipe, or one that was closed on purpose
+        except (OSError, ValueError):
+            # The pipe is broken or was closed.
             return False
         return True
 
     def log(self) -> list[str]:
-        """The last lines that the child or its native code printed."""
+        """Return the last lines that the child or its native code printed."""
         return list(self._log)
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def stop(self, deadline_s: float) -> None:
-        """Close the pipe, wait, then kill. Returns when the process is gone."""
+        """Close the pipe, wait, then kill. Returns after the process ended."""
         self._close_stdin()
         try:
             self._process.wait(deadline_s)
@@ -148,16 +149,17 @@ class ChildProcess:
 
     def _close_stdin(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it was gone already, with unread frames in the pipe
+        # The process may be gone, with unread frames in the pipe.
+        with suppress(OSError):
             self._process.stdin.close()
 
     def death(self) -> EngineDied:
-        """The error that explains why the child is gone, with its last log lines."""
+        """Return the error that explains the death of the child, with its last log lines."""
         status = self._process.wait()
         name = _signal_name(status)
-        what = f"was killed by {name}" if name else f"exited with status {status}"
+        cause = f"was killed by {name}" if name else f"exited with status {status}"
         if status == FAULT_STATUS:
-            what = "ended because the GPU reported an error"
+            cause = "ended because the GPU reported an error"
         activity = {
             "open": "reading",
             "load": "loading",
@@ -165,8 +167,8 @@ class ChildProcess:
             "serve": "running",
         }
         if self._frame_error:
-            what = f"sent invalid data ({self._frame_error}) and was stopped"
-        message = f"the engine {what} while {activity[self.phase]} the model"
+            cause = f"sent invalid data ({self._frame_error}) and was stopped"
+        message = f"the engine {cause} while {activity[self.phase]} the model"
         lines = [line for line in self.log() if line.strip()][-_SHOWN_LINES:]
         if lines:
             message += "; its last log lines: " + " | ".join(lines)
@@ -191,7 +193,7 @@ class ChildProcess:
         except (FrameError, OSError) as error:
             self._frame_error = str(error)
         finally:
-            # Also when on_frame raises: no request may wait for ever on a child whose frames nobody reads.
+            # Do this even if on_frame raises: no request may wait forever for frames that are not read.
             if not completed:
                 self._process.kill()
             self._process.wait()
@@ -203,16 +205,16 @@ class ChildProcess:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT while a child is started, which inherits that.
+    """Block SIGINT while a child process starts, which inherits the mask.
 
-    Ctrl+C reaches the whole group, and the child needs a while until it ignores the signal itself. This
-    process gets a blocked one afterwards.
+    Ctrl+C reaches the whole group, and the child needs some time before it ignores the signal. This process
+    receives a blocked signal afterwards.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _signal_name(status: int) -> str:
@@ -225,7 +227,7 @@ def _signal_name(status: int) -> str:
 
 
 def _death_hint(name: str, phase: str) -> str:
-    """Return what to do about a dead engine. `name`: of the signal that ended it, or empty."""
+    """Return advice on a dead engine. name: signal that ended it, or an empty string."""
     if name == "SIGBUS":
         return (
             "the model file changed or was truncated while it was in use, or its disk failed: "

@@ -1,6 +1,7 @@
-"""Frames between an engine and its process: length-prefixed msgpack, one union of structs each way.
+"""Frames between an engine and its process: length-prefixed msgpack, with one union of structs per direction.
 
-A frame is four bytes of length (big endian) and a body. A malformed frame counts as a crash of its sender.
+A frame consists of four bytes of length (big endian) and a body. A malformed frame counts as a crash of its
+sender.
 """
 
 import select
@@ -14,43 +15,40 @@ import msgspec
 from localchat.engine.events import EngineStats, Event
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import Detail
+from localchat.errors import Detail, LocalchatError, from_wire
 from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
 FAULT_STATUS = 70
-"""Exit status of a process that ended by a DeviceFault, which its last log line tells."""
+"""Exit status after a DeviceFault, which the last log line describes."""
 _LENGTH = struct.Struct(">I")
 
 
 class FrameError(Exception):
-    """The bytes received are not a frame."""
+    """Raised if the received bytes are not a frame."""
 
 
 def sendable(text: str) -> str:
-    """`text` with everything that is not Unicode replaced (bytes of a file name, for instance)."""
+    """Replace everything that is not Unicode, such as bytes of a file name."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-# ---------------------------------------------------------------------------- to the process
-
-
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
-    """First frame: which model, and how it is loaded."""
+    """First frame: the model and its load options."""
 
     model: bytes
-    """The path as the system's bytes, which may not be Unicode."""
+    """Path as bytes, because it may not be Unicode."""
     name: str
     backend: str | None
     load: LoadOptions = LoadOptions()
     speculation: bool = True
     safe_builds: tuple[str, ...] = ()
-    """Builds known to crash here (Backend.build_key)."""
+    """Builds that crashed on this machine (Backend.build_key)."""
     state_dir: bytes = b""
-    """Folder with the speeds of past runs, as the system's bytes; empty: none."""
+    """Folder with the speeds of past runs as bytes, empty for none."""
     sampling: dict[str, float] = {}
     kv_folder: bytes = b""
-    """Where the KV of conversations is kept, as the system's bytes; empty: nowhere."""
+    """Folder for the KV of conversations as bytes, empty for none."""
     kv_folder_bytes: int = 0
     audit: bool = False
 
@@ -89,9 +87,9 @@ class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     id: int
     texts: tuple[str, ...]
     query: str | None = None
-    """The texts are scored for it; None: they are embedded."""
+    """Query to score the texts for. None: compute embeddings."""
     truncate: bool = False
-    """Read the beginning of a text that is too long."""
+    """Whether to use the start of a text that is too long."""
 
 
 class GetInfo(msgspec.Struct, frozen=True, tag="info"):
@@ -121,33 +119,43 @@ ToChild: TypeAlias = (
 )
 
 
-# ---------------------------------------------------------------------------- from the process
-
 Phase: TypeAlias = Literal["open", "load", "warmup", "serve"]
 
 
 class Entered(msgspec.Struct, frozen=True, tag="phase"):
-    """The process begins a phase."""
+    """The process enters a phase."""
 
     phase: Phase
     build: str = ""
-    """The native build that will run, for safe mode."""
+    """Native build that will run, for safe mode."""
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):
-    """All events of a step, of all requests."""
+    """Events of a step for all requests."""
 
     items: tuple[tuple[int, Event], ...]
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A request or a query failed; id 0: the engine as a whole (the model could not be opened or loaded)."""
+    """A request or query failed.
+
+    Id 0: the whole engine failed, because the model cannot be opened or loaded.
+    """
 
     id: int
     code: str
     message: str
     hint: str
     details: dict[str, Detail]
+
+    @classmethod
+    def of(cls, id_: int, error: LocalchatError) -> "Failed":
+        """Return the frame that reports an error."""
+        return cls(id_, error.code, sendable(error.message), sendable(error.hint), error.details)
+
+    def error(self) -> LocalchatError:
+        """Return the error that the frame reports."""
+        return from_wire(self.code, self.message, self.hint, self.details)
 
 
 class TokensReply(msgspec.Struct, frozen=True, tag="tokens"):
@@ -161,12 +169,12 @@ class TextReply(msgspec.Struct, frozen=True, tag="text"):
 
 
 class VectorsReply(msgspec.Struct, frozen=True, tag="vectors"):
-    """One vector for each text."""
+    """Reply with a vector for each text."""
 
     id: int
     vectors: list[list[float]]
     tokens: tuple[int, ...]
-    """Tokens of each text."""
+    """Number of tokens of each text."""
 
 
 class InfoReply(msgspec.Struct, frozen=True, tag="info"):
@@ -201,37 +209,41 @@ T = TypeVar("T")
 
 
 def frame_bytes(body: bytes) -> bytes:
-    """A frame with this body."""
+    """Return a frame with this body."""
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameWriter:
-    """Writes whole frames; threads may share it."""
+    """Writes complete frames. Thread-safe."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.lock = threading.RLock()
-        """Held while a frame is written."""
+        """Lock held while a frame is written."""
         self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, frame: msgspec.Struct) -> None:
-        """Encode and write a frame. Raises OSError (BrokenPipeError) when the other side is gone."""
+        """Encode and write a frame. Raises OSError (BrokenPipeError) if the other side is gone."""
         self.send(self.encode(frame))
 
     def encode(self, frame: msgspec.Struct) -> bytes:
-        """The body of a frame. Raises UnicodeEncodeError, OverflowError or TypeError if it cannot be
-        sent."""
+        """Encode the body of a frame.
+
+        Raises UnicodeEncodeError, OverflowError or TypeError if that is impossible.
+        """
         return self._encode(frame)
 
     def send(self, body: bytes) -> None:
-        """Write an encoded frame. Raises OSError (BrokenPipeError) when the other side is gone."""
+        """Write an encoded frame. Raises OSError (BrokenPipeError) if the other side is gone."""
         with self.lock:
             self._stream.write(frame_bytes(body))
             self._stream.flush()
 
     def send_at_once(self, body: bytes) -> bool:
-        """Write an encoded frame to a pipe if that takes no waiting: it is short, the pipe has room, and nobody
-        else writes. Raises OSError."""
+        """Write an encoded frame to a pipe if this does not block.
+
+        The frame must be short, the pipe must have room, and no other thread may be writing. Raises OSError.
+        """
         if _LENGTH.size + len(body) > select.PIPE_BUF or not self.lock.acquire(blocking=False):
             return False
         try:
@@ -246,7 +258,7 @@ class FrameWriter:
 
 
 class FrameReader(Generic[T]):
-    """Iterates over the frames of a stream until its end. Raises FrameError on anything but whole frames."""
+    """Iterates over the frames of a stream. Raises FrameError on incomplete or invalid frames."""
 
     def __init__(self, stream: IO[bytes], types: Any) -> None:  # noqa: ANN401 - a union is no type
         self._stream = stream

@@ -1,4 +1,4 @@
-"""HTTP client of a remote server: bounded in time and size, and cancelled by closing the connection."""
+"""HTTP client of a remote server, with limits on time and size. Closing the connection cancels a request."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ from localchat.proxies import proxy_for
 
 CONNECT_S: Final = 10.0
 QUERY_TIMEOUT_S: Final = 30.0
-"""For a question that needs no model."""
+"""Timeout in seconds of queries that do not need the model."""
 _MAX_LINE_BYTES: Final = 16 << 20
 _MAX_BODY_BYTES: Final = 64 << 20
 _MAX_ERROR_BYTES: Final = 64 << 10
@@ -31,8 +31,7 @@ _CONNECTED: Final = ("connect_tcp.complete", "start_tls.complete")
 
 
 class RemoteCall:
-    """One request under way, which another thread may cancel: the server sees the connection close at
-    once."""
+    """A request that another thread may cancel. The server sees the connection close immediately."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -41,7 +40,7 @@ class RemoteCall:
         self._connection: Any = None
 
     def trace(self, name: str, info: Mapping[str, Any]) -> None:
-        """Called by the HTTP library at each step; the first one yields the connection."""
+        """Record the connection. The HTTP library calls this at each step."""
         if name.endswith(_CONNECTED):
             with self._lock:
                 self._connection = info["return_value"]
@@ -49,27 +48,27 @@ class RemoteCall:
                 self.cancel()
 
     def cancel(self) -> None:
-        """Close the connection, whatever the request waits for."""
+        """Close the connection, even while the request waits."""
         self.cancelled.set()
         with self._lock:
             line = self._connection
         if line is None:
             return
         try:
-            # A shutdown, because closing alone does not wake a thread that reads, nor end the connection.
+            # Closing the socket would not wake a reading thread or end the connection.
             line.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it is closed already
+            # It is already closed.
+            return
 
 
 class RemoteClient:
     """Requests to one server."""
 
     def __init__(self, url: str, key: str, silence_s: float) -> None:
-        """Raises UsageError for an invalid address or key; neither is ever repeated where it could hold a
-        secret."""
+        """Raises UsageError for an invalid address or key, without repeating possible secrets."""
         self.base = base_url(url)
-        """The address as it is shown."""
+        """Address without secrets, for messages."""
         headers = {"User-Agent": "localchat", "Accept-Encoding": "identity"}
         if key:
             if not (key.isascii() and key.isprintable()) or " " in key:
@@ -99,7 +98,7 @@ class RemoteClient:
     def stream(
         self, path: str, body: Mapping[str, Any], call: RemoteCall, *, root: bool = False
     ) -> AbstractContextManager[httpx2.Response]:
-        """POST on a connection of its own. Raises what httpx2 raises."""
+        """Send a POST request on its own connection. Raises what httpx2 raises."""
         extensions = {"trace": call.trace}
         return self._client.stream("POST", self._url(path, root), json=body, extensions=extensions)
 
@@ -111,7 +110,7 @@ class RemoteClient:
         root: bool = False,
         timeout_s: float = QUERY_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """GET, or POST a body, and return the JSON object of the reply.
+        """Send a GET request, or POST a body, and return the reply's JSON object.
 
         Raises NetworkError, ModelMissing, UsageError, ContextExceeded, EngineClosed.
         """
@@ -123,31 +122,32 @@ class RemoteClient:
             ) as response:
                 if response.status_code != 200:
                     raise self.status_error(response)
-                found = json.loads(read_body(response, _MAX_BODY_BYTES))
+                value = json.loads(read_body(response, _MAX_BODY_BYTES))
         except httpx2.InvalidURL as error:
             raise UsageError(f"{self.base} is not the address of a server: {error}") from error
-        except (httpx2.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed
+        except (httpx2.HTTPError, RuntimeError) as error:
+            # A closed client raises RuntimeError.
             if self._closed:
                 raise EngineClosed("the engine was closed") from error
             raise self.connection_error(error) from error
         except ValueError as error:
             raise self.unexpected_reply(path, "invalid JSON") from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise self.unexpected_reply(path, "JSON that is not an object")
-        return found
+        return value
 
     def lines(self, response: httpx2.Response) -> Iterator[str]:
-        """Lines that end in LF or CRLF only: texts contain the other line ends of Unicode.
+        """Yield lines that end in LF or CRLF. Texts may contain other line ends of Unicode.
 
-        Raises NetworkError for a line without end.
+        Raises NetworkError for a line that is too long.
         """
         pending = bytearray()
         for piece in response.iter_bytes():
             pending += piece
             if b"\n" in piece:
-                *ended, rest = bytes(pending).split(b"\n")
-                yield from (line.decode("utf-8", "replace").rstrip("\r") for line in ended)
-                pending = bytearray(rest)
+                *complete, incomplete = bytes(pending).split(b"\n")
+                yield from (line.decode("utf-8", "replace").rstrip("\r") for line in complete)
+                pending = bytearray(incomplete)
             if len(pending) > _MAX_LINE_BYTES:
                 raise self.unexpected_reply(
                     "the stream", f"a line of more than {_MAX_LINE_BYTES} bytes"
@@ -156,22 +156,22 @@ class RemoteClient:
             yield pending.decode("utf-8", "replace")
 
     def status_error(self, response: httpx2.Response) -> LocalchatError:
-        """Our error for a status other than 200."""
+        """Return the error for a status other than 200."""
         text = read_body(response, _MAX_ERROR_BYTES).decode("utf-8", "replace")
         return error_from_status(response.status_code, text, self.base)
 
     def connection_error(self, error: Exception, *, partial: bool = False) -> NetworkError:
-        """Our error for a failed connection. `partial`: part of an answer had come."""
+        """Return the error for a failed connection. partial: part of an answer was received."""
         failure = connection_failure(error, self.base, proxy=proxy_for(self.base))
-        kept = ", in the middle of an answer; what had come is kept" if partial else ""
+        suffix = ", in the middle of an answer; the received part is kept" if partial else ""
         remotes = "`localchat config show` lists the remotes"
         hint = "\n".join(filter(None, (failure.hint, remotes)))
-        return NetworkError(f"{failure.message}{kept}", hint=hint, certain=failure.certain)
+        return NetworkError(f"{failure.message}{suffix}", hint=hint, certain=failure.certain)
 
-    def unexpected_reply(self, what: str, found: str) -> NetworkError:
-        """Our error for a reply that does not follow the protocol."""
+    def unexpected_reply(self, request: str, reply: str) -> NetworkError:
+        """Return the error for a reply that does not follow the protocol."""
         return NetworkError(
-            f"{self.base} answered {what} with {found}",
+            f"{self.base} answered {request} with {reply}",
             hint="is it an OpenAI-compatible server?",
         )
 
@@ -181,18 +181,18 @@ class RemoteClient:
         return f"{self.base}/v1/{path}"
 
 
-def read_body(response: httpx2.Response, most_bytes: int) -> bytes:
-    """The body, or its beginning where it is longer."""
-    found = bytearray()
+def read_body(response: httpx2.Response, max_bytes: int) -> bytes:
+    """Return the first `max_bytes` of the body."""
+    body = bytearray()
     for piece in response.iter_bytes():
-        found += piece
-        if len(found) >= most_bytes:
+        body += piece
+        if len(body) >= max_bytes:
             break
-    return bytes(found[:most_bytes])
+    return bytes(body[:max_bytes])
 
 
 def base_url(url: str) -> str:
-    """Scheme, host and path of a server, without /v1. Raises UsageError."""
+    """Return the scheme, host and path of a server, without /v1. Raises UsageError."""
     text = url.strip().rstrip("/")
     if "://" not in text:
         text = f"http://{text}"

@@ -1,8 +1,8 @@
 """RemoteEngine: any OpenAI-compatible server as an engine (vLLM, SGLang, llama-server, another localchat).
 
-Values that a server does not send are not invented: times are measured at this end, and tokens are counted
-by its usage, or by its chunks where it sends none. A lost connection is retried before the first token,
-never after it: a partial answer is kept and reported as partial.
+Times are measured at this end. Tokens are counted by the server's usage, or by its chunks if it reports no
+usage. A lost connection is retried only before the first token. After that, the partial answer is kept and
+reported as partial.
 """
 
 import json
@@ -35,7 +35,7 @@ _MAX_ATTEMPTS: Final = 4
 _MAX_WAIT_S: Final = 30.0
 _RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NEW_MAX_TOKENS: Final = "max_completion_tokens"
-"""OpenAI's name of `max_tokens` for its newer models, which refuse the older one."""
+"""OpenAI's name of `max_tokens` for newer models, which reject the older name."""
 _NO_ROUTE_STATUSES: Final = frozenset({404, 405})
 _NO_LIST_STATUSES: Final = frozenset({400, 403, 404, 405, 501})
 _METRICS_INTERVAL_S: Final = 0.1
@@ -44,24 +44,26 @@ _MAX_ANSWER_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Address of a server and how to use it."""
+    """Address and options of a server."""
 
     url: str
-    """With or without /v1."""
+    """Address, with or without /v1."""
     model: str = ""
-    """The server's name of it; empty: its first."""
+    """Name of the model on the server. Empty: the first one."""
     key: str = ""
-    """Sent as a bearer token, and shown nowhere."""
+    """Bearer token, which is never shown."""
     silence_s: float = _SILENCE_S
-    """Seconds without a byte that end a stream."""
+    """Seconds without data that end a stream."""
 
 
 class RemoteEngine:
     """See Engine. Network errors are raised by each call."""
 
     def __init__(self, options: RemoteOptions, *, notify: Callable[[str], None]) -> None:
-        """Raises UsageError for an invalid URL or key. `notify` gets sentences for the user, from a
-        thread of the engine."""
+        """Raises UsageError for an invalid URL or key.
+
+        notify: receives sentences for the user, from a thread of the engine.
+        """
         self._options = options
         self._client = RemoteClient(options.url, options.key, options.silence_s)
         self._notify = notify
@@ -76,8 +78,6 @@ class RemoteEngine:
         self._answered = False
         self._closed = threading.Event()
 
-    # ------------------------------------------------------------------------ Engine
-
     def generate(self, request: GenerateRequest) -> Stream:
         call = RemoteCall()
         stream = Stream(call.cancel)
@@ -91,36 +91,40 @@ class RemoteEngine:
 
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
         body = {"model": self._model(), "input": list(texts), "encoding_format": "float"}
-        found = self._client.request_json("embeddings", body, timeout_s=self._options.silence_s)
-        data = found.get("data")
+        reply = self._client.request_json("embeddings", body, timeout_s=self._options.silence_s)
+        data = reply.get("data")
         if not isinstance(data, list) or len(data) != len(texts):
             raise self._client.unexpected_reply("embeddings", "no vector for each text")
         try:
-            ranked = sorted(data, key=lambda one: int(one.get("index", 0)))
-            vectors = [[float(number) for number in one["embedding"]] for one in ranked]
+            items = sorted(data, key=lambda item: int(item.get("index", 0)))
+            vectors = [[float(number) for number in item["embedding"]] for item in items]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._client.unexpected_reply("embeddings", "invalid vectors") from error
-        usage = found.get("usage")
+        usage = reply.get("usage")
         total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
-        return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))  # servers report the sum alone
+        # Servers report only the total.
+        return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))
 
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
         body = {"model": self._model(), "query": query, "documents": list(texts)}
-        found = self._client.request_json("rerank", body, timeout_s=self._options.silence_s)
-        results = found.get("results")
+        reply = self._client.request_json("rerank", body, timeout_s=self._options.silence_s)
+        results = reply.get("results")
         if not isinstance(results, list) or len(results) != len(texts):
             raise self._client.unexpected_reply("rerank", "no score for each text")
         try:
-            ranked = sorted(results, key=lambda one: int(one["index"]))
-            scores = [[float(one["relevance_score"])] for one in ranked]
+            items = sorted(results, key=lambda item: int(item["index"]))
+            scores = [[float(item["relevance_score"])] for item in items]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._client.unexpected_reply("rerank", "invalid scores") from error
-        usage = found.get("usage")
+        usage = reply.get("usage")
         total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
         return Vectors(scores, (total, *[0] * (len(scores) - 1)))
 
     def prompt_tokens(self, messages: Messages) -> list[int]:
-        """Tokens of the rendered text. Only the server could tell markup in a message from its own."""
+        """Return the tokens of the rendered text.
+
+        Only the server could separate markup in a message from its own.
+        """
         return self.tokenize(self.render(messages), special=True)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
@@ -140,8 +144,8 @@ class RemoteEngine:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         body = {"model": self._model(), "tokens": list(tokens)}
-        found = self._client.request_json("detokenize", body, root=True)
-        text = found.get("content", found.get("prompt"))
+        reply = self._client.request_json("detokenize", body, root=True)
+        text = reply.get("content", reply.get("prompt"))
         if not isinstance(text, str):
             raise self._client.unexpected_reply("detokenize", "no text")
         return text
@@ -155,12 +159,13 @@ class RemoteEngine:
 
     def info(self) -> EngineInfo:
         entry = self._server_entry()
-        found = entry.get("meta")
-        meta: dict[str, Any] = found if isinstance(found, dict) else {}
+        meta = entry.get("meta")
+        if not isinstance(meta, dict):
+            meta = {}
         keys = ("max_model_len", "context_length", "max_context_length")
-        named = [count(entry.get(key)) for key in keys]
-        # The context in force goes before the one that the model was trained for.
-        context = next(filter(None, (count(meta.get("n_ctx")), *named)), 0)
+        # The context in use takes precedence over the trained context.
+        contexts = (count(meta.get("n_ctx")), *(count(entry.get(key)) for key in keys))
+        context = next(filter(None, contexts), 0)
         with self._lock:
             reported = self._reported
         return EngineInfo(
@@ -200,15 +205,13 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether it was not closed."""
+        """Whether the engine is open."""
         return not self._closed.is_set()
 
     @property
     def child_pid(self) -> int | None:
-        """None: there is no process of ours."""
+        """Process id, always None, because the model runs elsewhere."""
         return None
-
-    # ------------------------------------------------------------------------ an answer
 
     def _run(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
         try:
@@ -233,7 +236,7 @@ class RemoteEngine:
     def _request_with_retries(
         self, answer: ResponseStream, stream: Stream, call: RemoteCall
     ) -> None:
-        """Request until there is an answer, a cancel, or no attempt left."""
+        """Send the request until it is answered, cancelled, or out of attempts."""
         attempt = 0
         shortened = False
         failure: LocalchatError
@@ -275,7 +278,7 @@ class RemoteEngine:
             call.cancelled.wait(wait_s)
 
     def _request_parts(self, request: GenerateRequest) -> tuple[str, Mapping[str, Any], bool]:
-        """Path, body, and whether the path stands at the root."""
+        """Return the path, the body, and whether the path is relative to the root."""
         model = self._model()
         if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
             return "infill", infill_body(request, model), True
@@ -290,7 +293,7 @@ class RemoteEngine:
     def _read_answer(
         self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: RemoteCall
     ) -> None:
-        """Send the lines of an event stream as events. Unknown fields and comments are ignored."""
+        """Convert the lines of an event stream to events. Unknown fields and comments are ignored."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/html":
             raise self._client.unexpected_reply("the request", "an HTML page")
@@ -300,33 +303,32 @@ class RemoteEngine:
             request = answer.request
             stream.put(Accepted(0, request.max_tokens or 0, request.sampling.seed or 0))
         if kind == "application/json":
-            found = answer.feed_chunk(self._object(response), self._client.base)
-            self._send(answer, stream, found)
+            self._send(answer, stream, answer.feed_chunk(self._object(response), self._client.base))
             answer.complete = True
         else:
             for line in self._client.lines(response):
                 if call.cancelled.is_set():
                     return
                 if line.startswith("data:"):
-                    found = answer.feed(line[5:].strip(), self._client.base)
-                    self._send(answer, stream, found)
+                    events = answer.feed(line[5:].strip(), self._client.base)
+                    self._send(answer, stream, events)
                 if answer.complete:
                     break
-        events = list(answer.end(time.perf_counter()))
+        last_events = list(answer.end(time.perf_counter()))
         with self._lock:
             summary = answer.timings.summary
             self._reported = f"; measured there: {summary}" if summary else ""
-        self._send(answer, stream, events)
+        self._send(answer, stream, last_events)
 
     def _object(self, response: httpx2.Response) -> dict[str, Any]:
-        """The whole answer of a server that does not stream."""
+        """Return the complete answer of a server that does not stream."""
         try:
-            found = json.loads(read_body(response, _MAX_ANSWER_BYTES))
+            value = json.loads(read_body(response, _MAX_ANSWER_BYTES))
         except ValueError as error:
             raise self._client.unexpected_reply("the request", "invalid JSON") from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise self._client.unexpected_reply("the request", "JSON that is not an object")
-        return found
+        return value
 
     def _send(self, answer: ResponseStream, stream: Stream, events: Iterable[Event]) -> None:
         """Send events, and metrics with the first token and then ten times a second."""
@@ -339,33 +341,35 @@ class RemoteEngine:
                 self._now = answer.snapshot(len(self._calls))
             stream.put(self._now)
 
-    # ------------------------------------------------------------------------ the model
-
     def _model(self) -> str:
         return self._options.model or str(self._server_entry().get("id", ""))
 
     def _server_entry(self) -> dict[str, Any]:
-        """The entry of our model in /v1/models, requested once.
+        """Return the model's entry in /v1/models, which is requested once.
 
-        A server that has no such list, or answers without a readable one, is trusted to have the user's
-        model. Raises NetworkError, ModelMissing.
+        If the server has no readable list, assume that it has the requested model. Raises NetworkError,
+        ModelMissing.
         """
         with self._lock:
             if self._model_entry is not None:
                 return self._model_entry
-        asked_name = self._options.model
+        name = self._options.model
         try:
-            found = self._client.request_json("models").get("data")
+            listed = self._client.request_json("models").get("data")
         except LocalchatError as error:
-            without = self._answered or error.details.get("status") in _NO_LIST_STATUSES
-            if not (asked_name and without):
+            has_no_list = self._answered or error.details.get("status") in _NO_LIST_STATUSES
+            if not (name and has_no_list):
                 raise
-            found = None
-        entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        if not entries and not asked_name:
+            listed = None
+        if not isinstance(listed, list):
+            listed = []
+        entries: list[dict[str, Any]] = [item for item in listed if isinstance(item, dict)]
+        if not entries and not name:
             raise self._client.unexpected_reply("models", "no model")
-        named = [one for one in entries if one.get("id") == asked_name]
-        entry = named[0] if named else ({} if asked_name else entries[0])
+        if name:
+            entry = next((item for item in entries if item.get("id") == name), {})
+        else:
+            entry = entries[0]
         with self._lock:
             self._model_entry = entry
         return entry
@@ -376,7 +380,7 @@ def _wants_new_field(message: str) -> bool:
 
 
 def _final(response: httpx2.Response) -> bool:
-    """Whether the server asks not to retry."""
+    """Return whether the server asks not to retry."""
     return bool(response.headers.get("x-should-retry", "") == "false")
 
 

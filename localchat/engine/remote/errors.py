@@ -46,16 +46,19 @@ _LONGEST: Final = (re.compile(r"at most ([\d,]+) completion tokens", re.IGNORECA
 
 
 class ServerError(NamedTuple):
-    """An error as a server words it."""
+    """An error message of a server."""
 
     text: str
     code: str
-    """Of whichever kind it has; empty for none."""
+    """Error code or type, or an empty string."""
     fields: dict[str, Any]
 
 
 def error_from_status(status: int, text: str, base: str) -> LocalchatError:
-    """Our error for a status other than 200. Keeps the server's own message, cut to a readable length."""
+    """Return the error for a status other than 200.
+
+    The server's message is cut to a readable length.
+    """
     error = _parse_error(text)
     message = (
         f"{base} answered {status}: {error.text}" if error.text else f"{base} answered {status}"
@@ -91,12 +94,13 @@ def error_from_status(status: int, text: str, base: str) -> LocalchatError:
 
 
 def error_from_stream(body: dict[str, Any], base: str, *, partial: bool) -> LocalchatError:
-    """Our error for one inside a stream. Before the first token it is handled like a status."""
+    """Return the error for an error object in a stream. Before the first token it is treated like a status."""
     error = _parse_error(json.dumps(body))
     if not partial:
         status = error.fields.get("code", error.fields.get("status"))
-        known = isinstance(status, int) and 400 <= status < 600
-        return error_from_status(status if known else 500, json.dumps(body), base)  # type: ignore[arg-type]
+        if not isinstance(status, int) or not 400 <= status < 600:
+            status = 500
+        return error_from_status(status, json.dumps(body), base)
     return NetworkError(
         f"{base} ended its answer with an error: {error.text or error.code or 'no reason given'}",
         hint="the partial answer is kept; see the server's log",
@@ -104,7 +108,7 @@ def error_from_stream(body: dict[str, Any], base: str, *, partial: bool) -> Loca
 
 
 def is_error(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk of a stream is an error."""
+    """Return whether a chunk of a stream is an error."""
     return bool(chunk.get("error")) or chunk.get("object") == "error"
 
 
@@ -113,7 +117,7 @@ def _is_too_long(error: ServerError) -> bool:
 
 
 def _is_template_error(error: ServerError) -> bool:
-    """Whether the server's chat template refused the conversation: another form of the request may work."""
+    """Return whether the server's chat template rejected the conversation. Another form may work."""
     return error.code == "chat_template_error" or bool(_TEMPLATE.search(error.text))
 
 
@@ -131,7 +135,7 @@ def _too_long(message: str, error: ServerError) -> LocalchatError:
 
 
 def _answer_too_long(message: str, room_tokens: int) -> UsageError:
-    """The prompt fits and the longest answer does not; the details say for how much there is room."""
+    """Return the error for a prompt that leaves too little room for the answer."""
     hint = "the prompt fits, but not the longest answer: lower --max-tokens"
     return UsageError(message, hint=hint, room_tokens=room_tokens)
 
@@ -150,7 +154,7 @@ def _number(value: object) -> int:
 
 
 def _parse_error(text: str) -> ServerError:
-    """Message and code of an error body, in whichever shape."""
+    """Return the message and code of an error body in any format."""
     try:
         body = json.loads(text)
     except ValueError:
@@ -160,5 +164,5 @@ def _parse_error(text: str) -> ServerError:
         return ServerError(str(error)[:_MAX_MESSAGE_CHARS], "", {})
     text = error.get("message") or error.get("detail") or ""
     codes = [error.get("code"), error.get("type")]
-    code = next((one for one in codes if isinstance(one, str) and one), "")
+    code = next((code for code in codes if isinstance(code, str) and code), "")
     return ServerError(str(text)[:_MAX_MESSAGE_CHARS], code, error)

@@ -3,6 +3,7 @@
 import json
 from typing import Any, Final
 
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import (
     GenerateRequest,
     Infill,
@@ -13,19 +14,6 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.errors import UsageError
-
-_SAMPLING: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "seed": "seed",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repetition_penalty",
-}
-"""Our names to the protocol's; the last four are extensions that vLLM, SGLang and llama-server share."""
 
 _LOCALCHAT_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
 """Grammars that another localchat takes too, by their fields."""
@@ -168,12 +156,14 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
+    # Beyond OpenAI's fields, these are extensions that vLLM, SGLang and llama-server share.
     fields = {
-        field: value
-        for to_localchat, field in _SAMPLING.items()
-        if (value := getattr(sampling, to_localchat)) is not None
+        key: value for key in (*SAMPLERS, "seed") if (value := getattr(sampling, key)) is not None
     }
-    if biases := {str(one): bias for one, bias in sampling.logit_bias.items()} | sampling.text_bias:
+    if (
+        biases := {str(token): bias for token, bias in sampling.logit_bias.items()}
+        | sampling.text_bias
+    ):
         fields["logit_bias"] = biases
     return fields
 

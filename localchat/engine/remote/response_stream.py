@@ -1,4 +1,4 @@
-"""Response stream of a remote server: its chunks become events, and times are measured as they arrive."""
+"""Response stream of a remote server: converts chunks to events, and measures times at their arrival."""
 
 import json
 import time
@@ -37,28 +37,28 @@ _REASONS: dict[str, FinishReason] = {
     "limit": "length",
     "repetition": "repetition",
 }
-"""OpenAI's reasons, and the last three of llama.cpp."""
+"""OpenAI's reasons, then three of llama.cpp, then localchat's own."""
 _ENDED_EARLY: Final = {
     "content_filter": "its content filter stopped it",
     "abort": "it was aborted by the server",
     "error": "it failed on the server",
 }
 _MAX_TOKENS_PER_CHUNK: Final = 1.5
-"""With more tokens in a chunk, the gaps between chunks show nothing of the time of a token."""
+"""Above this number, the gaps between chunks do not show the time per token."""
 
 
 class ResponseStream:
-    """Chunks in, events out."""
+    """Converts chunks to events."""
 
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
-        """`arrived_s`: when the request came, by time.perf_counter."""
+        """arrived_s: arrival of the request, by time.perf_counter."""
         self.request = request
         self._guard = LoopGuard(request)
         self.complete = False
         self.accepted = False
-        """Accepted was sent."""
+        """Whether Accepted was sent."""
         self.metrics_due_s = 0.0
-        """When the next metrics are sent."""
+        """Time at which the next metrics are sent."""
         self.finished = 0
         self._arrived_s = arrived_s
         self._times: list[float] = []
@@ -69,7 +69,7 @@ class ResponseStream:
 
     @property
     def begun(self) -> bool:
-        """Whether part of the answer has come. Heartbeats, roles and empty pieces do not count."""
+        """Whether part of the answer was received. Heartbeats, roles and empty pieces do not count."""
         return bool(self._times)
 
     @property
@@ -78,19 +78,19 @@ class ResponseStream:
         return self._timings
 
     def shorten_answer(self, error: LocalchatError) -> bool:
-        """Limit the answer to the room that the server reported. Returns whether that helps.
+        """Limit the answer to the room that the server reported. Return whether that helps.
 
-        Whoever asks for more than there is room for gets what there is, as from a local engine.
+        As with a local engine, a request for too many tokens gets as many as there is room for.
         """
         room = error.details.get("room_tokens")
-        asked_tokens = self.request.max_tokens
-        if not isinstance(room, int) or asked_tokens is None or not 0 < room < asked_tokens:
+        max_tokens = self.request.max_tokens
+        if not isinstance(room, int) or max_tokens is None or not 0 < room < max_tokens:
             return False
         self.request = msgspec.structs.replace(self.request, max_tokens=room)
         return True
 
     def feed(self, data: str, base: str) -> Iterator[Event]:
-        """Events of one `data:` line. Raises the error that the server sends instead of an answer."""
+        """Yield the events of a `data:` line. Raises the error that the server sends instead of an answer."""
         if data == "[DONE]":
             self.complete = True
             return
@@ -103,7 +103,7 @@ class ResponseStream:
         yield from self.feed_chunk(chunk, base)
 
     def feed_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
-        """Events of one object, of a stream or of a whole answer. Raises what `feed` raises."""
+        """Yield the events of an object from a stream or of a complete answer. Raises like `feed`."""
         if is_error(chunk):
             raise error_from_stream(chunk, base, partial=self.begun)
         self._timings = self._timings.updated(chunk)
@@ -119,7 +119,7 @@ class ResponseStream:
             ) from error
 
     def _llamacpp_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
-        """A chunk of llama.cpp's own stream, whose last one is marked."""
+        """Yield the events of a chunk in llama.cpp's own format, which marks the last chunk."""
         ended = chunk.get("stop") is True
         reason = str(chunk.get("stop_type") or "eos") if ended else None
         choice = {
@@ -137,7 +137,8 @@ class ResponseStream:
         if number in self._guard.ended:
             return
         delta = choice.get("delta", choice.get("message"))
-        delta = delta if isinstance(delta, dict) else {"content": choice.get("text")}
+        if not isinstance(delta, dict):
+            delta = {"content": choice.get("text")}
         events: list[Event] = []
         if reasoning := _joined_text(delta.get("reasoning_content")) or _joined_text(
             delta.get("reasoning")
@@ -145,8 +146,8 @@ class ResponseStream:
             events.append(Reasoning(number, reasoning))
         if text := _joined_text(delta.get("content")):
             events.append(Text(number, text, _logprobs(choice)))
-        for place, call in enumerate(delta.get("tool_calls") or ()):
-            events.append(self._call(number, place, call))
+        for position, call in enumerate(delta.get("tool_calls") or ()):
+            events.append(self._call(number, position, call))
         if events:
             self._times.append(time.perf_counter())
         for event in events:
@@ -168,11 +169,11 @@ class ResponseStream:
             return end
         return msgspec.structs.replace(end, limit="max_tokens")
 
-    def _call(self, choice: int, place: int, call: dict[str, Any]) -> ToolCall:
-        """A piece of a tool call.
+    def _call(self, choice: int, position: int, call: dict[str, Any]) -> ToolCall:
+        """Return a piece of a tool call.
 
-        In a whole answer calls have no index and stand in their order; arguments that are an object become
-        the text that they should have been.
+        Calls of a complete answer are in order and have no index. Arguments that are an object become JSON
+        text.
         """
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
@@ -181,31 +182,29 @@ class ResponseStream:
         index = call.get("index")
         return ToolCall(
             choice,
-            self._number(choice, place if index is None else int(index), id_, name),
+            self._number(choice, position if index is None else int(index), id_, name),
             id_,
             name,
             arguments if isinstance(arguments, str) else json.dumps(arguments),
         )
 
     def _number(self, choice: int, index: int, id_: str, name: str) -> int:
-        """The number of a call.
+        """Return the number of a call.
 
-        Some servers give every call the same index, or none: another name with another id is another call.
+        Some servers give every call the same index or none. A different name with a different id is another
+        call.
         """
-        known, number = self._calls.get((choice, index), ("", -1))
-        numbers = [each for (other, _), (_, each) in self._calls.items() if other == choice]
+        previous_id, number = self._calls.get((choice, index), ("", -1))
+        numbers = [used for (owner, _), (_, used) in self._calls.items() if owner == choice]
         if number < 0:
             number = index if index not in numbers else max(numbers) + 1
-        elif name and id_ and known and id_ != known:
+        elif name and id_ and previous_id and id_ != previous_id:
             number = max(numbers) + 1
-        self._calls[(choice, index)] = (id_ or known, number)
+        self._calls[(choice, index)] = (id_ or previous_id, number)
         return number
 
-    # ------------------------------------------------------------------------ metrics
-
     def _tokens(self) -> int:
-        """Tokens as the server counts them, or the pieces that came. A count of zero with a text is
-        ignored."""
+        """Return the server's token count, or the number of received pieces without one."""
         return self._timings.completion_tokens or len(self._times)
 
     def _rate(self) -> float | None:
@@ -214,7 +213,7 @@ class ResponseStream:
         return metrics.decode_rate(self._tokens(), self._times[0], self._times[-1])
 
     def snapshot(self, running: int) -> MetricsSnapshot:
-        """Metrics now, as far as this end can measure them."""
+        """Return the current metrics that this end can measure."""
         phase: Literal["prefill", "decode"] = "decode" if self._times else "prefill"
         return MetricsSnapshot(
             phase=phase,
@@ -225,8 +224,10 @@ class ResponseStream:
         )
 
     def end(self, now_s: float) -> Iterator[Event]:
-        """The last events. Raises ConnectionError where the stream was empty, NetworkError where it is
-        incomplete."""
+        """Yield the last events.
+
+        Raises ConnectionError for an empty stream, NetworkError for an incomplete one.
+        """
         if self._open and not self.complete:
             if not self.begun:
                 raise ConnectionError("the server closed the connection before its first word")
@@ -234,7 +235,8 @@ class ResponseStream:
                 "the connection dropped mid-answer; the partial answer is kept",
                 hint="the server, or something on the way, closed the connection",
             )
-        for choice in sorted(self._open):  # the stream is complete, without a reason
+        # The stream may be complete without a finish reason.
+        for choice in sorted(self._open):
             self.finished += 1
             yield Finished(choice, "stop")
         yield self._done(now_s)
@@ -279,38 +281,38 @@ def _end(choice: int, reason: str, stop: str) -> Finished:
 
 
 def _joined_text(value: object) -> str:
-    """A text, or the texts of a list of parts."""
+    """Return a text, or the joined texts of a list of parts."""
     if isinstance(value, list):
-        parts = [one.get("text") for one in value if isinstance(one, dict)]
+        parts = [part.get("text") for part in value if isinstance(part, dict)]
         return "".join(part for part in parts if isinstance(part, str))
     return value if isinstance(value, str) else ""
 
 
 def _logprobs(choice: dict[str, Any]) -> tuple[TokenLogprob, ...]:
-    found = choice.get("logprobs")
-    if not isinstance(found, dict):
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
         return ()
-    if isinstance(found.get("tokens"), list):
-        return _completion_logprobs(found)
-    entries = found.get("content")
+    if isinstance(logprobs.get("tokens"), list):
+        return _completion_logprobs(logprobs)
+    entries = logprobs.get("content")
     if not isinstance(entries, list):
         return ()
     return tuple(
         _logprob(
-            one.get("token", ""),
-            one.get("logprob"),
-            [(top.get("token", ""), top["logprob"]) for top in one.get("top_logprobs") or ()],
+            entry.get("token", ""),
+            entry.get("logprob"),
+            [(top.get("token", ""), top["logprob"]) for top in entry.get("top_logprobs") or ()],
         )
-        for one in entries
-        if isinstance(one, dict)
+        for entry in entries
+        if isinstance(entry, dict)
     )
 
 
-def _completion_logprobs(found: dict[str, Any]) -> tuple[TokenLogprob, ...]:
-    """Log probabilities of a plain completion: a list of each kind."""
-    tokens = found["tokens"]
-    logprobs = found.get("token_logprobs") or [None] * len(tokens)
-    tops = found.get("top_logprobs") or [None] * len(tokens)
+def _completion_logprobs(fields: dict[str, Any]) -> tuple[TokenLogprob, ...]:
+    """Return the log probabilities of a text completion, which has a list per field."""
+    tokens = fields["tokens"]
+    logprobs = fields.get("token_logprobs") or [None] * len(tokens)
+    tops = fields.get("top_logprobs") or [None] * len(tokens)
     return tuple(
         _logprob(token, logprob, (top or {}).items())
         for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
@@ -322,5 +324,5 @@ def _logprob(token: object, logprob: Any, top: Iterable[tuple[object, Any]]) -> 
         token=-1,
         text=str(token).encode("utf-8", "replace"),
         logprob=float(logprob or 0.0),
-        top=tuple((-1, str(one).encode("utf-8", "replace"), float(each)) for one, each in top),
+        top=tuple((-1, str(text).encode("utf-8", "replace"), float(value)) for text, value in top),
     )

@@ -1,7 +1,6 @@
-"""Timings that a remote server reports with an answer: its usage, and the metrics of llama-server and
-localchat.
+"""Timings that a remote server reports with an answer: usage, and metrics of llama-server and localchat.
 
-Values that it does not report stay unknown.
+Unreported values stay unknown.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ _NOT_REPORTED: Final = Speculation(off=metrics.NOT_REPORTED)
 
 @dataclass(frozen=True, slots=True)
 class ServerTimings:
-    """Values as the server measured them; zero, None or empty where it reported none."""
+    """Values that the server measured. Unreported values are zero, None or empty."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -32,22 +31,20 @@ class ServerTimings:
     fingerprint: str = ""
 
     def updated(self, chunk: dict[str, Any]) -> "ServerTimings":
-        """With the values of this chunk."""
+        """Return the timings with the values of a chunk."""
         timings = self
         if isinstance(reported := chunk.get("timings"), dict):
-            localchat = "ttft_s" in reported or "prompt_n" not in reported
-            timings = (
-                _from_localchat(timings, reported)
-                if localchat
-                else _from_llamacpp(timings, reported)
-            )
+            if "ttft_s" in reported or "prompt_n" not in reported:
+                timings = _from_localchat(timings, reported)
+            else:
+                timings = _from_llamacpp(timings, reported)
         if isinstance(usage := chunk.get("usage"), dict):
             timings = _usage(timings, usage)
         return timings
 
     @property
     def summary(self) -> str:
-        """The server's own times in words; empty for none."""
+        """The server's own times as text, empty if it reported none."""
         parts = []
         if self.ttft_s is not None:
             parts.append(f"TTFT {units.decimal(self.ttft_s, 2)} s")
@@ -57,14 +54,14 @@ class ServerTimings:
 
 
 def count(value: object) -> int:
-    """A count; 0 for a value that is not one."""
+    """Return a positive integer, 0 for other values."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     return 0
 
 
 def _time(value: object) -> float | None:
-    """Seconds or a rate; None for a value that is neither."""
+    """Return a time in seconds or a rate, None for other values."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and 0 <= value < 1e12 else None  # type: ignore[arg-type, operator]
 
@@ -84,7 +81,7 @@ def _usage(timings: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
 
 
 def _detail(details: object, name: str) -> int:
-    """One count of a usage's details; 0 if there is none."""
+    """Return a count of a usage's details, 0 without it."""
     if isinstance(details, dict):
         return count(details.get(name))
     return 0
@@ -109,7 +106,7 @@ def _from_llamacpp(timings: ServerTimings, reported: dict[str, Any]) -> ServerTi
 
 def _from_localchat(timings: ServerTimings, reported: dict[str, Any]) -> ServerTimings:
     off = reported.get("speculation_off")
-    known = "drafted" in reported
+    is_reported = "drafted" in reported
     return replace(
         timings,
         load_s=_time(reported.get("load_s")) or 0.0,
@@ -123,7 +120,7 @@ def _from_localchat(timings: ServerTimings, reported: dict[str, Any]) -> ServerT
             count(reported.get("drafted")),
             count(reported.get("accepted")),
             _time(reported.get("speedup")),
-            (off if isinstance(off, str) else "") if known else metrics.NOT_REPORTED,
+            (off if isinstance(off, str) else "") if is_reported else metrics.NOT_REPORTED,
         ),
         fingerprint=str(reported.get("fingerprint") or ""),
     )

@@ -1,8 +1,8 @@
 """HubClient: lists repositories of the Hugging Face hub, and reads their files by range requests.
 
-huggingface-hub provides listing, token, endpoint and the HTTP client. Files come by our own requests, because
-its downloads restart after a kill and check no hash (2.4.0); redirects are followed here, so that only the
-endpoint sees the token.
+huggingface-hub provides listing, token, endpoint and the HTTP client. This client requests files itself,
+because huggingface-hub 2.4.0 restarts downloads after a kill and checks no hash. It also follows redirects
+itself, so that only the endpoint sees the token.
 """
 
 import re
@@ -29,13 +29,13 @@ from localchat.models.hub.retry import AGAIN, retry_after_s
 from localchat.proxies import proxy_for
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
-LARGEST_FILE: Final = 1 << 43
-MOST_FILES: Final = 20_000
-_MOST_REDIRECTS: Final = 10
+MAX_FILE_BYTES: Final = 1 << 43
+MAX_FILES: Final = 20_000
+_MAX_REDIRECTS: Final = 10
 _CONNECT_S: Final = 15.0
 _LISTING_S: Final = 30.0
 _FIRST_CONNECT_S: Final = 2.0
-"""For the listing, with which every pull begins: without a network a user should know soon."""
+"""Timeout of the listing that starts every pull: without a network, a user should know soon."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 _DENIED: Final = frozenset({401, 403})
@@ -45,13 +45,13 @@ class Listing(NamedTuple):
     """A repository at one commit."""
 
     repository: str
-    """As the hub spells it."""
+    """`owner/name` as the hub spells it."""
     revision: str
     files: tuple[RemoteFile, ...]
 
 
 class RetryableError(Exception):
-    """A failure that may pass. `asked_s`: the wait the server asks for. `reached`: whether one answered."""
+    """A failure that may pass. asked_s: wait that the server requests. reached: whether a server answered."""
 
     def __init__(self, why: str, asked_s: float | None = None, *, reached: bool = True) -> None:
         super().__init__(why)
@@ -68,7 +68,7 @@ class HubClient:
         token: str | None = None,
         silence_s: float = 30.0,
     ) -> None:
-        """`silence_s`: how long a server may send nothing before the request is repeated."""
+        """silence_s: seconds without data after which the request is repeated."""
         self.endpoint = endpoint.rstrip("/")
         self._token = token
         self._timeout = httpx2.Timeout(silence_s, connect=_CONNECT_S)
@@ -104,8 +104,8 @@ class HubClient:
             raise self._failed(problem) from problem
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             raise NetworkError(
-                f"{self.endpoint} answers for {repository}, and not with a listing: {problem}",
-                hint="HF_ENDPOINT names the hub; a proxy or a login page may stand in between",
+                f"{self.endpoint} answers for {repository}, but not with a listing: {problem}",
+                hint="HF_ENDPOINT names the hub; a proxy or a login page may have answered instead",
             ) from problem
 
     @contextmanager
@@ -114,8 +114,8 @@ class HubClient:
     ) -> Iterator[httpx2.Response]:
         """Request bytes of a file from `start` up to `end` (exclusive).
 
-        Yields a response of status 200, 206 or 416 to be read raw. `etag`: that of the bytes before `start`; if
-        it changed, the whole file comes (RFC 9110, If-Range). Raises RetryableError, LocalchatError.
+        Yields a raw response of status 200, 206 or 416. etag: that of the bytes before `start`. If it
+        changed, the server sends the whole file (RFC 9110, If-Range). Raises RetryableError, LocalchatError.
         """
         headers = {"Accept-Encoding": "identity"}
         if start or end is not None:
@@ -135,7 +135,7 @@ class HubClient:
             yield response
         except httpx2.HTTPError as problem:
             failure = connection_failure(
-                problem, response.url.host, known=True, proxy=proxy_for(str(response.url))
+                problem, response.url.host, known_host=True, proxy=proxy_for(str(response.url))
             )
             raise RetryableError(failure.message) from problem
         finally:
@@ -146,11 +146,12 @@ class HubClient:
         from huggingface_hub import get_session
 
         client = get_session()
-        for _ in range(_MOST_REDIRECTS):
-            own = _origin(url) == self._origin
-            token = {"Authorization": f"Bearer {self._token}"} if own and self._token else {}
+        for _ in range(_MAX_REDIRECTS):
+            request_headers = dict(headers)
+            if self._token and _origin(url) == self._origin:
+                request_headers["Authorization"] = f"Bearer {self._token}"
             request = client.build_request(
-                "GET", url, headers={**headers, **token}, timeout=self._timeout
+                "GET", url, headers=request_headers, timeout=self._timeout
             )
             response = client.send(request, stream=True, follow_redirects=False)
             location = response.headers.get("location")
@@ -160,19 +161,22 @@ class HubClient:
             try:
                 following = url.join(location)
             except httpx2.InvalidURL as problem:
-                raise NetworkError(f"{url.host} leads nowhere: {problem}") from problem
+                raise NetworkError(f"{url.host} redirects to no address: {problem}") from problem
             if following.scheme not in ("http", "https") or (
                 url.scheme == "https" and following.scheme == "http"
             ):
-                raise NetworkError(f"{url.host} leads to {following.scheme}://{following.host}")
+                raise NetworkError(f"{url.host} redirects to {following.scheme}://{following.host}")
             url = following
-        raise NetworkError(f"{self.endpoint} redirects more than {_MOST_REDIRECTS} times")
+        raise NetworkError(f"{self.endpoint} redirects more than {_MAX_REDIRECTS} times")
 
     def _find_host(self) -> None:
-        """Look up the address of the hub, for which a request would wait without a limit. Raises
-        RetryableError."""
+        """Look up the address of the hub. Raises RetryableError.
+
+        Runs in a thread, because a request would wait for the look-up without a limit.
+        """
+        # A proxy looks up the address itself.
         if proxy_for(self.endpoint) is not None:
-            return  # a proxy looks it up
+            return
         host = httpx2.URL(self.endpoint).host
         failed: list[OSError] = []
 
@@ -190,27 +194,25 @@ class HubClient:
         if thread.is_alive():
             raise self._failed(httpx2.ConnectTimeout(""))
 
-    # ------------------------------------------------------------------ words
-
     def _failed(self, problem: httpx2.HTTPError) -> RetryableError:
-        """The error for a request without an answer."""
+        """Return the error for a request without an answer."""
         reached = not isinstance(problem, httpx2.ConnectError | httpx2.ConnectTimeout)
         failure = connection_failure(
-            problem, self.endpoint, known=True, proxy=proxy_for(self.endpoint)
+            problem, self.endpoint, known_host=True, proxy=proxy_for(self.endpoint)
         )
         return RetryableError(failure.message, reached=reached)
 
     def _refused(self, repository: str, response: httpx2.Response) -> Exception:
-        """The error for a status other than success."""
+        """Return the error for an unexpected status."""
         status = response.status_code
         if response.headers.get("x-error-code") == "GatedRepo":
             return self._gated(repository)
         if status in _DENIED:
             return self._denied(repository, response)
         if status in AGAIN:
-            asked = retry_after_s(response.headers.get("retry-after"))
+            requested_s = retry_after_s(response.headers.get("retry-after"))
             return RetryableError(
-                f"{response.url.host} answers {status} {response.reason_phrase}", asked
+                f"{response.url.host} answers {status} {response.reason_phrase}", requested_s
             )
         return NetworkError(
             f"{response.url.host} answers {status} {response.reason_phrase} for {repository}",
@@ -231,28 +233,33 @@ class HubClient:
         )
 
     def _denied(self, repository: str, response: httpx2.Response) -> NetworkError:
-        """The error where the server wants another user, or none, and names no licence."""
+        """Return the error for a user whom the server refuses without naming a licence."""
         host = response.url.host
         status = f"{response.status_code} {response.reason_phrase}"
-        words = " ".join(response.headers.get("x-error-message", "").split())[:200]
-        token = "give the token" if self._token else "set HF_TOKEN to a token that has"
+        message = " ".join(response.headers.get("x-error-message", "").split())[:200]
+        advice = "set HF_TOKEN to a token that has"
+        if self._token:
+            advice = "give the token"
         return NetworkError(
-            f"{host} answers {status} for {repository}{f': {words}' if words else ''}",
-            hint=f"{token} read access to the repository; a proxy or a mirror may also refuse it",
+            f"{host} answers {status} for {repository}{f': {message}' if message else ''}",
+            hint=f"{advice} read access to the repository; a proxy or a mirror may also refuse it",
         )
 
     def _missing(self, repository: str) -> ModelMissing:
-        token = "" if self._token else "; a private one needs a token in HF_TOKEN"
+        advice = "check its spelling"
+        if self._token is None:
+            advice += "; a private one needs a token in HF_TOKEN"
         return ModelMissing(
             f"there is no repository {repository} on {self.endpoint}",
-            hint=f"check its spelling{token}",
+            hint=advice,
         )
 
 
 def hub_from_environment(environ: Mapping[str, str]) -> HubClient:
-    """The hub by HF_ENDPOINT, with HF_TOKEN or the token of `hf auth login`, and the environment's proxies.
+    """Create a client for HF_ENDPOINT, with HF_TOKEN or the token of `hf auth login`.
 
-    Raises UsageError for an HF_ENDPOINT that is not a web address."""
+    Raises UsageError for an HF_ENDPOINT that is not a web address.
+    """
     from huggingface_hub import get_token
 
     endpoint = environ.get("HF_ENDPOINT", "").strip() or DEFAULT_ENDPOINT
@@ -274,8 +281,10 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _disable_telemetry() -> None:
-    """Keep huggingface-hub from asking the hub for a list of programs to recognize, and from naming what is
-    installed here (2.4.0). Its variable of the environment works at its import alone."""
+    """Keep huggingface-hub from reporting the installed programs to the hub (2.4.0).
+
+    Its environment variable only works before its import.
+    """
     from huggingface_hub import constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -285,7 +294,8 @@ def _disable_telemetry() -> None:
 def _use_our_transport() -> None:
     """Let huggingface-hub choose the proxy of each request as our other clients do.
 
-    Cached, because every call closes the connections that are in use."""
+    Cached, because every call closes the connections that are in use.
+    """
     from huggingface_hub import constants, set_client_factory
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -305,25 +315,25 @@ def _use_our_transport() -> None:
 
 
 def offline_error(what: str, by: str) -> NetworkError:
-    """The error where the network is needed and offline is set. `by`: what set it."""
+    """Return the error for a download while offline is set. by: the setting or flag that set it."""
     return NetworkError(
         f"{what} is not here, and it cannot be fetched: offline is set ({by})",
-        hint="with a network, take that away and run the same command again",
+        hint="with a network, unset it and run the same command again",
     )
 
 
-def _listing(asked: str, name: object, revision: object, siblings: object) -> Listing:
-    """Check the hub's answer, which decides what is written where. Raises ValueError."""
+def _listing(repository: str, name: object, revision: object, siblings: object) -> Listing:
+    """Check the hub's answer, which decides which files are written. Raises ValueError."""
     if not isinstance(revision, str) or not _SHA1.fullmatch(revision):
         raise ValueError("it names no commit")
-    if not isinstance(siblings, list) or len(siblings) > MOST_FILES:
-        raise ValueError(f"it lists no files, or over {MOST_FILES:,}")
-    files = tuple(_file(one) for one in siblings)
+    if not isinstance(siblings, list) or len(siblings) > MAX_FILES:
+        raise ValueError(f"it lists no files, or over {MAX_FILES:,}")
+    files = tuple(_file(sibling) for sibling in siblings)
     if len({file.path for file in files}) != len(files):
         raise ValueError("it lists a file twice")
-    # Another spelling of the name is the hub's own; another name is a repository that moved.
-    same = isinstance(name, str) and name.lower() == asked.lower()
-    return Listing(str(name) if same else asked, revision, files)
+    # Accept the hub's own spelling of the name. Another name means that the repository moved.
+    same = isinstance(name, str) and name.lower() == repository.lower()
+    return Listing(str(name) if same else repository, revision, files)
 
 
 def _file(listed: object) -> RemoteFile:
@@ -332,7 +342,7 @@ def _file(listed: object) -> RemoteFile:
     sha1 = getattr(listed, "blob_id", None)
     if not isinstance(path, str) or not path:
         raise ValueError("a file has no name")
-    if not isinstance(size, int) or not 0 <= size <= LARGEST_FILE:
+    if not isinstance(size, int) or not 0 <= size <= MAX_FILE_BYTES:
         raise ValueError(f"{path[:200]!r} has the size {size!r}")
     return RemoteFile(
         path,

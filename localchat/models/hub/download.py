@@ -63,14 +63,14 @@ class Download:
                     part.finish()
                     self._meter.show(file.path)
                     return part.sha256
-                found = part.found_hash
+                received = part.found_hash
                 self._discard(part)
                 if not last:
                     self._emit(
                         Note(f"{file.path} came with a wrong hash; it is fetched once more, whole")
                     )
         raise NetworkError(
-            f"{file.path} came with a wrong hash twice: {file.hash} is right, {found} came",
+            f"{file.path} came with a wrong hash twice: {file.hash} is right, {received} came",
             hint="what came is discarded. The server or something on the way alters the file: try another "
             "network, or another repository of the same model",
         )
@@ -96,7 +96,9 @@ class Download:
 
     def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:
         if self._retry.ends(failures, asked_s):
-            wait = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
+            wait = ""
+            if asked_s:
+                wait = f"; it asks to wait {asked_s / 60:.0f} minutes"
             raise NetworkError(
                 f"{why}{wait}",
                 hint=f"{size(kept)} of the file are kept; run the same command again to resume",
@@ -119,7 +121,9 @@ class Download:
                 self._discard(part)
                 raise RetryableError(wrong or "it changed on the server")
             if start and response.status_code == 200:
-                why = "it changed on the server" if changed else "the server cannot resume it"
+                why = "the server cannot resume it"
+                if changed:
+                    why = "it changed on the server"
                 self._emit(Note(f"{file.path}: {why}; starting over"))
                 self._discard(part)
             part.set_etag(etag)
@@ -137,9 +141,10 @@ class Download:
 
 
 def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, server: str) -> T:
-    """Call `read` until it succeeds or the retry policy gives up; a note tells if it takes long.
+    """Call `read` until it succeeds or the retry policy gives up.
 
-    `server`: who answers. Raises LocalchatError."""
+    Emits a notice if it takes long. server: name for the notice. Raises LocalchatError.
+    """
     failures = 0
     while True:
         slow = threading.Timer(_SILENT_S, emit, [Note(f"waiting for {server} to answer")])
@@ -163,22 +168,22 @@ def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, ser
 
 
 def _strong(etag: str | None) -> str:
-    """The ETag if If-Range may carry it, else empty: a weak one does not promise equal bytes."""
+    """Return an ETag that If-Range may carry, else empty: a weak one does not promise equal bytes."""
     if etag and etag.startswith('"') and len(etag) <= 300:
         return etag
     return ""
 
 
 def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
-    """Why this response cannot be the rest of the file; empty where it can."""
+    """Return why this response cannot be the rest of the file, or an empty text."""
     if response.status_code == 200:
         length = response.headers.get("content-length", "")
         total = length if length.isdigit() else "*"
     else:
-        found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
-        if found is None or int(found[1]) != start:
-            return "the server sends another part than was asked for"
-        total = found[3]
+        match = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+        if match is None or int(match[1]) != start:
+            return "the server sends another range than requested"
+        total = match[3]
     if total != "*" and int(total[:20]) != file.size:
         return f"it has {total[:20]} bytes on the server and {file.size} in the listing"
     return ""
@@ -187,16 +192,16 @@ def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
 _FILE: Final = "download-rate.json"
 ASSUMED_BYTES_PER_S: Final = 12_500_000
 """100 Mbit/s."""
-_LEAST_BYTES: Final = 20_000_000
-"""A smaller pull measures the first seconds more than the line."""
+_MIN_BYTES: Final = 20_000_000
+"""A smaller pull measures the start of a connection more than its bandwidth."""
 
 
 class DownloadRate(NamedTuple):
-    """The rate for estimates of download times."""
+    """Rate for estimates of download times."""
 
     bytes_per_s: float
     measured: bool
-    """By the last pull; otherwise assumed."""
+    """Whether the last pull measured it. Otherwise it is assumed."""
 
 
 class _MeasuredRate(msgspec.Struct, frozen=True):
@@ -208,13 +213,13 @@ def _rate_file(state_dir: Path) -> StateFile[_MeasuredRate | None]:
 
 
 def download_rate(state_dir: Path) -> DownloadRate:
-    """The rate of the last pull, else an assumed one."""
-    if (kept := _rate_file(state_dir).read()) is None:
+    """Return the rate of the last pull, else an assumed one."""
+    if (stored := _rate_file(state_dir).read()) is None:
         return DownloadRate(ASSUMED_BYTES_PER_S, False)
-    return DownloadRate(kept.bytes_per_s, True)
+    return DownloadRate(stored.bytes_per_s, True)
 
 
 def remember_rate(state_dir: Path, fetched_bytes: int, elapsed_s: float) -> None:
-    """Keep the rate of a pull, unless it was too small to tell. Raises OSError."""
-    if fetched_bytes >= _LEAST_BYTES and elapsed_s > 0:
+    """Store the rate of a pull, unless the pull was too small to measure it. Raises OSError."""
+    if fetched_bytes >= _MIN_BYTES and elapsed_s > 0:
         _rate_file(state_dir).write(_MeasuredRate(fetched_bytes / elapsed_s))

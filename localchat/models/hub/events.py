@@ -9,7 +9,7 @@ import msgspec
 
 _EVERY_S: Final = 0.1
 _WINDOW_S: Final = 10.0
-"""The rate covers the last ten seconds: steady to read, and right after a pause."""
+"""Time that the rate covers. It reads steadily, and is correct soon after a pause."""
 
 
 class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
@@ -22,12 +22,12 @@ class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
     format: str
     files: tuple[str, ...]
     done_bytes: int
-    """Here already, from before."""
+    """Bytes that are here from an earlier download."""
     total_bytes: int
 
 
 class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
-    """Whether the model will run here, before it is fetched; the fields of `fit --json`."""
+    """Verdict on whether the model will run here, with the fields of `fit --json`."""
 
     name: str
     backend: str
@@ -57,23 +57,23 @@ class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict")
     expected_tokens_per_s: float | None
     expected_by: str | None
     expected_range: list[float] | None
-    """Lower and upper end of a rough estimate, in tokens a second."""
+    """Ends of the range of a prediction, in tokens per second. None for a measured speed."""
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     kv_tokens: int | None
     conversations: dict[str, int]
-    """By their length in tokens: how many the KV cache holds at once."""
+    """Conversations that the KV cache stores at once, by their length in tokens."""
 
 
 class Checking(msgspec.Struct, frozen=True, tag_field="event", tag="checking"):
-    """The bytes of an earlier download are read again, so that the hash covers the whole file."""
+    """The bytes of an earlier download are read again to hash the whole file."""
 
     file: str
     total_bytes: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
-    """Progress of all files together. `done_bytes` never falls, even where bytes are fetched again."""
+    """Progress of all files together. `done_bytes` never falls, even if bytes are fetched again."""
 
     file: str
     done_bytes: int
@@ -93,14 +93,14 @@ class PullFinished(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
 
     name: str
     path: str
-    """The path that an engine opens."""
+    """Path that an engine opens."""
     total_bytes: int
     fetched_bytes: int
-    """Over the network, by this pull."""
+    """Bytes that this pull received over the network."""
     hashed: bool = True
-    """Whether the hub gave a hash of every file; otherwise their lengths alone were checked."""
+    """Whether the hub listed a hash of every file. Otherwise only lengths were checked."""
     trouble: str = ""
-    """Why it cannot be run, as far as its first bytes tell; empty: they look right."""
+    """Why it cannot be run, as far as its first bytes show. Empty if they look right."""
 
 
 PullEvent: TypeAlias = PullStarted | FitAssessed | Checking | Progress | Note | PullFinished
@@ -145,6 +145,10 @@ class ProgressMeter:
         while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
         since, before = self._seen[0]
-        rate = (self.fetched_bytes - before) / (now - since) if now > since else 0.0
-        left = (self._total - self._done) / rate if rate > 0 else None
+        rate = 0.0
+        if now > since:
+            rate = (self.fetched_bytes - before) / (now - since)
+        left = None
+        if rate > 0:
+            left = (self._total - self._done) / rate
         self._emit(Progress(file, self._shown, self._total, rate or None, left))

@@ -1,6 +1,6 @@
 """Hashes by which the hub names files: sha256 of the bytes, or git's blob id for small text files.
 
-Apart from `pull` and `partial_file` because both verify files: one whole, the other as it comes.
+`pull` verifies whole files with it, and `partial_file` files that are still arriving.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ _READ_BYTES: Final = 1 << 20
 
 
 class FileHash:
-    """Running sha256 of a file, and with `git` its blob id, which needs the file's size first."""
+    """Running sha256 of a file. With `git` also its blob id, which starts with the file's size."""
 
     def __init__(self, size: int, *, git: bool = False) -> None:
         self._sha256 = hashlib.sha256()
@@ -25,19 +25,21 @@ class FileHash:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes so far."""
+        """SHA-256 of the bytes received so far."""
         return self._sha256.hexdigest()
 
     @property
     def git_sha1(self) -> str:
-        """The blob id; empty without `git`."""
-        return self._blob.hexdigest() if self._blob is not None else ""
+        """Blob id. Empty without `git`."""
+        if self._blob is not None:
+            return self._blob.hexdigest()
+        return ""
 
 
 def hash_file(path: Path, *, git: bool = False) -> FileHash:
     """Read a whole file. Raises OSError."""
-    found = FileHash(path.stat().st_size, git=git)
+    file_hash = FileHash(path.stat().st_size, git=git)
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
-            found.update(piece)
-    return found
+            file_hash.update(piece)
+    return file_hash

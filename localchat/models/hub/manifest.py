@@ -1,7 +1,7 @@
 """Manifests of pulled models: `localchat.json` in `<models>/<owner>/<repository>`.
 
-One folder can hold several models, because a repository often has every quantization of one; the file lists
-them all, readable by a person, with the source of each file.
+One folder can contain several models, because a repository often has every quantization of one. The file
+lists them all, readable by a person, with the source of each file.
 """
 
 from collections.abc import Iterator
@@ -50,32 +50,34 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Installed(NamedTuple):
-    """A pulled model and the folder that holds its manifest."""
+    """A pulled model and the folder with its manifest."""
 
     manifest: Manifest
     folder: Path
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Its files, split parts in order."""
+        """Files of the model, split parts in order."""
         return tuple(self.folder / file.path for file in self.manifest.files)
 
     @property
     def path(self) -> Path:
-        """The path for an engine: the GGUF file (of a split one the first), or the safetensors folder."""
+        """Path for an engine: the first GGUF file, or the safetensors folder."""
         if self.manifest.format == "gguf":
             return self.files[0]
         return self.folder
 
     @property
     def family(self) -> str:
-        """The part of a catalogue name before the colon; empty for a repository."""
+        """Part of a catalogue name before the colon. Empty for a repository."""
         name = self.manifest.name.lower()
-        return "" if "/" in name else name.partition(":")[0]
+        if "/" in name:
+            return ""
+        return name.partition(":")[0]
 
     @property
     def size_bytes(self) -> int:
-        """Of all files, as the hub listed them."""
+        """Size of all files, as the hub listed them."""
         return sum(file.size for file in self.manifest.files)
 
     @property
@@ -88,35 +90,37 @@ class Installed(NamedTuple):
 
 
 def installed(models_dir: Path) -> list[Installed]:
-    """Every pulled model under the models folder, by name.
+    """Return every pulled model under the models folder, by name.
 
-    A manifest that cannot be read, or that names a file outside its folder, is ignored: its files are then
-    found as loose ones.
+    Ignores a manifest that cannot be read or that names a file outside its folder. Its files then count as
+    loose ones.
     """
-    found = [
+    models = [
         Installed(manifest, folder) for folder in _folders(models_dir) for manifest in read(folder)
     ]
-    return sorted(found, key=lambda one: (one.manifest.name.lower(), one.folder))
+    return sorted(models, key=lambda model: (model.manifest.name.lower(), model.folder))
 
 
 def read(folder: Path) -> tuple[Manifest, ...]:
-    """The models in this folder's manifest; none where it cannot be read."""
+    """Return the models in this folder's manifest. Empty if it cannot be read."""
     try:
         file = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError):
         return ()
-    return tuple(one for one in file.models if all(_inside(part.path) for part in one.files))
+    return tuple(
+        manifest for manifest in file.models if all(_inside(part.path) for part in manifest.files)
+    )
 
 
 def record(folder: Path, manifest: Manifest) -> None:
     """Add a model to the folder's manifest, in place of one of the same name. Raises OSError."""
-    others = [one for one in read(folder) if one.name != manifest.name]
+    others = [entry for entry in read(folder) if entry.name != manifest.name]
     _write(folder, (*others, manifest))
 
 
 def forget(folder: Path, name: str) -> None:
     """Remove a model from the manifest, and an empty manifest. Files stay. Raises OSError."""
-    left = tuple(one for one in read(folder) if one.name != name)
+    left = tuple(entry for entry in read(folder) if entry.name != name)
     if left:
         _write(folder, left)
     else:
@@ -127,7 +131,7 @@ def _write(folder: Path, models: tuple[Manifest, ...]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_File(version=_VERSION, models=models)))
     path = folder / MANIFEST
     if path.is_symlink():
-        path.unlink()  # ours is written here, never through a link to another file
+        path.unlink()  # never write through a link to another file
     write_text(path, f"{text.decode()}\n")
 
 

@@ -1,8 +1,8 @@
 """PartialFile: a download in progress, `NAME.part`, with `NAME.part.json` that identifies the remote file.
 
-Both survive whatever ends the program. The length of the part is the only record of progress: bytes are
-written in order as they come. What a crash of the machine corrupts is caught by the hash of the whole, which
-is checked before the file gets its name.
+Both survive a kill of the program. The length of the part is the only record of progress, because bytes are
+written in order. The hash of the whole file catches what a crash of the machine corrupted. It is checked
+before the file gets its name.
 """
 
 import errno
@@ -31,11 +31,11 @@ class RemoteFile(NamedTuple):
     size: int
     sha256: str | None
     git_sha1: str | None
-    """Its blob id in git, where the hub has no sha256 (small text files)."""
+    """Blob id in git, if the hub has no sha256 (small text files)."""
 
     @property
     def hash(self) -> str:
-        """The expected hash; empty where the hub gives none."""
+        """Expected hash. Empty if the hub lists none."""
         return self.sha256 or self.git_sha1 or ""
 
 
@@ -46,7 +46,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def kept_bytes(target: Path, file: RemoteFile) -> int:
-    """Bytes of this file from an earlier download; 0 where the part is of another file or too long."""
+    """Return the bytes of this file from an earlier download. 0 if the part is of another file."""
     part, state = _part_paths(target)
     try:
         length = 0 if part.is_symlink() else part.stat().st_size
@@ -54,7 +54,9 @@ def kept_bytes(target: Path, file: RemoteFile) -> int:
     except (OSError, msgspec.DecodeError):
         return 0
     same = (written.hash, written.size) == (file.hash, file.size)
-    return length if same and length <= file.size else 0
+    if same and length <= file.size:
+        return length
+    return 0
 
 
 def _part_paths(target: Path) -> tuple[Path, Path]:
@@ -62,7 +64,7 @@ def _part_paths(target: Path) -> tuple[Path, Path]:
 
 
 class PartialFile:
-    """The part of one file, open for writing. Raises LocalchatError where the disk refuses."""
+    """The part of one file, open for writing. Raises LocalchatError if the disk refuses."""
 
     def __init__(self, target: Path, file: RemoteFile) -> None:
         self._target = target
@@ -86,7 +88,7 @@ class PartialFile:
             self._remove_empty()
 
     def _remove_empty(self) -> None:
-        """Remove a part that holds nothing, and the folders that were made for it."""
+        """Remove an empty part, and the folders that were created for it."""
         with suppress(OSError):
             self._path.unlink()
             self._state_path.unlink(missing_ok=True)
@@ -100,7 +102,7 @@ class PartialFile:
 
     @property
     def etag(self) -> str:
-        """The ETag that those bytes came with; empty without a strong one."""
+        """ETag of these bytes. Empty without a strong one."""
         return self._state.etag
 
     def set_etag(self, etag: str) -> None:
@@ -111,18 +113,18 @@ class PartialFile:
 
     def write(self, data: bytes) -> None:
         """Append bytes and hash them."""
-        rest = memoryview(data)
-        while rest:
+        remaining = memoryview(data)
+        while remaining:
             try:
-                written = os.write(self._handle, rest)
+                written = os.write(self._handle, remaining)
             except OSError as problem:
                 raise self._unwritable(problem) from problem
-            self._hash.update(rest[:written])
+            self._hash.update(remaining[:written])
             self._length += written
-            rest = rest[written:]
+            remaining = remaining[written:]
 
     def hash_existing(self, read: Callable[[int], None]) -> None:
-        """Hash the bytes of an earlier download. `read` gets the number of bytes of each step."""
+        """Hash the bytes of an earlier download. read: called with the number of bytes of each step."""
         self._begin_hash()
         os.lseek(self._handle, 0, os.SEEK_SET)
         left = self._length
@@ -135,7 +137,7 @@ class PartialFile:
         os.lseek(self._handle, self._length, os.SEEK_SET)
 
     def restart(self) -> None:
-        """Discard the bytes on disk; `restarts` counts how often."""
+        """Discard the bytes on disk, and count the restart."""
         self.restarts += 1
         try:
             os.ftruncate(self._handle, 0)
@@ -149,17 +151,19 @@ class PartialFile:
 
     @property
     def found_hash(self) -> str:
-        """Hash of the bytes so far, of the kind that the hub gives."""
-        return self._hash.git_sha1 if self._by_git else self.sha256
+        """Hash of the bytes received so far, of the kind that the hub lists."""
+        if self._by_git:
+            return self._hash.git_sha1
+        return self.sha256
 
     @property
     def sha256(self) -> str:
-        """Of the bytes so far."""
+        """SHA-256 of the bytes received so far."""
         return self._hash.sha256
 
     @property
     def matches(self) -> bool:
-        """Whether the file is complete and its hash right, where the hub gives one."""
+        """Whether the file is complete and matches the hub's hash, if there is one."""
         right = not self._file.hash or self.found_hash == self._file.hash
         return self._length == self._file.size and right
 
@@ -171,8 +175,6 @@ class PartialFile:
             self._state_path.unlink(missing_ok=True)
         except OSError as problem:
             raise self._unwritable(problem) from problem
-
-    # ------------------------------------------------------------------ files
 
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -209,8 +211,6 @@ class PartialFile:
                 hint="free some space and run the same command again; it resumes where it stopped",
             )
         return LocalchatError(f"{self._path} cannot be written: {problem.strerror or problem}")
-
-    # ------------------------------------------------------------------ hashes
 
     @property
     def _by_git(self) -> bool:

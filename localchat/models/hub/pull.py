@@ -29,7 +29,7 @@ from localchat.models.quantizations import (
 from localchat.units import size
 
 _SPARE_BYTES: Final = 64 << 20
-"""Left free: a file system that is full to the last block slows everything else."""
+"""Bytes to leave free: a completely full file system slows everything else."""
 
 
 class SelectedFiles(NamedTuple):
@@ -42,7 +42,7 @@ class SelectedFiles(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -58,14 +58,13 @@ def select_files(
 
 
 def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
-    """Bytes of the selected files that are here already, in whole files and parts."""
+    """Return the bytes of the selected files that are here, in whole files and parts."""
     folder = repository_folder(models_dir, _spelled_here(selected.listing.repository, models_dir))
-    return sum(
-        target(models_dir, folder, file.path).stat().st_size
-        if target(models_dir, folder, file.path).is_file()
-        else kept_bytes(target(models_dir, folder, file.path), file)
-        for file in selected.files
-    )
+    present = 0
+    for file in selected.files:
+        path = target(models_dir, folder, file.path)
+        present += path.stat().st_size if path.is_file() else kept_bytes(path, file)
+    return present
 
 
 def fetch(
@@ -73,30 +72,32 @@ def fetch(
 ) -> Installed:
     """Download every selected file that is not here yet, and write the manifest.
 
-    Raises LocalchatError; bytes already here stay, and the next call resumes.
+    Raises LocalchatError. Bytes already here stay, and the next call resumes.
     """
     listing = selected.listing
     repository = _spelled_here(listing.repository, models_dir)
     folder = repository_folder(models_dir, repository)
     targets = {file: target(models_dir, folder, file.path) for file in selected.files}
     with _locked(models_dir, listing.repository, emit):
-        known = {
+        stored_hashes = {
             (part.path, part.size): part.sha256
-            for one in manifests.read(folder)
-            for part in one.files
+            for manifest in manifests.read(folder)
+            for part in manifest.files
         }
-        sums = {file: _verified_sha256(file, targets[file], known) for file in selected.files}
+        sums = {
+            file: _verified_sha256(file, targets[file], stored_hashes) for file in selected.files
+        }
         here = sum(
-            kept_bytes(place, file) if sums[file] is None else file.size
-            for file, place in targets.items()
+            kept_bytes(path, file) if sums[file] is None else file.size
+            for file, path in targets.items()
         )
         emit(_started(selected, here))
         _check_disk(models_dir, selected.total_bytes - here, selected)
         meter = ProgressMeter(selected.total_bytes, here, emit)
         download = Download(hub, listing, meter, emit, retry)
-        for file, place in targets.items():
+        for file, path in targets.items():
             if sums[file] is None:
-                sums[file] = download.fetch(file, place)
+                sums[file] = download.fetch(file, path)
         done = Manifest(
             name=_name_here(selected.name, folder),
             repository=repository,
@@ -104,9 +105,9 @@ def fetch(
             quantization=selected.variant.quantization,
             format=selected.variant.format,
             files=tuple(
-                PulledFile(path=file.path, size=file.size, sha256=found)
-                for file, found in sums.items()
-                if found is not None
+                PulledFile(path=file.path, size=file.size, sha256=file_hash)
+                for file, file_hash in sums.items()
+                if file_hash is not None
             ),
             pulled_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -126,17 +127,17 @@ def fetch(
 
 
 def _spelled_here(repository: str, models_dir: Path) -> str:
-    """The repository in the spelling of its folder, where one is here: letter case names no second one."""
-    for one in manifests.installed(models_dir):
-        if one.manifest.repository.lower() == repository.lower():
-            return one.manifest.repository
+    """Return the repository in the spelling of its folder here, whatever its letter case."""
+    for model in manifests.installed(models_dir):
+        if model.manifest.repository.lower() == repository.lower():
+            return model.manifest.repository
     return repository
 
 
 def _name_here(name: str, folder: Path) -> str:
-    """The name in the spelling of the folder's manifest, if it has it."""
-    known = (one.name for one in manifests.read(folder))
-    return next((one for one in known if one.lower() == name.lower()), name)
+    """Return the name in the spelling of the folder's manifest, if it lists the name."""
+    stored = (manifest.name for manifest in manifests.read(folder))
+    return next((spelling for spelling in stored if spelling.lower() == name.lower()), name)
 
 
 def _no_gguf(pulled: Installed) -> str:
@@ -148,11 +149,11 @@ def _no_gguf(pulled: Installed) -> str:
 
 
 def _name(reference: Reference, variant: Variant) -> str:
-    """The model's name: by its quantization, or by the file's own name where the user gave that."""
-    asked = reference.quantization
-    found = variant.quantization
-    by_file = variant.format == "gguf" and asked and not same_quantization(asked, found)
-    return reference.stored_name(PurePosixPath(variant.stem).name if by_file else found)
+    """Return the model's name: by its quantization, or by the file's name if the user typed that."""
+    requested = reference.quantization
+    own = variant.quantization
+    by_file = variant.format == "gguf" and requested and not same_quantization(requested, own)
+    return reference.stored_name(PurePosixPath(variant.stem).name if by_file else own)
 
 
 def _variant(reference: Reference, listing: Listing) -> Variant:
@@ -160,7 +161,7 @@ def _variant(reference: Reference, listing: Listing) -> Variant:
     ggufs = [path for path in paths if path.lower().endswith(".gguf")]
     if reference.format == "gguf" or (reference.format is None and ggufs):
         variants = gguf_variants(ggufs)
-        alone = [(one.quantization, one.trouble) for one in variants] == [("", "")]
+        alone = [(variant.quantization, variant.trouble) for variant in variants] == [("", "")]
         if reference.entry is not None and alone:
             # The catalogue knows the quantization that the file name lacks.
             return variants[0]._replace(quantization=reference.quantization or "")
@@ -174,9 +175,9 @@ def _variant(reference: Reference, listing: Listing) -> Variant:
 
 
 def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Variant:
-    """The weights of a safetensors repository, with settings and tokenizer.
+    """Return the weights of a safetensors repository, with settings and tokenizer.
 
-    Of weights in two forms, those that transformers reads; subfolders hold other forms.
+    Of weights in two forms, selects the one that transformers reads. Subfolders contain other forms.
     """
     own = [path for path in paths if "/" not in path and is_known_kind(path)]
     weights = [path for path in own if path.endswith(".safetensors")]
@@ -186,19 +187,18 @@ def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Va
             f"{listing.repository} holds neither GGUF nor safetensors files",
             hint="look for a repository of the same model whose name ends in -GGUF",
         )
-    rest = [path for path in own if not path.endswith((".safetensors", ".gguf"))]
-    chosen = (*sorted(rest), *sorted(usual or weights))
+    others = [path for path in own if not path.endswith((".safetensors", ".gguf"))]
+    chosen = (*sorted(others), *sorted(usual or weights))
     quantization = reference.quantization or safetensors_quantization(listing.repository)
     return Variant(quantization, "safetensors", listing.repository, chosen)
 
 
-# ---------------------------------------------------------------------------- what is here
+def _verified_sha256(
+    file: RemoteFile, path: Path, stored_hashes: dict[tuple[str, int], str]
+) -> str | None:
+    """Return the sha256 of a file that is complete here, else None.
 
-
-def _verified_sha256(file: RemoteFile, path: Path, known: dict[tuple[str, int], str]) -> str | None:
-    """The sha256 of a file that is complete here, else None.
-
-    A file in a manifest was checked when it came; any other is read.
+    A file in a manifest was verified when it arrived. Other files are read.
     """
     if not path.is_file() or path.stat().st_size != file.size:
         return None
@@ -207,16 +207,15 @@ def _verified_sha256(file: RemoteFile, path: Path, known: dict[tuple[str, int], 
         if hashes.git_sha1 == file.git_sha1:
             return hashes.sha256
         return None
-    found = known.get((file.path, file.size)) or hash_file(path).sha256
-    return found if file.sha256 in (None, found) else None
-
-
-# ---------------------------------------------------------------------------- folder and disk
+    actual = stored_hashes.get((file.path, file.size)) or hash_file(path).sha256
+    if file.sha256 in (None, actual):
+        return actual
+    return None
 
 
 @contextmanager
 def _locked(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None]:
-    """Lock a repository for one pull; a second one waits and then finds the files here.
+    """Lock a repository for one pull. A second pull waits, and then finds the files here.
 
     The lock ends with the process that holds it.
     """

@@ -1,4 +1,4 @@
-"""Reads only the headers of a model on the hub, by range requests, before it is pulled.
+"""Reads the headers of a model on the hub by range requests.
 
 The vocabulary comes before the list of tensors, so a GGUF takes a few megabytes.
 """
@@ -28,11 +28,11 @@ from localchat.models.hub.pull import SelectedFiles
 from localchat.models.hub.retry import RetryPolicy
 from localchat.units import size
 
-MOST_BYTES: Final = 64 << 20
-"""For all headers of a model: the largest vocabularies take a tenth of it."""
-MOST_IGNORED_BYTES: Final = 8 << 20
-"""Most bytes to skip from a server that ignores ranges."""
-_LEAST_BYTES: Final = 256 << 10
+MAX_BYTES: Final = 64 << 20
+"""Limit on all headers of a model. The largest vocabularies take a tenth of it."""
+MAX_IGNORED_BYTES: Final = 8 << 20
+"""Limit on the bytes to skip from a server that ignores ranges."""
+_MIN_READ_BYTES: Final = 256 << 10
 _RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
@@ -43,7 +43,7 @@ class ByteBudget:
         self._most = self._left = most_bytes
 
     def spend(self, count: int, name: str) -> None:
-        """Take bytes from the budget. Raises ModelInvalid where it is used up."""
+        """Take bytes from the budget. Raises ModelInvalid if it is exhausted."""
         self._left -= count
         if self._left < 0:
             raise ModelInvalid(
@@ -54,7 +54,7 @@ class ByteBudget:
 
 
 class HubSource:
-    """A file on the hub as a ByteSource. Keeps the last range: neighbouring small reads are one request."""
+    """A file on the hub as a ByteSource. Caches the last range, so that small reads share a request."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class HubSource:
         if offset >= end:
             return b""
         if not (self._start <= offset and end <= self._start + len(self._window)):
-            count_read = min(max(end - offset, _LEAST_BYTES), self.size - offset)
+            count_read = min(max(end - offset, _MIN_READ_BYTES), self.size - offset)
             self._budget.spend(count_read, self.name)
             self._window = self._with_retry(lambda: self._fetch(offset, count_read))
             self._start = offset
         return self._window[offset - self._start : end - self._start]
 
     def _fetch(self, offset: int, count: int) -> bytes:
-        """One request. Raises RetryableError."""
+        """Request a range. Raises RetryableError."""
         with self._hub.open(self._listing, self.name, offset, end=offset + count) as response:
             skipped = self._skipped(response, offset, count)
             body = bytearray()
@@ -98,18 +98,18 @@ class HubSource:
         raise RetryableError(f"{self.name}: the connection ended inside its header")
 
     def _skipped(self, response: httpx2.Response, offset: int, count: int) -> int:
-        """Bytes of the response before the requested ones: none where the range was honoured."""
+        """Return the bytes of the response before the requested ones: 0 if the server supports ranges."""
         if response.status_code == 206:
-            found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
-            if found is None or int(found[1]) != offset:
-                raise NetworkError(f"{self.name}: the server sends another part than was asked for")
+            match = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+            if match is None or int(match[1]) != offset:
+                raise NetworkError(f"{self.name}: the server sends another range than requested")
             return 0
         if response.status_code == 416:
             raise RetryableError(f"{self.name} is shorter on the server than in the listing")
-        if offset + count > min(MOST_IGNORED_BYTES, self.size):
+        if offset + count > min(MAX_IGNORED_BYTES, self.size):
             raise NetworkError(
                 f"{response.url.host} ignores ranges, so the header of {self.name} cannot be read alone",
-                hint="a proxy may stand in between; the download itself does not need ranges",
+                hint="a proxy may be in the way; the download itself does not need ranges",
             )
         return offset
 
@@ -117,9 +117,11 @@ class HubSource:
 def read_remote_header(
     selected: SelectedFiles, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> ModelSummary:
-    """The shape of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
-    safetensors repository. Raises NetworkError, ModelInvalid."""
-    budget = ByteBudget(MOST_BYTES)
+    """Return the shape of a GGUF model, or the headers of a safetensors repository.
+
+    Reads every part of a split GGUF. Raises NetworkError, ModelInvalid.
+    """
+    budget = ByteBudget(MAX_BYTES)
 
     def with_retry(read: Callable[[], bytes]) -> bytes:
         return with_retries(read, retry, emit, hub.endpoint)

@@ -1,4 +1,4 @@
-"""Checks where a file of a repository may be written: known kinds only, never outside the models folder."""
+"""Checks the paths of downloaded files: known kinds only, and never outside the models folder."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -15,14 +15,14 @@ _NAMES: Final = frozenset(
         *("chat_template.json", "chat_template.jinja"),
     }
 )
-_LONGEST_NAME: Final = 200
-"""Bytes of one name: the usual limit is 255, and `.part.json` is appended."""
-_DEEPEST: Final = 6
+_MAX_NAME_BYTES: Final = 200
+"""Limit on the bytes of one name. The usual limit is 255, and `.part.json` is appended."""
+_MAX_DEPTH: Final = 6
 _UNUSABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\:*?\"<>|]|[ .]$|^ ")
 
 
 def is_known_kind(path: str) -> bool:
-    """Whether a file is weights, or settings and tokenizer that belong to them."""
+    """Return True for weights, and for the settings and tokenizer that belong to them."""
     name = PurePosixPath(path).name
     return name.lower().endswith(_SUFFIXES) or name in _NAMES
 
@@ -30,23 +30,23 @@ def is_known_kind(path: str) -> bool:
 def check_path(path: str) -> PurePosixPath:
     """Check the relative path of a file in a repository.
 
-    Raises ModelInvalid for one that leads elsewhere, that a file system could misread, or of an unknown kind.
+    Raises ModelInvalid for an unknown kind of file, or a path that leads elsewhere or that systems misread.
     """
     parts = path.split("/")
     for part in parts:
         if part in ("", ".", "..") or part.startswith((".", "~")) or _UNUSABLE.search(part):
             raise _refused(path, "it does not stay inside its folder, or no system can store it")
-        if len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME:
-            raise _refused(path, f"a name in it is longer than {_LONGEST_NAME} bytes")
-    if len(parts) > _DEEPEST:
-        raise _refused(path, f"it lies deeper than {_DEEPEST} folders")
+        if len(part.encode("utf-8", "surrogatepass")) > _MAX_NAME_BYTES:
+            raise _refused(path, f"a name in it is longer than {_MAX_NAME_BYTES} bytes")
+    if len(parts) > _MAX_DEPTH:
+        raise _refused(path, f"it lies deeper than {_MAX_DEPTH} folders")
     if not is_known_kind(path):
         raise _refused(path, "only weights, settings and tokenizers are written")
     return PurePosixPath(path)
 
 
 def repository_folder(models_dir: Path, repository: str) -> Path:
-    """The folder of a repository `owner/name`. Raises ModelInvalid where a link leaves the models folder."""
+    """Return the folder of `owner/name`. Raises ModelInvalid if a link leaves the models folder."""
     owner, _, name = repository.partition("/")
     folder = models_dir / owner / name
     _stays_inside(models_dir, folder, repository)
@@ -54,16 +54,16 @@ def repository_folder(models_dir: Path, repository: str) -> Path:
 
 
 def target(models_dir: Path, folder: Path, path: str) -> Path:
-    """The path for a file of a repository. Raises ModelInvalid."""
-    found = folder / check_path(path)
-    _stays_inside(models_dir, found.parent, path)
-    return found
+    """Return the path for a file of a repository. Raises ModelInvalid."""
+    file = folder / check_path(path)
+    _stays_inside(models_dir, file.parent, path)
+    return file
 
 
-def _stays_inside(models_dir: Path, folder: Path, asked: str) -> None:
-    """Raise ModelInvalid for a path outside, with links followed as far as it exists."""
+def _stays_inside(models_dir: Path, folder: Path, requested: str) -> None:
+    """Raise ModelInvalid for a folder outside, after following its links as far as it exists."""
     if not folder.resolve().is_relative_to(models_dir.resolve()):
-        raise _refused(asked, f"{folder} is a link out of the models folder {models_dir}")
+        raise _refused(requested, f"{folder} is a link out of the models folder {models_dir}")
 
 
 def _refused(path: str, why: str) -> ModelInvalid:

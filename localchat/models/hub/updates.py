@@ -1,7 +1,7 @@
-"""Newer files of pulled models on the hub, as the last check found them.
+"""Stores which pulled models have newer files on the hub, as of the last check.
 
-Only `check` asks the hub. What it found is kept, so that a listing can tell it without a network, until the
-newer files are pulled.
+Only `check` asks the hub. Its results are stored until the newer files are pulled, so that a listing can show
+them without a network.
 """
 
 from collections.abc import Iterable
@@ -22,18 +22,18 @@ from localchat.models.hub.retry import RetryPolicy
 from localchat.state_file import StateFile
 
 UPDATES_FILE: Final = "updates.json"
-_LOCK_PATIENCE_S: Final = 2.0
+_LOCK_TIMEOUT_S: Final = 2.0
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """A pulled model whose repository has other files now."""
+    """A pulled model whose repository has changed."""
 
     name: str
     repository: str
     pulled_sha256: tuple[str, ...]
-    """Of the files that are here; with others this record means nothing."""
+    """Hashes of the files here. The record is invalid for other files."""
     files: tuple[str, ...]
-    """Those that changed or are gone, by their paths in the repository."""
+    """Paths in the repository of files that changed or disappeared."""
     checked_at: str
     """ISO 8601 in UTC."""
 
@@ -43,13 +43,13 @@ class _UpdatesFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckResult(NamedTuple):
-    """What the hub has of one model."""
+    """Result of checking one model."""
 
     model: Installed
     update: Update | None
-    """None: the files here are those of the hub."""
+    """Update on the hub. None if the hub has the same files."""
     problem: str = ""
-    """Why it could not be asked, a sentence."""
+    """Sentence on why the hub could not be asked."""
 
 
 def check(
@@ -57,20 +57,20 @@ def check(
 ) -> tuple[CheckResult, ...]:
     """Compare pulled models with the hub: one listing for each repository.
 
-    Raises LocalchatError where the hub cannot be reached; a repository that is gone is a result.
+    Raises LocalchatError if the hub cannot be reached. A repository that is gone is a result.
     """
     listings: dict[str, Listing | str] = {}
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     for model in models:
         repository = model.manifest.repository
         if repository not in listings:
             listings[repository] = _listing(repository, hub, emit, retry)
         listing = listings[repository]
         if isinstance(listing, str):
-            found.append(CheckResult(model, None, listing))
+            results.append(CheckResult(model, None, listing))
         else:
-            found.append(CheckResult(model, _update(model, listing)))
-    return tuple(found)
+            results.append(CheckResult(model, _update(model, listing)))
+    return tuple(results)
 
 
 def _listing(repository: str, hub: HubClient, emit: EventSink, retry: RetryPolicy) -> Listing | str:
@@ -81,11 +81,11 @@ def _listing(repository: str, hub: HubClient, emit: EventSink, retry: RetryPolic
 
 
 def _update(model: Installed, listing: Listing) -> Update | None:
-    there = {file.path: file for file in listing.files}
+    hub_files = {file.path: file for file in listing.files}
     changed = tuple(
         part.path
         for part, path in zip(model.manifest.files, model.files, strict=True)
-        if not _same(there.get(part.path), path, part.sha256, part.size)
+        if not _is_same(hub_files.get(part.path), path, part.sha256, part.size)
     )
     if not changed:
         return None
@@ -102,53 +102,55 @@ def _hashes(model: Installed) -> tuple[str, ...]:
     return tuple(part.sha256 for part in model.manifest.files)
 
 
-def _same(file: RemoteFile | None, path: Path, sha256: str, size_bytes: int) -> bool:
+def _is_same(file: RemoteFile | None, path: Path, sha256: str, size_bytes: int) -> bool:
     if file is None or file.size != size_bytes:
         return False
     if file.sha256 is not None:
         return file.sha256 == sha256
     if file.git_sha1 is None or not path.is_file():
-        return True  # nothing but the length can be compared
+        return True  # only the length can be compared
     return hash_file(path, git=True).git_sha1 == file.git_sha1
 
 
 class KnownUpdates:
-    """What the last checks found. A file that cannot be read counts as empty."""
+    """Results of the last checks. A file that cannot be read counts as empty."""
 
     def __init__(self, state_dir: Path) -> None:
         self._file = StateFile(state_dir / UPDATES_FILE, _UpdatesFile, _UpdatesFile())
 
     def record(self, results: Iterable[CheckResult]) -> None:
-        """Keep the outcome of a check in place of earlier ones of the same models. Raises OSError."""
-        done = [one for one in results if not one.problem]
-        names = {one.model.manifest.name for one in done}
-        new = tuple(one.update for one in done if one.update is not None)
+        """Store the results of a check in place of earlier ones of the same models. Raises OSError."""
+        checked = [result for result in results if not result.problem]
+        names = {result.model.manifest.name for result in checked}
+        new = tuple(result.update for result in checked if result.update is not None)
 
         def merged(file: _UpdatesFile) -> _UpdatesFile:
-            kept = tuple(one for one in file.updates if one.name not in names)
-            return _UpdatesFile(updates=(*kept, *new))
+            others = tuple(update for update in file.updates if update.name not in names)
+            return _UpdatesFile(updates=(*others, *new))
 
-        self._file.update(merged, _LOCK_PATIENCE_S)
+        self._file.update(merged, _LOCK_TIMEOUT_S)
 
     def of(self, models: Iterable[Installed]) -> tuple[Update, ...]:
-        """Updates of these models that have not been pulled since."""
-        here = {(one.manifest.name, _hashes(one)) for one in models}
-        known = self._file.read().updates
-        return tuple(one for one in known if (one.name, one.pulled_sha256) in here)
+        """Return the updates of these models that have not been pulled since."""
+        here = {(entry.manifest.name, _hashes(entry)) for entry in models}
+        updates = self._file.read().updates
+        return tuple(entry for entry in updates if (entry.name, entry.pulled_sha256) in here)
 
 
-def chosen(word: str | None, models: Iterable[Installed]) -> list[Installed]:
-    """The pulled models to check: all, or the one of this name. Raises ModelMissing."""
+def chosen(name: str | None, models: Iterable[Installed]) -> list[Installed]:
+    """Return the pulled models to check: all, or those with this name. Raises ModelMissing."""
     every = list(models)
-    if word is None:
+    if name is None:
         return every
-    same = word.casefold()
-    found = [one for one in every if one.manifest.name.casefold() == same]
-    # A short form of a name means every quantization that is here.
-    found = found or [one for one in every if one.manifest.name.casefold().startswith(f"{same}-")]
-    if not found:
+    same = name.casefold()
+    matches = [model for model in every if model.manifest.name.casefold() == same]
+    # A short form of a name selects every quantization that is here.
+    matches = matches or [
+        model for model in every if model.manifest.name.casefold().startswith(f"{same}-")
+    ]
+    if not matches:
         raise ModelMissing(
-            f"{word!r} is not a downloaded model, so there is nothing to check",
+            f"{name!r} is not a downloaded model, so there is nothing to check",
             hint="localchat list shows what is here",
         )
-    return found
+    return matches

@@ -15,8 +15,8 @@ from localchat.models.info.gguf_info import ModelDescription, abilities_of, sent
 _JINJA: Final = "chat_template.jinja"
 _MORE_TEMPLATES: Final = "additional_chat_templates"
 _TEMPLATE_SETTINGS: Final = ("tokenizer_config.json", "chat_template.json")
-_LONGEST_BYTES: Final = 64 << 20
-"""Of a tokenizer: the largest vocabularies take a third of it."""
+_MAX_TEXT_BYTES: Final = 64 << 20
+"""Limit on a tokenizer file. The largest vocabularies take a third of it."""
 _MIDDLE_TOKENS: Final = ("<|fim_middle|>", "<fim_middle>", "<MID>")
 """Fill-in-the-middle tokens that the CUDA backend knows."""
 _PACKED: Final = (".qweight", ".weight_packed")
@@ -24,11 +24,11 @@ _COMPANIONS: Final = (
     *(".qzeros", ".scales", "_scale", "_scale_inv", "_zero_point", ".weight_shape", "g_idx"),
     *("_scale_2", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"),
 )
-"""Tensors that accompany quantized weights and hold no weights."""
+"""Tensors that accompany quantized weights but contain no weights."""
 _LICENCE: Final = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([\w .+-]{1,80}?)['\"]?[ \t]*$", re.M)
 _HALF: Final = 2
 _FULL_ATTENTION_INTERVAL: Final = 4
-"""Of Qwen3-Next and Qwen3.5, where their config does not state it."""
+"""Interval of Qwen3-Next and Qwen3.5, if their config omits it."""
 
 
 def describe_checkpoint(
@@ -61,42 +61,50 @@ def describe_checkpoint(
 
 
 def checkpoint_templates(folder: Path) -> dict[str, str]:
-    """Chat templates by name, `default` first. Raises ModelInvalid."""
-    found = dict(_templates(folder))
-    default = {"default": found.pop("default")} if "default" in found else {}
-    return default | dict(sorted(found.items()))
+    """Return the chat templates by name, `default` first. Raises ModelInvalid."""
+    templates = dict(_templates(folder))
+    default = {"default": templates.pop("default")} if "default" in templates else {}
+    return default | dict(sorted(templates.items()))
 
 
 def _templates(folder: Path) -> Iterator[tuple[str, str]]:
-    """Templates by name, a later one over an earlier one: template files override settings."""
+    """Yield templates by name. A later one replaces an earlier one: template files override settings."""
     for name in reversed(_TEMPLATE_SETTINGS):
         stated = _settings(folder / name).get("chat_template")
         if isinstance(stated, str) and stated.strip():
             yield "default", stated
-        for each in stated if isinstance(stated, list) else ():
-            if isinstance(each, dict) and isinstance(each.get("template"), str):
-                yield str(each.get("name")), each["template"]
+        if isinstance(stated, list):
+            yield from _listed_templates(stated)
     for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
         yield path.stem, _text(path)
     if (folder / _JINJA).is_file():
         yield "default", _text(folder / _JINJA)
 
 
+def _listed_templates(entries: list[object]) -> Iterator[tuple[str, str]]:
+    """Yield the named templates of a list in the settings."""
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+            yield str(entry.get("name")), entry["template"]
+
+
 def _settings(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(_text(path))
+        settings = json.loads(_text(path))
     except (ValueError, RecursionError) as problem:
-        raise ModelInvalid(f"{path} is no JSON: {problem}.", path=str(path)) from problem
-    return found if isinstance(found, dict) else {}
+        raise ModelInvalid(f"{path} is not JSON: {problem}.", path=str(path)) from problem
+    if isinstance(settings, dict):
+        return settings
+    return {}
 
 
 def _text(path: Path) -> str:
     """Read a text file, up to a limit. Raises ModelInvalid."""
     try:
         with path.open("rb") as file:
-            return file.read(_LONGEST_BYTES).decode("utf-8", "replace")
+            return file.read(_MAX_TEXT_BYTES).decode("utf-8", "replace")
     except OSError as problem:
         raise ModelInvalid(
             f"{path} cannot be read: {reason(problem)}.", path=str(path)
@@ -105,18 +113,24 @@ def _text(path: Path) -> str:
 
 def _fills_in(folder: Path) -> bool:
     path = folder / "tokenizer.json"
-    text = _text(path) if path.is_file() else ""
+    text = ""
+    if path.is_file():
+        text = _text(path)
     return any(json.dumps(token) in text for token in _MIDDLE_TOKENS)
 
 
 def _licence(folder: Path) -> str:
-    """The licence in the head of the model card, where there is one."""
+    """Return the licence in the head of the model card. Empty without one."""
     card = folder / "README.md"
-    head = _text(card)[:4096] if card.is_file() else ""
+    head = ""
+    if card.is_file():
+        head = _text(card)[:4096]
     if not head.startswith("---"):
         return ""
-    found = _LICENCE.search(head.partition("\n---")[0])
-    return found[1].strip() if found else ""
+    match = _LICENCE.search(head.partition("\n---")[0])
+    if match:
+        return match[1].strip()
+    return ""
 
 
 def _tensors(model: Checkpoint) -> Iterator[Tensor]:
@@ -124,7 +138,7 @@ def _tensors(model: Checkpoint) -> Iterator[Tensor]:
 
 
 def _numbers(tensor: Tensor, bits: int) -> int:
-    """Number of weights in a tensor; several in a word where they are packed."""
+    """Count the weights of a tensor. Packed tensors store several in an integer."""
     if tensor.name.endswith(_COMPANIONS):
         return 0
     if tensor.name.endswith(_PACKED):
@@ -133,21 +147,24 @@ def _numbers(tensor: Tensor, bits: int) -> int:
 
 
 def _bits(model: Checkpoint) -> int:
-    """Bits of a packed weight; 4 where nothing states it."""
+    """Return the bits of a packed weight. 4 if the config omits it."""
     stated = model.config.get("quantization_config")
-    held = stated if isinstance(stated, Mapping) else {}
-    groups = held.get("config_groups")
+    config = stated if isinstance(stated, Mapping) else {}
+    groups = config.get("config_groups")
     weights = [
         group.get("weights")
         for group in (groups.values() if isinstance(groups, Mapping) else ())
         if isinstance(group, Mapping)
     ]
-    named = [held.get("bits"), *(one.get("num_bits") for one in weights if isinstance(one, dict))]
-    return next((one for one in named if isinstance(one, int) and 1 <= one <= 16), 4)
+    named = [
+        config.get("bits"),
+        *(item.get("num_bits") for item in weights if isinstance(item, dict)),
+    ]
+    return next((item for item in named if isinstance(item, int) and 1 <= item <= 16), 4)
 
 
 def _delta_nets(model: Checkpoint) -> int:
-    """Layers with a state in place of keys and values."""
+    """Count the layers with a state instead of keys and values."""
     if not model.number("linear_num_value_heads"):
         return 0
     text = model.config.get("text_config")
@@ -160,7 +177,7 @@ def _delta_nets(model: Checkpoint) -> int:
 
 
 def _state_bytes(model: Checkpoint) -> int:
-    """Bytes of a conversation's state in one layer: matrices in fp32, and three inputs in 16 bits."""
+    """Return the bytes of a conversation's state in one layer: fp32 matrices and three 16-bit inputs."""
     heads, keys, k, v = (
         model.number(f"linear_{name}")
         for name in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")
@@ -169,15 +186,15 @@ def _state_bytes(model: Checkpoint) -> int:
 
 
 def _key_width(model: Checkpoint) -> int:
-    """Numbers of one token's keys in a layer; 0 where nothing states it."""
+    """Return the numbers of one token's keys in a layer. 0 if nothing states it."""
     heads = model.number("num_key_value_heads") or model.number("num_attention_heads")
     attention = model.number("num_attention_heads")
-    head = model.number("head_dim") or (
-        model.number("hidden_size") // attention if attention else 0
-    )
+    head = model.number("head_dim")
+    if not head and attention:
+        head = model.number("hidden_size") // attention
     return heads * head or _rows(model, "self_attn.k_proj.weight")
 
 
 def _rows(model: Checkpoint, name: str) -> int:
-    found = (tensor for tensor in _tensors(model) if tensor.name.endswith(name))
-    return next((tensor.shape[0] for tensor in found if len(tensor.shape) == 2), 0)
+    tensors = (tensor for tensor in _tensors(model) if tensor.name.endswith(name))
+    return next((tensor.shape[0] for tensor in tensors if len(tensor.shape) == 2), 0)

@@ -28,7 +28,7 @@ _MIDDLE_TOKENS: Final = frozenset(
         *("<|code_middle|>", "<|middle|>"),
     }
 )
-"""Tokens that llama.cpp uses for the middle where the header names none."""
+"""Tokens that llama.cpp uses for the middle if the header names none."""
 
 Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding", "rerank"]
 """Abilities that programs ask for. `embedding` excludes the others."""
@@ -41,12 +41,15 @@ _EMBEDDING_CANNOT: Final = (
 )
 
 VOCABULARY: Final = "tokenizer.ggml.tokens"
-"""Pass it to read_header as strings, where it matters whether a model fills in the middle."""
+"""Key to pass to read_header to learn whether a model fills in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """Description of one model."""
+    """Description of a model from its files.
+
+    Size: `show` prints each field.
+    """
 
     architecture: str
     parameters: int
@@ -55,14 +58,14 @@ class ModelDescription:
     layers: int
     vocab_size: int
     licence: str
-    """As the file names it; empty where it does not."""
+    """Licence as the file names it. Empty if it names none."""
     templates: Mapping[str, str]
     """Chat templates by name, `default` first."""
     kv_bytes_per_token: int
-    """In f16, all layers."""
+    """KV bytes of all layers in f16."""
     kv_types: tuple[str, ...]
     state_bytes: int
-    """Per conversation, of recurrent layers."""
+    """State of recurrent layers per conversation."""
     abilities: frozenset[Ability]
     can: tuple[str, ...]
     """Sentences about abilities."""
@@ -106,12 +109,12 @@ def describe_gguf(header: Header) -> ModelDescription:
 
 
 def _bytes_per_token(shape: ModelShape) -> int:
-    """KV bytes of one token in f16, as the cache stores it: sliding windows too keep all tokens."""
+    """Return the KV bytes of one token in f16. The cache also stores all tokens of sliding-window layers."""
     return sum(kv_layer_bytes(shape, CacheSpec(1, 1, 0)))
 
 
 def _attention(shape: ModelShape) -> str:
-    """Kind of attention, with the ratio of heads; empty if no layer attends."""
+    """Return the kind of attention with the ratio of heads. Empty if no layer attends."""
     keys = sorted(layer.keys for layer in shape.layers if layer.keys)
     if not keys or not shape.head_width or not shape.heads:
         return ""
@@ -129,21 +132,23 @@ def _attention(shape: ModelShape) -> str:
 
 
 def _text(header: Header, key: str) -> str:
-    found = header.metadata.get(key)
-    return found.strip() if isinstance(found, str) else ""
+    value = header.metadata.get(key)
+    if isinstance(value, str):
+        return value.strip()
+    return ""
 
 
 def _templates(header: Header) -> dict[str, str]:
-    found = {
+    templates = {
         key.removeprefix(_TEMPLATE).lstrip(".") or "default": value
         for key, value in sorted(header.metadata.items())
         if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(value, str)
     }
-    return {name: source for name, source in found.items() if source.strip()}
+    return {name: source for name, source in templates.items() if source.strip()}
 
 
 def _names(templates: Mapping[str, str]) -> frozenset[str]:
-    """The identifiers in the templates' code, without string literals."""
+    """Return the identifiers in the templates' code, without string literals."""
     code = " ".join(part for source in templates.values() for part in _CODE.findall(source))
     return frozenset(re.findall(r"[A-Za-z_]\w*", _STRINGS.sub(" ", code)))
 
@@ -151,39 +156,39 @@ def _names(templates: Mapping[str, str]) -> frozenset[str]:
 def _fills_in(header: Header) -> bool:
     if any(key in header.metadata for key in _MIDDLE):
         return True
-    known = header.metadata.get(VOCABULARY)
-    return isinstance(known, Array) and not _MIDDLE_TOKENS.isdisjoint(known.values or ())
+    vocabulary = header.metadata.get(VOCABULARY)
+    return isinstance(vocabulary, Array) and not _MIDDLE_TOKENS.isdisjoint(vocabulary.values or ())
 
 
 def abilities_of(templates: Mapping[str, str], *, infill: bool) -> frozenset[Ability]:
-    """Abilities by the templates. infill: whether the model has a fill-in-the-middle token."""
+    """Return the abilities that the templates show. infill: the model has a fill-in-the-middle token."""
     names = _names(templates)
     thoughts = any(sign in source for source in templates.values() for sign in _THOUGHTS)
-    found: dict[Ability, bool] = {
+    abilities: dict[Ability, bool] = {
         "chat": bool(templates),
         "tools": "tools" in names,
         "thinking": bool(names & _SWITCHES) or thoughts,
         "infill": infill,
     }
-    return frozenset(ability for ability, there in found.items() if there)
+    return frozenset(ability for ability, has_it in abilities.items() if has_it)
 
 
 def sentences_of(
     abilities: frozenset[Ability], templates: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Sentences on what a model can do, and on what it cannot."""
+    """Return sentences on what a model can do, and on what it cannot."""
     can = []
     cannot = ["It reads no images and hears no sound here."]
     if templates:
         can.append("It has a chat template.")
     else:
         cannot.append(
-            "It brings no chat template: a conversation reaches it as plain text, and it may be a base model."
+            "It has no chat template: it sees conversations as plain text, and may be a base model."
         )
     if "tools" in abilities:
-        can.append("Its template tells it of tools.")
+        can.append("Its template supports tools.")
     elif templates:
-        cannot.append("Its template has no place for tools.")
+        cannot.append("Its template does not support tools.")
     if _names(templates) & _SWITCHES:
         can.append("Its reasoning can be turned on and off (--think).")
     elif "thinking" in abilities:
@@ -200,7 +205,7 @@ def _shape_sentences(shape: ModelShape) -> tuple[tuple[str, ...], tuple[str, ...
     cannot = []
     if shape.recurrent:
         cannot.append(
-            "It keeps a running state that cannot be cut back: an earlier prompt is reused only from where "
+            "It has a recurrent state that cannot be cut back: an earlier prompt is reused only from where "
             "the state was saved."
         )
     if shape.window:

@@ -15,21 +15,21 @@ from localchat.models.info.gguf_info import VOCABULARY, ModelDescription, descri
 
 
 class Inspection(NamedTuple):
-    """The result of looking into a model's files."""
+    """Result of reading a model's files."""
 
     header: Header | None
-    """Of a GGUF that could be read."""
+    """Header of a GGUF that could be read."""
     facts: ModelDescription | None
-    """None where the files could not be read."""
+    """Description of the model. None if its files could not be read."""
     trouble: str
-    """Why the model cannot be used, the end of a sentence; empty where it can."""
+    """End of a sentence on why the model cannot be used. Empty if it can."""
 
 
 def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
     """Read the header alone: 30 ms for a large vocabulary.
 
-    `vocabulary`: also read the tokens (0.2 s), to know whether the model fills in the middle. Never raises for
-    the model's sake: trouble is a finding.
+    vocabulary: also read the tokens (0.2 s), to know whether the model fills in the middle. A faulty model is a
+    result, not an error.
     """
     if model.path is None or model.trouble:
         return Inspection(None, None, model.trouble)
@@ -44,14 +44,16 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
 
 
 def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
-    """A folder of safetensors. Raises LocalchatError."""
-    found = read_checkpoint(folder)
-    facts = describe_checkpoint(folder, found, vocabulary=vocabulary)
-    backend = choose_for_model(found, "safetensors").backend
-    return Inspection(None, facts, backend.objection(found))
+    """Inspect a folder of safetensors. Raises LocalchatError."""
+    checkpoint = read_checkpoint(folder)
+    facts = describe_checkpoint(folder, checkpoint, vocabulary=vocabulary)
+    backend = choose_for_model(checkpoint, "safetensors").backend
+    return Inspection(None, facts, backend.objection(checkpoint))
 
 
 def _trouble(problem: LocalchatError, model: Model) -> str:
-    """The reason alone: whoever shows it names the model."""
-    found = problem.reason if isinstance(problem, ModelInvalid) else ""
-    return found or problem.message.rstrip(".").replace(str(model.path), "it")
+    """Return the reason alone, because the caller's message names the model."""
+    reason = ""
+    if isinstance(problem, ModelInvalid):
+        reason = problem.reason
+    return reason or problem.message.rstrip(".").replace(str(model.path), "it")

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from localchat.engine.events import Done, Usage
 from localchat.server.anthropic.protocol import CountTokensBody, MessagesBody
 from localchat.server.anthropic.requests import as_chat, prompt_as_chat
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
@@ -20,16 +20,15 @@ from localchat.server.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
-from localchat.server.error_formats import anthropic_error
-from localchat.server.errors import ApiError
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.messages import decode_arguments
+from localchat.server.chat.request import conversation, engine_request
+from localchat.server.errors import ApiError, anthropic_error
 from localchat.server.formatters import json_response, new_id
 from localchat.server.generation import REPETITION, ChoiceEnd, Generation, OutputEvent
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.middleware.access_log import request_id
-from localchat.server.openai.chat import ConversationEndpoint
-from localchat.server.openai.requests import chat_request, conversation
-from localchat.server.openai.structure import with_format_field
+from localchat.server.paths import request_id
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
@@ -37,35 +36,34 @@ from localchat.server.token_counts import count_prompt_tokens, estimated_tokens
 
 _PING: Final = named_event(b"ping", b'{"type":"ping"}')
 _SIGNATURE: Final = "localchat"
-"""Clients keep reasoning only if it is signed. This server does not check it when it comes back."""
+"""Signature of reasoning, without which clients drop it. This server ignores it in requests."""
 _DELTAS: Final = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-"""Type of a delta and the field with its piece, by the kind of block."""
+"""Type of a delta, and the field with its piece, by the kind of block."""
 
 
 async def messages(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     config = service_of(request).config
-    body = await read_json(request, MessagesBody, config.limits)
-    chat = as_chat(body)
-    prompt = chat_request(chat, config.limits, client_of(request))
-    prompt = with_format_field(prompt, "output_config.format")
+    chat = as_chat(await read_json(request, MessagesBody, config.limits))
+    prompt = engine_request(chat, config.limits, client_of(request))
     endpoint = MessagesEndpoint(chat, prompt, config.loop_guard, request_id(request.scope))
     return GenerationResponse(request, endpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesEndpoint(ConversationEndpoint):
-    """A message. request_id: named by errors inside of a stream."""
+    """A message."""
 
     request_id: str
+    """Reported by errors inside of a stream."""
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "MessagesFormatter":
         estimate = estimated_tokens(generation.spec.prompts[0][0].prompt)
-        model = self.body.model or lease.name
+        model = self.model or lease.name
         return MessagesFormatter(new_id("msg_"), model, self.request_id, estimate)
 
 
@@ -77,18 +75,13 @@ async def count_tokens(request: Request) -> Response:
     return json_response({"input_tokens": await count_prompt_tokens(request, body.model, prompt)})
 
 
-# ---------------------------------------------------------------------------- formatter
-
-
 class MessagesFormatter:
-    """Answers of the Messages API: every block is opened, filled and closed before the next.
-
-    estimated_prompt_tokens: used while the engine has not counted the prompt.
-    """
+    """Formats the answers of the Messages API. A block is opened, filled and closed before the next one."""
 
     def __init__(
         self, id_: str, model: str, request_id: str, estimated_prompt_tokens: int = 0
     ) -> None:
+        """`estimated_prompt_tokens` is reported until the engine has counted the prompt."""
         self._id = id_
         self._model = model
         self._request_id = request_id
@@ -96,7 +89,7 @@ class MessagesFormatter:
         self._blocks = ContentBlocks()
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
-        """Cached tokens are known only later: `finish` reports them and corrects an estimate."""
+        # The cached tokens are unknown so far. `finish` reports them, and corrects an estimate.
         usage = self._usage(Usage(prompt_tokens, 0, 0))
         return _event("message_start", message=self._message([], None, usage))
 
@@ -134,7 +127,7 @@ class MessagesFormatter:
         }
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        """In this protocol, input tokens leave out those from the cache."""
+        """Return the usage. In this protocol, input tokens exclude cached ones."""
         prompt = usage.prompt_tokens or self._estimated_prompt_tokens
         return {
             "input_tokens": max(prompt - usage.cached_tokens, 0),
@@ -155,12 +148,15 @@ def _block_event(change: BlockEvent) -> bytes:
         case BlockOpened(block):
             return _event("content_block_start", index=index, content_block=_empty_block(block))
         case BlockDelta(block, piece):
+            if not piece:
+                return b""
             kind, field = _DELTAS[block.kind]
-            return _delta(index, kind, field, piece) if piece else b""
+            return _delta(index, kind, field, piece)
         case BlockClosed(block):
-            signed = block.kind == "reasoning"
-            last = _delta(index, "signature_delta", "signature", _SIGNATURE) if signed else b""
-            return last + _event("content_block_stop", index=index)
+            stop = _event("content_block_stop", index=index)
+            if block.kind == "reasoning":
+                return _delta(index, "signature_delta", "signature", _SIGNATURE) + stop
+            return stop
 
 
 def _delta(index: int, kind: str, field: str, piece: str) -> bytes:
@@ -184,15 +180,7 @@ def _complete_block(block: ContentBlock) -> dict[str, Any]:
         case "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": _SIGNATURE}
         case "call":
-            return {**_empty_block(block), "input": _input(block.text)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; empty if the token limit cut them off."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
+            return {**_empty_block(block), "input": decode_arguments(block.text)}
 
 
 def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:

@@ -4,11 +4,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.openai.protocol import StructureBody
+from localchat.server.chat.structure import StructureFields
 
 
 class DocumentSource(msgspec.Struct, frozen=True):
-    """The content of a document: `data` for a text, `content` for blocks."""
+    """Content of a document: `data` for a text, `content` for blocks."""
 
     type: str = ""
     data: str | None = None
@@ -16,7 +16,7 @@ class DocumentSource(msgspec.Struct, frozen=True):
 
 
 class InputBlock(msgspec.Struct, frozen=True):
-    """A block of content. Its fields depend on its type."""
+    """Block of content. The type determines its fields."""
 
     type: str
     text: str | None = None
@@ -47,12 +47,12 @@ class MessagesTool(msgspec.Struct, frozen=True):
 
     name: str
     type: str | None = None
-    """None or `custom`; others run on Anthropic's servers, or only its models know them."""
+    """Type of the tool: None or `custom`. Tools of other types run on Anthropic's servers."""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    """Hidden from the model until a tool result refers to it."""
+    """Hide the tool from the model until a tool result refers to it."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -79,9 +79,11 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(StructureBody, frozen=True, kw_only=True):
-    """POST /v1/messages/count_tokens: the fields that make up the prompt. `output_format` is the deprecated
-    place of `output_config.format`."""
+class CountTokensBody(StructureFields, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens: the fields that make up the prompt.
+
+    `output_format` is the deprecated name of `output_config.format`.
+    """
 
     messages: list[InputMessage]
     model: str | None = None

@@ -1,11 +1,13 @@
-"""Translates a Messages API request to a chat, which openai/requests.py validates for all protocols."""
+"""Translates requests of the Messages API to ChatRequest."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
+from localchat.engine.request import CalledTool, Message
 from localchat.server.anthropic.protocol import (
     Content,
     CountTokensBody,
@@ -14,100 +16,100 @@ from localchat.server.anthropic.protocol import (
     InputMessage,
     MessagesBody,
     MessagesTool,
+    OutputConfig,
     OutputFormat,
     ToolChoice,
 )
-from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.protocol import (
-    ChatBody,
-    ChatMessage,
-    ChatTool,
-    FunctionCallParam,
-    FunctionDefinition,
-    JsonSchemaFormat,
-    NamedFunction,
-    NamedToolChoice,
-    ResponseFormat,
-    ToolCallParam,
-)
-from localchat.server.openai.structure import structure_of
+from localchat.server.chat import tools as chat_tools
+from localchat.server.chat.options import GenerationFields
+from localchat.server.chat.request import ChatRequest
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
+from localchat.server.chat.tools import ChatTool, FunctionDefinition
+from localchat.server.errors import ApiError, bad_request, missing_field
 
 _BILLING_HEADER: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
-"""A line at the start of Claude Code's system prompt. It changes with every request, means nothing to a model
-and would invalidate the whole prefix cache."""
-_EFFORTS: Final = {each: each for each in ("low", "medium", "high", "xhigh")} | {"max": "xhigh"}
+"""First line of Claude Code's system prompt. It changes with every request, means nothing to a model and would
+invalidate the whole prefix cache."""
+_EFFORTS: Final = {
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "xhigh",
+    "max": "xhigh",
+}
 _ERROR_PREFIX: Final = "Error: "
-"""Templates have no place for the failure of a tool, so its result starts with this."""
+"""Start of the result of a tool that failed: chat templates cannot express the failure."""
 
 
-def as_chat(body: MessagesBody) -> ChatBody:
-    """The whole request as a chat. Raises ApiError."""
-    return msgspec.structs.replace(
-        prompt_as_chat(body),
-        max_tokens=body.max_tokens,
+def as_chat(body: MessagesBody) -> ChatRequest:
+    """Translate a request for an answer. Raises ApiError."""
+    chat = prompt_as_chat(body)
+    fields = msgspec.structs.replace(
+        chat.fields,
         stream=body.stream,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
     )
+    return replace(chat, fields=fields, max_tokens={"max_tokens": body.max_tokens})
 
 
-def prompt_as_chat(body: CountTokensBody) -> ChatBody:
-    """The part of the request that makes up the prompt, as a chat. Raises ApiError."""
-    config = body.output_config
-    format_ = (config.format if config else None) or body.output_format
-    choice = body.tool_choice
+def prompt_as_chat(body: CountTokensBody) -> ChatRequest:
+    """Translate the part of a request that makes up the prompt. Raises ApiError."""
+    config = body.output_config or OutputConfig()
+    format_ = config.format or body.output_format
     structure = structure_of(body)
     if format_ is not None:
         structure["response_format"] = _format(format_)
-    return ChatBody(
-        **structure,
-        model=body.model,
+    return ChatRequest(
+        fields=GenerationFields(**structure, model=body.model),
         messages=[*_system(body.system), *_messages(body.messages)],
         tools=_tools(body),
-        tool_choice=_choice(choice) if choice else None,
-        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        chat_template_kwargs=_options(body),
+        tool_choice=_tool_choice(body.tool_choice),
+        single_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        template_options=_template_options(body),
+        format_field="output_config.format",
     )
 
 
-def _system(system: Content) -> list[ChatMessage]:
-    blocks = [InputBlock("text", system)] if isinstance(system, str) else system or []
+def _system(system: Content) -> list[Message]:
+    if isinstance(system, str):
+        system = [InputBlock("text", system)]
     texts = [
-        _BILLING_HEADER.sub("", _text(block, f"system.{at}")) for at, block in enumerate(blocks)
+        _BILLING_HEADER.sub("", _text(block, f"system.{index}"))
+        for index, block in enumerate(system or ())
     ]
-    text = "\n".join(text for text in texts if text)
-    return [ChatMessage("system", text)] if text else []
+    text = "\n".join(filter(None, texts))
+    if not text:
+        return []
+    return [Message("system", text)]
 
 
-def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
-    for at, message in enumerate(messages):
+def _messages(messages: list[InputMessage]) -> Iterator[Message]:
+    for index, message in enumerate(messages):
         if message.role not in ("user", "assistant", "system"):
             raise bad_request(
                 f"The role {message.role[:50]!r} is unknown; the choices are user, assistant and system.",
-                param=f"messages.{at}.role",
+                param=f"messages.{index}.role",
             )
+        path = f"messages.{index}.content"
         if message.content is None:
-            raise ApiError(
-                400, "missing_required_parameter", f"messages.{at}.content: this field is required."
-            )
-        path = f"messages.{at}.content"
+            raise ApiError(400, "missing_required_parameter", f"{path}: this field is required.")
         if isinstance(message.content, str):
-            yield ChatMessage(message.role, message.content)
+            yield Message(message.role, message.content)
         elif message.role == "assistant":
             yield _assistant_message(message.content, path)
         else:
             yield from _user_messages(message.role, message.content, path)
 
 
-def _assistant_message(blocks: list[InputBlock], path: str) -> ChatMessage:
-    """A message of the assistant: text, reasoning and calls in the fields of a chat. Encrypted reasoning is
-    left out."""
+def _assistant_message(blocks: list[InputBlock], path: str) -> Message:
+    """Collect the text, reasoning and calls of an answer. Encrypted reasoning is left out."""
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[ToolCallParam] = []
-    for at, block in enumerate(blocks):
+    calls: list[CalledTool] = []
+    for index, block in enumerate(blocks):
         match block.type:
             case "thinking":
                 thoughts.append(block.thinking or "")
@@ -115,59 +117,54 @@ def _assistant_message(blocks: list[InputBlock], path: str) -> ChatMessage:
                 pass
             case "tool_use":
                 arguments = msgspec.json.encode(block.input or {}).decode()
-                name = _required(block.name, f"{path}.{at}.name")
-                calls.append(ToolCallParam(FunctionCallParam(name, arguments), block.id))
+                name = _required(block.name, f"{path}.{index}.name")
+                calls.append(CalledTool(name, arguments, block.id or ""))
             case _:
-                texts.append(_text(block, f"{path}.{at}"))
-    return ChatMessage(
-        "assistant",
-        "\n".join(texts),
-        tool_calls=calls or None,
-        reasoning_content="\n".join(thoughts) or None,
-    )
+                texts.append(_text(block, f"{path}.{index}"))
+    return Message("assistant", "\n".join(texts), "\n".join(thoughts), tuple(calls))
 
 
-def _user_messages(role: str, blocks: list[InputBlock], path: str) -> Iterator[ChatMessage]:
-    """A message of the user. Tool results become messages of their own, in their order."""
+def _user_messages(role: str, blocks: list[InputBlock], path: str) -> Iterator[Message]:
+    """Yield the messages of a user's turn. Tool results become messages of their own, in their order."""
     texts: list[str] = []
-    for at, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if block.type != "tool_result":
-            texts.append(_text(block, f"{path}.{at}"))
+            texts.append(_text(block, f"{path}.{index}"))
             continue
         if texts:
-            yield ChatMessage(role, "\n".join(texts))
+            yield Message(role, "\n".join(texts))
             texts = []
-        result = _plain_text(block.content, f"{path}.{at}.content")
-        yield ChatMessage(
-            "tool",
-            f"{_ERROR_PREFIX}{result}" if block.is_error else result,
-            tool_call_id=_required(block.tool_use_id, f"{path}.{at}.tool_use_id"),
-        )
+        result = _plain_text(block.content, f"{path}.{index}.content")
+        if block.is_error:
+            result = f"{_ERROR_PREFIX}{result}"
+        call = _required(block.tool_use_id, f"{path}.{index}.tool_use_id")
+        yield Message("tool", result, tool_call_id=call)
     if texts or not blocks:
-        yield ChatMessage(role, "\n".join(texts))
+        yield Message(role, "\n".join(texts))
 
 
 def _plain_text(content: Content, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_text(block, f"{path}.{at}") for at, block in enumerate(content))
+    return "\n".join(_text(block, f"{path}.{index}") for index, block in enumerate(content))
 
 
 def _text(block: InputBlock, path: str) -> str:
-    """The text of a block. Raises ApiError for a block without text."""
+    """Return the text of a block. Raises ApiError for a block without text."""
     if block.type == "text":
         return _required(block.text, f"{path}.text")
     if block.type == "tool_reference":
         name = _required(block.tool_name, f"{path}.tool_name")
         return f"The tool {name} can be called now."
     if block.type == "search_result":
-        source = block.source if isinstance(block.source, str) else None
-        found = _plain_text(block.content, f"{path}.content")
-        return "\n".join(part for part in (block.title, source, found) if part)
+        parts = [block.title, _plain_text(block.content, f"{path}.content")]
+        if isinstance(block.source, str):
+            parts.insert(1, block.source)
+        return "\n".join(filter(None, parts))
     if block.type == "document" and isinstance(block.source, DocumentSource):
-        text = _document(block.source, f"{path}.source.content")
-        if text is not None:
-            return "\n".join(part for part in (block.title, text) if part)
+        document = _document(block.source, f"{path}.source.content")
+        if document is not None:
+            return "\n".join(filter(None, (block.title, document)))
     raise bad_request(
         f"{path}: this model reads text only; a block of type {block.type[:50]!r} cannot be read.",
         param=path,
@@ -175,7 +172,7 @@ def _text(block: InputBlock, path: str) -> str:
 
 
 def _document(source: DocumentSource, path: str) -> str | None:
-    """The text of a document; None for a file or a URL."""
+    """Return the text of a document. None for a file or a URL."""
     match source.type:
         case "text":
             return source.data or ""
@@ -186,65 +183,63 @@ def _document(source: DocumentSource, path: str) -> str | None:
 
 def _required(value: str | None, path: str) -> str:
     if value is None:
-        raise bad_request(
-            f"{path}: this field is required.", param=path, code="missing_required_parameter"
-        )
+        raise missing_field(path, f"{path}: this field is required.")
     return value
 
 
 def _tools(body: CountTokensBody) -> list[ChatTool]:
-    """The tools that the model sees.
-
-    Deferred tools are left out until a tool result has referred to them.
-    """
-    given = body.tools or []
+    """Convert the tools that the model sees. A deferred tool appears once a tool result refers to it."""
+    tools = body.tools or []
     referenced: set[str | None] = set()
-    if any(tool.defer_loading for tool in given):
+    if any(tool.defer_loading for tool in tools):
         referenced = set(_referenced_tools(body.messages))
     return [
-        _tool(at, tool)
-        for at, tool in enumerate(given)
+        _tool(index, tool)
+        for index, tool in enumerate(tools)
         if not tool.defer_loading or tool.name in referenced
     ]
 
 
 def _referenced_tools(messages: list[InputMessage]) -> Iterator[str | None]:
-    """Names of the tools that tool results refer to."""
+    """Yield the names of the tools that tool results refer to."""
     for message in messages:
-        for block in message.content if isinstance(message.content, list) else ():
-            for inner in block.content if isinstance(block.content, list) else ():
+        for block in _blocks(message.content):
+            for inner in _blocks(block.content):
                 if inner.type == "tool_reference":
                     yield inner.tool_name
 
 
-def _tool(at: int, tool: MessagesTool) -> ChatTool:
+def _blocks(content: Content) -> list[InputBlock]:
+    return content if isinstance(content, list) else []
+
+
+def _tool(index: int, tool: MessagesTool) -> ChatTool:
     if tool.type not in (None, "custom"):
         raise bad_request(
-            f"tools.{at}: a tool of type {tool.type[:50]!r} cannot be run here; describe it with a name and "
+            f"tools.{index}: a tool of type {tool.type[:50]!r} cannot be run here; describe it with a name and "
             "an input_schema.",
-            param=f"tools.{at}",
+            param=f"tools.{index}",
         )
     return ChatTool(FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
 
 
-def _choice(choice: ToolChoice) -> str | NamedToolChoice:
+def _tool_choice(choice: ToolChoice | None) -> chat_tools.ToolChoice:
+    if choice is None:
+        return chat_tools.ToolChoice()
     match choice.type:
-        case "auto" | "none":
-            return choice.type
-        case "any":
-            return "required"
+        case "auto" | "none" | "any":
+            return chat_tools.ToolChoice(choice.type)
         case "tool":
             name = _required(choice.name, "tool_choice.name")
-            return NamedToolChoice(NamedFunction(name))
+            return chat_tools.ToolChoice(name=name, param="tool_choice.function.name")
     raise bad_request(
         f"tool_choice: {choice.type[:50]!r} is unknown; the choices are auto, any, tool and none.",
         param="tool_choice.type",
     )
 
 
-def _options(body: CountTokensBody) -> dict[str, Any]:
-    """Template options. Thinking of type `adaptive`, or none at all, leaves the choice to the model's
-    default."""
+def _template_options(body: CountTokensBody) -> dict[str, Any]:
+    """Return the template options. Thinking of type `adaptive` leaves the choice to the model's default."""
     options: dict[str, Any] = {}
     thinking = body.thinking
     if thinking is not None:
@@ -257,8 +252,8 @@ def _options(body: CountTokensBody) -> dict[str, Any]:
             options["enable_thinking"] = thinking.type == "enabled"
         if thinking.budget_tokens is not None:
             options["thinking_budget"] = thinking.budget_tokens
-    if body.output_config is not None and body.output_config.effort is not None:
-        effort = body.output_config.effort
+    effort = (body.output_config or OutputConfig()).effort
+    if effort is not None:
         if effort not in _EFFORTS:
             raise bad_request(
                 f"output_config.effort: {effort[:50]!r} is unknown; the choices are {', '.join(_EFFORTS)}.",

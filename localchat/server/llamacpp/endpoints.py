@@ -1,6 +1,6 @@
-"""POST /infill and /completion: llama.cpp's own routes, for editors that know no others.
+"""POST /infill and /completion: llama.cpp's own routes, which some editors require.
 
-Responses are compact JSON in one line with a `content` that is always a string: editors search for the bytes
+Responses are compact JSON in one line, and `content` is always a string: editors search for the bytes
 `"content":"` before they parse anything.
 """
 
@@ -15,9 +15,8 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest
-from localchat.server.content_blocks import CollectedAnswer
-from localchat.server.error_formats import openai_error
-from localchat.server.errors import ApiError
+from localchat.server.chat.content_blocks import CollectedAnswer
+from localchat.server.errors import ApiError, openai_error
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
@@ -38,8 +37,11 @@ from localchat.server.timings import RunningTimings, answer_timings, llamacpp_ti
 
 
 async def infill(request: Request) -> ASGIApp:
-    """Fill a gap. What does not fit into the context is left out, farthest from the cursor first, and the
-    answer reports it (`truncated`): a suggestion from half of the file is better than none."""
+    """Fill a gap.
+
+    Text that does not fit into the context is left out, starting farthest from the cursor, and the answer
+    reports it (`truncated`): a suggestion from half of the file is better than none.
+    """
     config = service_of(request).config
     body = await read_json(request, NativeBody, config.limits)
     requests = infill_requests(body, config.limits, client_of(request))
@@ -56,11 +58,11 @@ async def completion(request: Request) -> ASGIApp:
 
 @dataclass(frozen=True, slots=True)
 class NativeEndpoint:
-    """A request to one of llama.cpp's own routes."""
+    """An Endpoint of one of llama.cpp's own routes."""
 
     body: NativeBody
     requests: Sequence[GenerateRequest]
-    """The whole request, then ever shorter ones."""
+    """The request, then versions of it with ever shorter prompts."""
     loop_guard: bool
 
     @property
@@ -85,8 +87,8 @@ class NativeEndpoint:
         )
 
     def _early_stop(self) -> LineStop:
-        limit_ms = self.body.t_max_predict_ms or 0
-        return LineStop(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
+        limit_s = (self.body.t_max_predict_ms or 0) / 1e3
+        return LineStop(self.body.n_indent or 0, limit_s if limit_s > 0 else None)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "NativeFormatter":
         model = self.body.model or lease.name
@@ -95,9 +97,9 @@ class NativeEndpoint:
 
 
 class NativeFormatter:
-    """Answers in llama.cpp's own format.
+    """Formats answers as llama.cpp does.
 
-    A stream has an object for each piece of text; the last one has all metrics.
+    A stream has an object for each piece of text. The last one has all metrics.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class NativeFormatter:
         defaults: Mapping[str, float],
         generation: Generation,
     ) -> None:
-        """`request`: the one that the engine accepted. `defaults`: the engine's sampling."""
+        """`request` is the one that the engine accepted, `defaults` the engine's sampling."""
         self._model = model
         self._body = body
         self._request = request
@@ -131,6 +133,7 @@ class NativeFormatter:
         self._streamed.add(event)
         if not isinstance(event, Text) or not (event.text or event.logprobs):
             return b""
+        # A piece is usually one token. The exact number is known only at the end.
         self._pieces += 1
         piece = {
             "index": 0,
@@ -172,19 +175,19 @@ class NativeFormatter:
         return self._final(answer, choice.text, choice.logprobs, usage, done)
 
     def _tokens(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The fields of an object that list its tokens."""
-        made: dict[str, Any] = {
-            "tokens": [one.token for one in tokens] if self._body.return_tokens else []
-        }
+        """Return the fields that list the tokens of an object."""
+        fields: dict[str, Any] = {"tokens": []}
+        if self._body.return_tokens:
+            fields["tokens"] = [token.token for token in tokens]
         if self._body.n_probs:
-            made["completion_probabilities"] = [
+            fields["completion_probabilities"] = [
                 {
-                    **_token(one.token, one.text, one.logprob),
-                    "top_logprobs": [_token(*other) for other in one.top],
+                    **_token(token.token, token.text, token.logprob),
+                    "top_logprobs": [_token(*alternative) for alternative in token.top],
                 }
-                for one in tokens
+                for token in tokens
             ]
-        return made
+        return fields
 
     def _final(
         self,
@@ -194,10 +197,10 @@ class NativeFormatter:
         usage: Usage,
         done: Done | None,
     ) -> bytes:
-        """The last object of an answer. content, tokens: empty if they were streamed before."""
+        """Return the last object of an answer. `content` and `tokens` are empty in a stream."""
         (choice,) = answer.choices
         assert choice.end is not None
-        made = {
+        answer_object = {
             "index": 0,
             "content": content,
             **self._tokens(tokens),
@@ -215,35 +218,34 @@ class NativeFormatter:
             "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
             "timings": self._timings(answer, usage, done),
         }
-        fields = self._body.response_fields
-        return msgspec.json.encode(projected(made, fields) if fields else made)
+        if self._body.response_fields:
+            answer_object = projected(answer_object, self._body.response_fields)
+        return msgspec.json.encode(answer_object)
 
     def _timings(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> dict[str, Any]:
-        """The timings of the answer. One that this server ended has no metrics of the engine; then the times
-        are those at which its text came."""
         timings = answer_timings(usage, done, own=bool(self._body.timings))
         if timings is not None:
             return timings
-        first_s = time.perf_counter() if answer.first_text_s is None else answer.first_text_s
+        # The engine reports no metrics of an answer that this server ended. Measure by its text.
+        first_s = answer.first_text_s
+        if first_s is None:
+            first_s = time.perf_counter()
         prompt_ms = (first_s - self._accepted_s) * 1e3
         return llamacpp_timings(usage, prompt_ms, max(0.0, answer.last_text_s - first_s) * 1e3)
 
 
-def projected(whole: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """The values at these paths, each under its path as key.
-
-    A path that leads nowhere is left out.
-    """
-    found: dict[str, Any] = {}
+def projected(source: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return the values at these paths, with the paths as keys. Unknown paths are left out."""
+    values: dict[str, Any] = {}
     for path in paths:
-        value: Any = whole
+        value: Any = source
         for key in path.split("/"):
             if not isinstance(value, Mapping) or key not in value:
                 break
             value = value[key]
         else:
-            found[path] = value
-    return found
+            values[path] = value
+    return values
 
 
 def _token(token: int, text: bytes, logprob: float) -> dict[str, Any]:

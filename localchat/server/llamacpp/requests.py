@@ -1,22 +1,23 @@
-"""Converts llama.cpp's own requests to engine requests."""
+"""Converts the bodies of llama.cpp's own routes to requests of the engine."""
 
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, TextPrompt, TokenIds
-from localchat.server.config import ServerLimits
-from localchat.server.errors import bad_request
-from localchat.server.llamacpp.protocol import NativeBody
-from localchat.server.openai.requests import (
-    INFILL,
+from localchat.server.chat.options import (
+    INFILL_PRIORITY,
     Client,
     answer_tokens,
-    checked_ids,
     checked_logprobs,
-    generation,
+    checked_token_ids,
+    generate_request,
 )
+from localchat.server.config import ServerLimits
+from localchat.server.errors import bad_request, missing_field
+from localchat.server.llamacpp.protocol import NativeBody
 
 _DEFAULT_FILENAME: Final = "tmp"
 _MAX_HALVINGS: Final = 12
@@ -25,9 +26,9 @@ _MAX_HALVINGS: Final = 12
 def infill_requests(
     body: NativeBody, limits: ServerLimits, client: Client
 ) -> list[GenerateRequest]:
-    """Requests for a gap: the whole context first, then ever shorter ones. Raises ApiError."""
+    """Return requests for a gap: with the whole context, then with ever less of it. Raises ApiError."""
     gap = Infill(
-        # The cursor's line up to the cursor arrives as `prompt`; it is part of the text before the gap.
+        # `prompt` is the cursor's line up to the cursor: part of the text before the gap.
         (body.input_prefix or "") + _text(body),
         body.input_suffix or "",
         tuple(
@@ -36,47 +37,50 @@ def infill_requests(
             if file.text
         ),
     )
-    request = _request(body, gap, limits, client, priority=INFILL)
+    request = _request(body, gap, limits, client, priority=INFILL_PRIORITY)
     return [msgspec.structs.replace(request, prompt=shorter) for shorter in _ever_shorter(gap)]
 
 
 def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -> GenerateRequest:
-    """The request that continues a text. Raises ApiError."""
+    """Return the request that continues a text. Raises ApiError."""
     if body.prompt is None:
-        raise bad_request(
-            "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
-        )
+        raise missing_field("prompt")
     match body.prompt:
         case str(text) | [str(text)]:
             return _request(body, TextPrompt(text, special=True), limits, client)
-        case given if any(isinstance(each, str) for each in given):
+        case tokens if any(isinstance(token, str) for token in tokens):
             raise bad_request(
                 "The prompt must be one string or one list of token ids here.",
                 param="prompt",
                 code="invalid_type",
             )
-        case ids:
-            return _request(body, TokenIds(tuple(checked_ids(ids))), limits, client)
+        case tokens:
+            return _request(body, TokenIds(checked_token_ids(tokens)), limits, client)
 
 
 def _request(
     body: NativeBody, prompt: Prompt, limits: ServerLimits, client: Client, *, priority: int = 0
 ) -> GenerateRequest:
     _check_single(body)
-    limit = body.n_predict if body.n_predict is not None else body.max_tokens
-    tokens = {} if limit is None or limit < 0 else {"n_predict": limit}
+    limit = body.max_tokens if body.n_predict is None else body.n_predict
+    max_tokens: dict[str, int] = {}
+    if limit is not None and limit >= 0:
+        max_tokens["n_predict"] = limit
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
-        changes["seed"] = None  # llama.cpp's notation for a random seed
+        changes["seed"] = None  # llama.cpp's clients send -1 for a random seed
     if body.response_format is not None or body.grammar:
-        changes["json_schema"] = None  # llama.cpp ignores it then
-    request = generation(
+        changes["json_schema"] = None  # llama.cpp ignores the schema then
+    logprobs = None
+    if body.n_probs or body.return_tokens:
+        logprobs = checked_logprobs(body.n_probs or 0, "n_probs")
+    request = generate_request(
         msgspec.structs.replace(body, **changes),
         prompt,
         limits,
         client=client,
-        max_tokens=answer_tokens(tokens, limits, least=0),
-        logprobs=checked_logprobs(body.n_probs or 0, "n_probs") if reports_tokens(body) else None,
+        max_tokens=answer_tokens(max_tokens, limits, minimum=0),
+        logprobs=logprobs,
         priority=priority,
     )
     return msgspec.structs.replace(
@@ -84,13 +88,8 @@ def _request(
     )
 
 
-def reports_tokens(body: NativeBody) -> bool:
-    """True if the answer reports each of its tokens."""
-    return bool(body.n_probs or body.return_tokens)
-
-
 def _check_single(body: NativeBody) -> None:
-    """Raise ApiError for more than one answer."""
+    """Raise ApiError for a request of several answers."""
     for name in ("n", "n_cmpl"):
         if getattr(body, name) not in (None, 1):
             raise bad_request(
@@ -99,40 +98,33 @@ def _check_single(body: NativeBody) -> None:
 
 
 def _with_samplers(sampling: Sampling, samplers: str | list[str] | None) -> Sampling:
-    """Turn off the samplers that the list does not name.
+    """Turn off the samplers that the list does not name. The order of the others is fixed.
 
-    The order of ours is fixed. `infill` keeps nearly certain tokens; here that means greedy sampling, unless
-    the request has a temperature.
+    `infill` keeps nearly certain tokens. Here it means greedy sampling, unless the request has a temperature.
     """
     if not isinstance(samplers, list) or not samplers:
         return sampling
     off = {
-        field: value
-        for field, (name, value) in _OFF.items()
-        if name not in samplers and getattr(sampling, field) is None
+        key: sampler.off
+        for key, sampler in SAMPLERS.items()
+        if sampler.llamacpp_stage
+        and sampler.llamacpp_stage not in samplers
+        and getattr(sampling, key) is None
     }
     if "infill" in samplers and sampling.temperature is None:
         off["temperature"] = 0.0
     return msgspec.structs.replace(sampling, **off)
 
 
-_OFF: Final = {
-    "top_k": ("top_k", 0),
-    "typical_p": ("typ_p", 1.0),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", 0.0),
-    "repetition_penalty": ("penalties", 1.0),
-}
-
-
 def _ever_shorter(gap: Infill) -> Iterator[Infill]:
-    """The gap with ever less context.
+    """Yield the gap with ever less context.
 
-    The older half of the other files goes first, as clients send the most relevant last; then the lines
-    farthest from the cursor.
+    The first half of the other files goes first, because clients send the most relevant last. Then the lines
+    farthest from the cursor go.
     """
     yield gap
     replace = msgspec.structs.replace
+    # Each step halves the context, so that a few attempts are enough for any size.
     while gap.extra:
         gap = replace(gap, extra=gap.extra[(len(gap.extra) + 1) // 2 :])
         yield gap
@@ -145,8 +137,8 @@ def _ever_shorter(gap: Infill) -> Iterator[Infill]:
 
 def _latter_half(text: str) -> str:
     half = len(text) - len(text) // 2
-    at = text.find("\n", half) + 1
-    return text[at or half :]
+    line_start = text.find("\n", half) + 1
+    return text[line_start or half :]
 
 
 def _former_half(text: str) -> str:

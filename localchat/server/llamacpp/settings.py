@@ -1,22 +1,12 @@
-"""Settings of an answer as llama.cpp reports them: `generation_settings`."""
+"""The settings of an answer, as llama.cpp's `generation_settings` reports them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import GenerateRequest, Infill, TextPrompt
 from localchat.server.llamacpp.protocol import NativeBody
 
-_SAMPLERS: Final = {
-    "temperature": ("temperature", 0.0),
-    "top_k": ("top_k", 0),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", 0.0),
-    "typical_p": ("typical_p", 1.0),
-    "repetition_penalty": ("repeat_penalty", 1.0),
-    "presence_penalty": ("presence_penalty", 0.0),
-    "frequency_penalty": ("frequency_penalty", 0.0),
-}
-"""llama.cpp's names of our sampling fields, and their values when they are off."""
 _ORDER: Final = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
 _MISSING: Final = {
     "dynatemp_range": 0.0,
@@ -29,18 +19,22 @@ _MISSING: Final = {
     "n_discard": 0,
     "lora": [],
 }
-"""Settings that this server does not have, with the values that describe what it does."""
+"""Settings that this server does not have, with the values that describe its behavior."""
 
 
 def generation_settings(
     request: GenerateRequest, defaults: Mapping[str, float], body: NativeBody
 ) -> dict[str, Any]:
-    """Return the settings that the engine used. `defaults`: sampling where the request names none."""
+    """Return the settings that the engine used. `defaults` fills in sampling that the request lacks."""
     samplers: dict[str, Any] = {}
-    for field, (name, off) in _SAMPLERS.items():
-        value = getattr(request.sampling, field)
-        samplers[name] = defaults.get(field, off) if value is None else value
-    grammar = request.grammar
+    for key, sampler in SAMPLERS.items():
+        value = getattr(request.sampling, key)
+        if value is None:
+            value = defaults.get(key, sampler.off)
+        samplers[sampler.llamacpp_name or key] = value
+    grammar = ""
+    if request.grammar is not None and request.grammar.kind == "lark":
+        grammar = request.grammar.source
     return {
         **_MISSING,
         **samplers,
@@ -53,14 +47,14 @@ def generation_settings(
         "ignore_eos": request.ignore_eos,
         "stream": bool(body.stream),
         "n_probs": body.n_probs or 0,
-        "grammar": grammar.source if grammar is not None and grammar.kind == "lark" else "",
+        "grammar": grammar,
         "samplers": list(_ORDER),
         "timings_per_token": bool(body.timings_per_token),
     }
 
 
 def prompt_text(request: GenerateRequest) -> str:
-    """Return the text of the prompt; empty for token ids, which the client has."""
+    """Return the text of the prompt; empty for token ids, which the client knows."""
     match request.prompt:
         case TextPrompt(text):
             return text

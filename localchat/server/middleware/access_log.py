@@ -1,6 +1,6 @@
-"""Access log middleware: request ids, normalized paths, one log line per request.
+"""Access log middleware: request ids, normalized paths, and one log line per request.
 
-The line never contains any text of a prompt or an answer. Pure ASGI, see security.py.
+The line contains no text of a prompt or an answer. Pure ASGI, see security.py.
 """
 
 import logging
@@ -16,20 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localchat.sanitize import sanitize_line
 from localchat.server.fields import HEADER, IGNORED, header_value
+from localchat.server.paths import is_anthropic, normalize_path
 from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server.requests")
 
-_SLASHES: Final = re.compile("/{2,}")
 _ABSOLUTE_URL: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 """A whole URL in place of a path."""
 _MAX_LOGGED: Final = 120
-_OPENAI: Final = ("/chat/completions", "/completions", "/responses", "/embeddings")
 
 
 class AccessLogMiddleware:
-    """The outermost middleware. It removes `/v1` and doubled slashes from the path, because clients join base
-    URLs and routes in every possible way."""
+    """The outermost middleware. It normalizes paths, because clients join base URLs and routes in many ways."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,15 +60,12 @@ class AccessLogMiddleware:
         try:
             await self._app(inner, receive, sending)
         finally:
-            tracked = inner.get("localchat.request")
-            client_left = tracked is not None and tracked.client_left
-            line = [
-                id_,
-                scope["method"],
-                scope["path"][:_MAX_LOGGED],
-                str(499 if client_left else status),
-            ]
-            line += _request_fields(tracked) if tracked is not None else []
+            tracked: TrackedRequest | None = inner.get("localchat.request")
+            if tracked is not None and tracked.client_left:
+                status = 499
+            line = [id_, scope["method"], scope["path"][:_MAX_LOGGED], str(status)]
+            if tracked is not None:
+                line += _request_fields(tracked)
             if ignored := inner.get(IGNORED):
                 line.append(f"ignored={header_value(ignored).decode().replace(' ', '')}")
             line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
@@ -79,61 +74,31 @@ class AccessLogMiddleware:
 
 
 def _with_path(scope: Scope) -> Scope:
-    """Replace a whole URL, as sent to a proxy, by its path (RFC 9112, 3.2.2). The host in the URL takes
-    precedence over the Host header."""
-    found = _ABSOLUTE_URL.fullmatch(scope.get("raw_path") or b"")
-    if found is None:
+    """Replace a whole URL, as sent to a proxy, by its path (RFC 9112, 3.2.2).
+
+    The host of the URL takes precedence over the Host header.
+    """
+    match = _ABSOLUTE_URL.fullmatch(scope.get("raw_path") or b"")
+    if match is None:
         return scope
-    path = found[2] or b"/"
+    path = match[2] or b"/"
     headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
     return {
         **scope,
         "path": unquote(path.decode("ascii")),
         "raw_path": path,
-        "headers": [(b"host", found[1]), *headers],
+        "headers": [(b"host", match[1]), *headers],
     }
-
-
-def request_id(scope: Scope) -> str:
-    """The id of the request; empty outside of the AccessLogMiddleware."""
-    id_: str = scope.get("localchat.id", "")
-    return id_
-
-
-def is_anthropic(scope: Scope) -> bool:
-    """True for a request to Anthropic's API, by its path, or by the version header of every client of it
-    unless the path is one of OpenAI's."""
-    path = normalize_path(scope["path"])
-    if path == "/messages" or path.startswith("/messages/"):
-        return True
-    if path in _OPENAI:
-        return False
-    return any(name == b"anthropic-version" for name, _ in scope["headers"])
-
-
-def is_ollama(path: str) -> bool:
-    """True for a path of Ollama's API."""
-    return normalize_path(path).startswith("/api/")
-
-
-def normalize_path(path: str) -> str:
-    """The path in the form that the routes use."""
-    path = _SLASHES.sub("/", path)
-    while path == "/v1" or path.startswith("/v1/"):
-        path = path[3:]
-    return path.rstrip("/") or "/"
 
 
 def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
     line = [f"model={tracked.model[:_MAX_LOGGED]}"]
     if tracked.usage is not None:
-        usage = tracked.usage
-        line += [
-            f"prompt={usage.prompt_tokens}",
-            f"cached={usage.cached_tokens}",
-            *([f'missed="{tracked.why_missed}"'] if tracked.why_missed else []),
-            f"completion={usage.completion_tokens}",
-        ]
+        line.append(f"prompt={tracked.usage.prompt_tokens}")
+        line.append(f"cached={tracked.usage.cached_tokens}")
+        if tracked.why_missed:
+            line.append(f'missed="{tracked.why_missed}"')
+        line.append(f"completion={tracked.usage.completion_tokens}")
     if tracked.first_token_s is not None:
         line.append(f"ttft_ms={(tracked.first_token_s - tracked.arrived_s) * 1000:.0f}")
     if tracked.done is not None and tracked.done.timings.decode_tokens_per_s is not None:

@@ -1,9 +1,8 @@
-"""Security middleware: checks Host, Origin and API key of every request.
+"""Security middleware: checks Host, Origin and API key of every request, before its body is read.
 
-It does so before anything is read or done. A web page in a visitor's browser can send requests to this
-machine. It cannot choose the Host header, unless its own name was made to point here (DNS rebinding), and its
-Origin identifies it; so both must be known. A name that ends in .local proves nothing. Pure ASGI, because
-Starlette's wrapper for middleware hides that a client left.
+A web page in the user's browser can send requests to this machine. It cannot choose the Host header, unless its
+own name points here (DNS rebinding), and its Origin identifies it. Both must therefore be allowed. A name that
+ends in .local proves nothing. Pure ASGI, because Starlette's wrapper for middleware hides disconnects.
 """
 
 import hmac
@@ -20,8 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
-from localchat.server.error_formats import error_response
-from localchat.server.errors import ApiError, unavailable
+from localchat.server.errors import ApiError, error_response, unavailable
 from localchat.server.uvicorn_http import PROBES_ONLY
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
@@ -30,7 +28,7 @@ _ORIGIN: Final = re.compile(
 )
 _NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 PRIVATE: Final = "/localchat/"
-"""Prefix of the private routes, which check a token of their own."""
+"""Prefix of the private routes. They check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
 _PROBES: Final = frozenset({"/", "/health", "/metrics"})
 _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
@@ -38,40 +36,44 @@ _KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
 _MIN_KEY_LENGTH: Final = 8
 
 
-def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
-    """Origins in the form that browsers send, with `*` in place of host or port. Raises UsageError for an
-    origin that no page can have, which would otherwise never match without a word."""
-    made = tuple(origin.lower().removesuffix("/") for origin in given)
-    for origin in made:
+def checked_origins(values: Sequence[str]) -> tuple[str, ...]:
+    """Return Origins as browsers send them; `*` may replace host or port.
+
+    Raises UsageError for an origin that no page can have, because it would never match.
+    """
+    origins = tuple(origin.lower().removesuffix("/") for origin in values)
+    for origin in origins:
         if not _ORIGIN.fullmatch(origin):
             raise UsageError(
                 f"--allow-origin {origin!r} is not a valid origin",
                 hint="scheme://host or scheme://host:port, with * in place of host or port: "
                 "http://localhost:*, https://app.example.org, vscode-webview://*",
             )
-    return made
+    return origins
 
 
-def checked_names(given: Sequence[str]) -> tuple[str, ...]:
-    """Names and addresses for the Host header, in lower case. Raises UsageError for anything else."""
-    made = tuple(name.lower() for name in given)
-    for name in made:
+def checked_names(values: Sequence[str]) -> tuple[str, ...]:
+    """Return names and addresses for the Host header, in lower case. Raises UsageError for anything else."""
+    names = tuple(name.lower() for name in values)
+    for name in names:
         if not _NAME.fullmatch(name) and not _is_address(name.strip("[]")):
             raise UsageError(
                 f"--allow-host {name!r} is not a host name or an address",
                 hint="the name or address alone, without http:// and without a port: box.lan",
             )
-    return made
+    return names
 
 
 def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """API keys from a file and from the environment; empty if there are none.
+    """Read the API keys of a file and of the environment.
 
-    Never from the command line, which every program of the machine can read; for the same reason nobody but
-    its owner may read the file. It has one key per line; lines that begin with # are comments. Raises
-    FileMissing, UsageError.
+    Keys never come from the command line, because every program of the machine can read it. For the same
+    reason only its owner may read the file. It has one key per line; lines that start with # are comments.
+    Raises FileMissing, UsageError.
     """
-    keys = [environ[_KEY_VARIABLE]] if environ.get(_KEY_VARIABLE) else []
+    keys = []
+    if key := environ.get(_KEY_VARIABLE):
+        keys.append(key)
     if file is not None:
         keys += _keys_in_file(file)
     for key in keys:
@@ -103,11 +105,12 @@ def _keys_in_file(file: Path) -> list[str]:
 
 
 class SecurityMiddleware:
-    """Checks every request. `on_refused`: called with every refusal."""
+    """Checks every request."""
 
     def __init__(
         self, app: ASGIApp, config: ServerConfig, on_refused: Callable[[ApiError], None]
     ) -> None:
+        """`on_refused` gets the error of every refusal."""
         self._app = app
         self._config = config
         self._on_refused = on_refused
@@ -134,7 +137,7 @@ class SecurityMiddleware:
                 scope["localchat.key"] = self._check_key(headers)
         except ApiError as error:
             self._on_refused(error)
-            # The refusal of a preflight must not name the page, or the browser would take it as allowed.
+            # If the refusal of a preflight named the page, the browser would treat the request as allowed.
             if allowed is None or scope["method"] == "OPTIONS":
                 allowed = None
                 error.headers["vary"] = "Origin"
@@ -142,54 +145,53 @@ class SecurityMiddleware:
             return
         await self._app(scope, receive, _with_origin(send, allowed))
 
-    # ------------------------------------------------------------------------ Host and Origin
-
     def _check_host(self, headers: Headers) -> None:
-        given = headers.getlist("host")
-        if len(given) != 1 or not self._is_own_name(given[0]):
-            shown = ", ".join(given)[:100]
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_own_name(hosts[0]):
             raise ApiError(
                 403,
                 "host_not_allowed",
-                f"The Host header is {shown!r}, which is not a name of this server; to allow it, start "
-                "the server with --allow-host NAME.",
+                f"The Host header is {', '.join(hosts)[:100]!r}, which is not a name of this server; to allow "
+                "it, start the server with --allow-host NAME.",
                 kind="permission_error",
             )
 
     def _is_own_name(self, host: str) -> bool:
-        found = _HOST.fullmatch(host)
-        if found is None or (found[2] is not None and int(found[2]) > 65535):
+        match = _HOST.fullmatch(host)
+        if match is None or (match[2] is not None and int(match[2]) > 65535):
             return False
-        name = found[1].lower().strip("[]")
+        name = match[1].lower().strip("[]")
         if name in self._hosts:
             return True
         return self._config.any_address and _is_address(name)
 
     def _check_origin(self, headers: Headers) -> str | None:
-        """The allowed Origin; None if the request has none. Raises ApiError."""
-        given = headers.getlist("origin")
-        if given and (
-            len(given) > 1 or not any(each.fullmatch(given[0]) for each in self._origins)
-        ):
+        """Return the allowed Origin, None for a request without one. Raises ApiError."""
+        origins = headers.getlist("origin")
+        if len(origins) == 1 and any(pattern.fullmatch(origins[0]) for pattern in self._origins):
+            return origins[0]
+        if origins:
             raise ApiError(
                 403,
                 "origin_not_allowed",
-                f"Requests from {', '.join(given)[:100]!r} are not allowed; to allow them, start the server "
+                f"Requests from {', '.join(origins)[:100]!r} are not allowed; to allow them, start the server "
                 "with --allow-origin ORIGIN.",
                 kind="permission_error",
             )
-        if not given and headers.get("sec-fetch-site", "") == "cross-site":
+        if headers.get("sec-fetch-site", "") == "cross-site":
             raise ApiError(
                 403,
                 "origin_not_allowed",
                 "Requests from pages of other sites are not allowed.",
                 kind="permission_error",
             )
-        return given[0] if given else None
+        return None
 
     def _preflight(self, headers: Headers, origin: str | None) -> Response:
-        """The answer to a browser that checks if a page may send a request. Pages of a public network get no
-        access to a private one."""
+        """Answer a browser that checks if a page may send a request.
+
+        Pages of a public network get no access to a private one.
+        """
         if origin is None or "access-control-request-private-network" in headers:
             raise ApiError(
                 403,
@@ -209,20 +211,15 @@ class SecurityMiddleware:
             },
         )
 
-    # ------------------------------------------------------------------------ keys
-
     def _check_key(self, headers: Headers) -> str:
-        """The key of the request. Raises ApiError.
-
-        Empty if the server needs none: some clients always send one.
-        """
+        """Return the key of the request; empty if the server needs none. Raises ApiError."""
         keys = self._config.api_keys
         if not keys:
-            return ""
-        for given in _given_keys(headers):
-            # Every key is compared, so that the time reveals nothing.
-            if [key for key in keys if hmac.compare_digest(key.encode(), given.encode())]:
-                return given
+            return ""  # some clients always send a key
+        for sent in _sent_keys(headers):
+            # Compare every key, so that the time reveals nothing.
+            if [key for key in keys if hmac.compare_digest(key.encode(), sent.encode())]:
+                return sent
         raise ApiError(
             401,
             "invalid_api_key",
@@ -232,11 +229,12 @@ class SecurityMiddleware:
         )
 
 
-def _given_keys(headers: Headers) -> Sequence[str]:
+def _sent_keys(headers: Headers) -> Sequence[str]:
+    keys = [headers.get("x-api-key", ""), headers.get("api-key", "")]
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    keys = [bearer.strip()] if scheme.lower() == "bearer" else []
-    keys += [headers.get("x-api-key", ""), headers.get("api-key", "")]
-    return [key for key in keys if key]
+    if scheme.lower() == "bearer":
+        keys.insert(0, bearer.strip())
+    return list(filter(None, keys))
 
 
 def _is_address(name: str) -> bool:
@@ -248,7 +246,7 @@ def _is_address(name: str) -> bool:
 
 
 def _pattern(origin: str) -> re.Pattern[str]:
-    """A pattern for an Origin, in which `*` stands for one host or port."""
+    """Return a pattern for an Origin. A `*` matches one host or port."""
     escaped = re.escape(origin.rstrip("/"))
     if escaped.endswith(r":\*"):
         escaped = escaped.removesuffix(r"\*") + "[0-9]{1,5}"
@@ -256,7 +254,7 @@ def _pattern(origin: str) -> re.Pattern[str]:
 
 
 def _with_origin(send: Send, origin: str | None) -> Send:
-    """Add the headers that let a browser pass the response to an allowed page. None: not a page's request."""
+    """Add the headers that let a browser pass the response to a page."""
     if origin is None:
         return send
 

@@ -1,7 +1,7 @@
-"""POST /api/chat, /api/generate and /api/embed: answers in Ollama's format.
+"""POST /api/chat, /api/generate and /api/embed: answer in Ollama's format.
 
-A stream has one JSON object a line; the last one has `done` and all metrics. A tool call is one object, as soon
-as its arguments are complete.
+A stream has one JSON object per line. The last one has `done` and all metrics. A tool call is one object, sent
+once its arguments are complete.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
@@ -26,7 +26,12 @@ from localchat.server.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
-from localchat.server.errors import ApiError, bad_request
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.messages import decode_arguments
+from localchat.server.chat.request import ChatRequest, engine_request
+from localchat.server.embeddings import checked_texts, embed
+from localchat.server.errors import ApiError, missing_field
 from localchat.server.formatters import json_response
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
 from localchat.server.generation_response import GenerationResponse
@@ -42,12 +47,8 @@ from localchat.server.ollama.requests import (
     as_chat,
     as_generation,
     context_headers,
-    engine_request,
     keep_alive_s,
 )
-from localchat.server.openai.chat import ConversationEndpoint
-from localchat.server.openai.embeddings import checked_texts, embed
-from localchat.server.openai.protocol import ChatBody, chat_logprobs
 from localchat.server.request_body import read_json
 from localchat.server.sse import NDJSON
 from localchat.server.state import Service, client_of, service_of
@@ -56,48 +57,46 @@ Json: TypeAlias = dict[str, Any]
 
 
 async def chat(request: Request) -> ASGIApp:
-    """Answer a conversation; without messages, only load the model."""
+    """Answer a conversation. Without messages, only load the model."""
     service = service_of(request)
     config = service.config
     body = await read_json(request, OllamaChatBody, config.limits)
     if not body.messages:
         return await _load(request, service, body, _in_message)
-    translated = as_chat(body)
-    prompt = engine_request(translated, config.limits, client_of(request))
-    endpoint = _endpoint(service, body, translated, prompt, _in_message)
+    chat = as_chat(body)
+    prompt = engine_request(chat, config.limits, client_of(request))
+    endpoint = _endpoint(service, body, chat, prompt, _in_message)
     return GenerationResponse(request, endpoint, NDJSON)
 
 
 async def generate(request: Request) -> ASGIApp:
-    """Answer a prompt, continue a text (`raw`) or fill a gap (`suffix`); without any, only load the model."""
+    """Answer a prompt, continue a text (`raw`) or fill a gap (`suffix`). Without any, only load the model."""
     service = service_of(request)
     config = service.config
     body = await read_json(request, OllamaGenerateBody, config.limits)
     if not body.prompt and not body.suffix:
         return await _load(request, service, body, _in_response)
-    translated, prompt = as_generation(body, config.limits, client_of(request))
-    endpoint = _endpoint(service, body, translated, prompt, _in_response)
+    chat, prompt = as_generation(body, config.limits, client_of(request))
+    endpoint = _endpoint(service, body, chat, prompt, _in_response)
     return GenerationResponse(request, endpoint, NDJSON)
 
 
 async def embeddings(request: Request) -> Response:
-    """Vectors of texts; at the older route /api/embeddings, of one text."""
+    """Embed texts, or one text at the older route /api/embeddings."""
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, OllamaEmbedBody, limits)
-    given = body.input if body.input is not None else body.prompt
-    if given is None:
-        raise bad_request(
-            "The field 'input' is required.", param="input", code="missing_required_parameter"
-        )
+    source = body.prompt if body.input is None else body.input
+    if source is None:
+        raise missing_field("input")
     began_s = time.perf_counter()
     keep_s = keep_alive_s(body.keep_alive)
+    # The older route rejects a text that is too long.
     truncate = body.input is not None and body.truncate is not False
-    if not given:
-        vectors = list[list[float]]()
-        tokens = 0
-    else:
-        texts = checked_texts(given, limits)
+    vectors: list[list[float]] = []
+    tokens = 0
+    if source:
+        texts = checked_texts(source, limits)
         async with await service.lease(model_name(service, body.model), request) as lease:
             if keep_s is not None:
                 lease.keep_alive(keep_s)
@@ -118,10 +117,12 @@ async def embeddings(request: Request) -> Response:
 
 
 def model_name(service: Service, name: str) -> str:
-    """The name of a model as the server knows it: programs add `:latest` to a name without a tag."""
+    """Return the server's name of a model: programs add `:latest` to a name without a tag."""
     names = {card.name for card in service.engines.models()}
     bare = name.removesuffix(":latest")
-    return bare if name not in names and bare in names else name
+    if name not in names and bare in names:
+        return bare
+    return name
 
 
 async def _load(
@@ -130,7 +131,7 @@ async def _load(
     body: AnswerBody,
     piece: "Callable[[AnswerPiece], Json]",
 ) -> Response:
-    """Load a model and answer nothing, as programs ask at their start; unload it with a keep-alive of 0."""
+    """Load a model without an answer, as programs request at their start. A keep-alive of 0 unloads it."""
     name = model_name(service, body.model)
     keep_s = keep_alive_s(body.keep_alive)
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -139,13 +140,17 @@ async def _load(
             headers = context_headers(body.options, lease.info.context_tokens)
             if keep_s is not None:
                 lease.keep_alive(keep_s)
-    whole = {"model": body.model, "created_at": _now(), **piece(AnswerPiece()), "done": True}
-    answer = json_response({**whole, "done_reason": "unload" if keep_s == 0 else "load"})
-    answer.raw_headers.extend(headers)
-    return answer
-
-
-# ---------------------------------------------------------------------------- endpoint
+    response = json_response(
+        {
+            "model": body.model,
+            "created_at": _now(),
+            **piece(AnswerPiece()),
+            "done": True,
+            "done_reason": "unload" if keep_s == 0 else "load",
+        }
+    )
+    response.raw_headers.extend(headers)
+    return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +158,9 @@ class OllamaEndpoint(ConversationEndpoint):
     """A chat or a prompt."""
 
     name: str
-    """Of the model."""
+    """Name of the model."""
     piece: "Callable[[AnswerPiece], Json]"
-    """Writes a piece of the answer in the form of its route."""
+    """Writes a piece of the answer in the format of its route."""
     options: OllamaOptions | None = None
     keep_alive_s: float | None = None
 
@@ -171,13 +176,14 @@ class OllamaEndpoint(ConversationEndpoint):
         return replace(spec, keep_alive_s=self.keep_alive_s, headers=headers)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "OllamaFormatter":
-        return OllamaFormatter(self.body.model or lease.name, self.piece, bool(self.body.logprobs))
+        model = self.chat.fields.model or lease.name
+        return OllamaFormatter(model, self.piece, self.chat.logprobs)
 
 
 def _endpoint(
     service: Service,
     body: AnswerBody,
-    chat: ChatBody,
+    chat: ChatRequest,
     prompt: GenerateRequest,
     piece: "Callable[[AnswerPiece], Json]",
 ) -> OllamaEndpoint:
@@ -194,7 +200,7 @@ def _endpoint(
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """A piece of an answer, or the whole."""
+    """A piece of an answer, or the whole answer."""
 
     text: str = ""
     thinking: str = ""
@@ -211,11 +217,14 @@ def _in_message(piece: AnswerPiece) -> Json:
 
 
 def _in_response(piece: AnswerPiece) -> Json:
-    return {"response": piece.text, **({"thinking": piece.thinking} if piece.thinking else {})}
+    response = {"response": piece.text}
+    if piece.thinking:
+        response["thinking"] = piece.thinking
+    return response
 
 
 class OllamaFormatter:
-    """Answers of Ollama's API, as lines of JSON or as one object."""
+    """Formats answers of Ollama's API, as lines of JSON or as one object."""
 
     def __init__(
         self, model: str, piece: Callable[[AnswerPiece], Json], with_logprobs: bool
@@ -248,19 +257,24 @@ class OllamaFormatter:
 
     def _change(self, change: BlockEvent) -> bytes:
         match change:
-            case BlockDelta(block, text, logprobs) if block.kind == "text":
-                if text or logprobs:
-                    return self._part(AnswerPiece(text=text), logprobs)
-                return b""
-            case BlockDelta(block, text) if block.kind == "reasoning":
-                return self._part(AnswerPiece(thinking=text)) if text else b""
+            case BlockDelta(block, text, logprobs) if block.kind == "text" and (text or logprobs):
+                return self._part(AnswerPiece(text=text), logprobs)
+            case BlockDelta(block, text) if block.kind == "reasoning" and text:
+                return self._part(AnswerPiece(thinking=text))
             case BlockClosed(block) if block.kind == "call":
                 return self._part(AnswerPiece(calls=(block,)))
         return b""
 
     def _part(self, piece: AnswerPiece, logprobs: tuple[TokenLogprob, ...] = ()) -> bytes:
-        head = {"model": self._model, "created_at": _now()}
-        return _line({**head, **self._piece(piece), "done": False, **self._logprobs(logprobs)})
+        return _line(
+            {
+                "model": self._model,
+                "created_at": _now(),
+                **self._piece(piece),
+                "done": False,
+                **self._logprobs(logprobs),
+            }
+        )
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> Json:
         if self._with_logprobs and logprobs:
@@ -275,33 +289,40 @@ class OllamaFormatter:
             "created_at": _now(),
             **self._piece(piece),
             "done": True,
-            "done_reason": "length" if end is not None and end.reason == "length" else "stop",
+            "done_reason": "length" if end and end.reason == "length" else "stop",
             **_metrics(usage, done),
         }
 
 
 def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
-    """Counts, and times in nanoseconds as far as the engine measured them."""
-    timings = done.timings if done is not None else None
-    prefill = (timings and timings.prefill_tokens_per_s) or 0.0
-    decode = (timings and timings.decode_tokens_per_s) or 0.0
-    computed = usage.prompt_tokens - usage.cached_tokens
-    return {
-        "total_duration": _nanoseconds(timings.total_s if timings else 0.0),
-        "load_duration": _nanoseconds(timings.load_s if timings else 0.0),
+    """Return token counts, and times in nanoseconds. A time that was not measured is 0."""
+    metrics = {
+        "total_duration": 0,
+        "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
-        "prompt_eval_duration": _nanoseconds(computed / prefill if prefill else 0.0),
+        "prompt_eval_duration": 0,
         "eval_count": usage.completion_tokens,
-        "eval_duration": _nanoseconds(usage.completion_tokens / decode if decode else 0.0),
+        "eval_duration": 0,
     }
+    if done is not None:
+        timings = done.timings
+        computed = usage.prompt_tokens - usage.cached_tokens
+        metrics |= {
+            "total_duration": _nanoseconds(timings.total_s),
+            "load_duration": _nanoseconds(timings.load_s),
+            "prompt_eval_duration": _phase_duration(computed, timings.prefill_tokens_per_s),
+            "eval_duration": _phase_duration(usage.completion_tokens, timings.decode_tokens_per_s),
+        }
+    return metrics
+
+
+def _phase_duration(tokens: int, tokens_per_s: float | None) -> int:
+    return _nanoseconds(tokens / tokens_per_s) if tokens_per_s else 0
 
 
 def _call(block: ContentBlock) -> Json:
-    try:
-        arguments = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        arguments = {}  # the token limit cut them off
-    return {"id": block.id, "function": {"name": block.name, "arguments": arguments}}
+    function = {"name": block.name, "arguments": decode_arguments(block.text)}
+    return {"id": block.id, "function": function}
 
 
 def _line(value: Json) -> bytes:

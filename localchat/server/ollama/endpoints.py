@@ -1,10 +1,8 @@
-"""The part of Ollama's API by which programs find models. answers.py has the part that answers.
+"""The routes of Ollama's API that describe models. answers.py has those that answer.
 
-Nothing here loads a model or waits for one. Routes that would change something are refused with a pointer to
-the right way.
+No route here loads a model or waits for one. Routes that would change models are rejected, with a hint.
 """
 
-import asyncio
 import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,26 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import EngineInfo
-from localchat.errors import LocalchatError
 from localchat.pool.resolver import ModelCard
-from localchat.server.errors import ApiError, bad_request, model_not_found
+from localchat.server.errors import ApiError, missing_field, model_not_found
 from localchat.server.formatters import json_response
 from localchat.server.request_body import read_json
 from localchat.server.state import Service, service_of
 
 _VERSION: Final = "0.6.4"
-"""The version of Ollama that these answers match; programs refuse older ones."""
-_INSTEAD: Final = {
-    **dict.fromkeys(
-        ("pull", "push", "create", "copy", "delete", "blobs"),
-        "the localchat command, as models are not changed over HTTP",
-    ),
-}
-_FOR_EVER: Final = timedelta(days=365)
+"""Version of Ollama that the answers match. Programs refuse older ones."""
+_CHANGING: Final = ("pull", "push", "create", "copy", "delete", "blobs")
+"""Routes that would change models."""
+_FOREVER: Final = timedelta(days=365)
 
 
 class ShowBody(msgspec.Struct, frozen=True):
-    """POST /api/show. `name` is the deprecated name of `model`."""
+    """POST /api/show. `name` is a deprecated alias of `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -45,25 +38,25 @@ async def version(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """GET /api/tags: all models."""
-    return json_response(
-        {"models": [_listed(card) for card in service_of(request).engines.models()]}
-    )
+    """GET /api/tags: list all models."""
+    cards = service_of(request).engines.models()
+    return json_response({"models": [_listed(card) for card in cards]})
 
 
 async def show(request: Request) -> Response:
-    """Details of a model, without reading its file."""
+    """Describe a model, without reading its file."""
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, ShowBody, limits)
     name = body.model or body.name
     if not name:
-        raise bad_request(
-            "The field 'model' is required.", param="model", code="missing_required_parameter"
-        )
+        raise missing_field("model")
     card = _find(service, name)
     context = card.context_tokens or card.context_train
     family = _family(card)
+    info = {"general.architecture": family, "general.parameter_count": card.parameters}
+    if context:
+        info[f"{family}.context_length"] = context
     return json_response(
         {
             "license": "",
@@ -71,11 +64,7 @@ async def show(request: Request) -> Response:
             "parameters": f"num_ctx {context}" if context else "",
             "template": _template(card),
             "details": _details(card),
-            "model_info": {
-                "general.architecture": family,
-                "general.parameter_count": card.parameters,
-                **({f"{family}.context_length": context} if context else {}),
-            },
+            "model_info": info,
             "capabilities": _capabilities(card),
             "modified_at": _time(card.created),
         }
@@ -83,25 +72,20 @@ async def show(request: Request) -> Response:
 
 
 async def running(request: Request) -> Response:
-    """GET /api/ps: the loaded models. `expires_at` is far away, as only the pool knows when a model is
-    unloaded."""
+    """GET /api/ps: list the loaded models."""
     service = service_of(request)
     cards = {card.name: card for card in service.engines.models()}
-    made = []
-    for name, engine in service.engines.loaded():
-        try:
-            info = await asyncio.to_thread(engine.info)
-        except LocalchatError:
-            continue  # it ended in between
-        made.append(_running(cards.get(name) or ModelCard(name, loaded=True), info))
-    return json_response({"models": made})
+    loaded = await service.engines.query_loaded(lambda engine: engine.info())
+    models = [
+        _running(cards.get(name) or ModelCard(name, loaded=True), info) for name, _, info in loaded
+    ]
+    return json_response({"models": models})
 
 
 async def unsupported(request: Request) -> Response:
-    """Refuse every other route of Ollama's API. Raises ApiError."""
+    """Reject every other route of Ollama's API. Raises ApiError."""
     verb = str(request.path_params["rest"]).partition("/")[0]
-    instead = _INSTEAD.get(verb)
-    if instead is None:
+    if verb not in _CHANGING:
         raise ApiError(
             404,
             None,
@@ -111,16 +95,13 @@ async def unsupported(request: Request) -> Response:
     raise ApiError(
         501,
         "not_supported",
-        f"localchat does not support /api/{verb}: use {instead}. Of Ollama's API it supports chat, generate, "
-        "embed, tags, show, ps and version.",
+        f"localchat does not support /api/{verb}: use the localchat command, as models are not changed over "
+        "HTTP. Of Ollama's API it supports chat, generate, embed, tags, show, ps and version.",
     )
 
 
-# ---------------------------------------------------------------------------- parts
-
-
 def _find(service: Service, name: str) -> ModelCard:
-    """The model of this name. Programs add `:latest` to a name without a tag."""
+    """Find a model by name. Programs add `:latest` to a name without a tag."""
     cards = service.engines.models()
     for candidate in (name, name.removesuffix(":latest")):
         for card in cards:
@@ -149,7 +130,8 @@ def _running(card: ModelCard, info: EngineInfo) -> dict[str, Any]:
         "size": size,
         "digest": _digest(card),
         "details": _details(card),
-        "expires_at": (datetime.now(UTC) + _FOR_EVER).isoformat(timespec="seconds"),
+        # Only the pool knows when it unloads a model.
+        "expires_at": (datetime.now(UTC) + _FOREVER).isoformat(timespec="seconds"),
         "size_vram": int(size * min(1.0, gpu_share)),
         "context_length": info.context_tokens,
     }
@@ -172,23 +154,24 @@ def _capabilities(card: ModelCard) -> list[str]:
         return ["embedding"]
     if "rerank" in card.abilities:
         return []
+    names = {"tools": "tools", "infill": "insert", "thinking": "thinking"}
     return [
         "completion",
-        *(["tools"] if "tools" in card.abilities else []),
-        *(["insert"] if "infill" in card.abilities else []),
-        *(["thinking"] if "thinking" in card.abilities else []),
+        *(name for ability, name in names.items() if ability in card.abilities),
     ]
 
 
 def _template(card: ModelCard) -> str:
-    """Marks that programs look for, not the template of the model.
+    """Return the marks that programs look for, instead of the model's template.
 
-    `.Suffix` means that it can fill gaps, `.Tools` that it takes tools.
+    `.Suffix` means that the model can fill gaps, `.Tools` that it can call tools.
     """
     marks = ["{{ .System }}"]
-    marks += ["{{ .Tools }}"] if "tools" in card.abilities else []
-    marks += ["{{ .Prompt }}"]
-    marks += ["{{ .Suffix }}"] if "infill" in card.abilities else []
+    if "tools" in card.abilities:
+        marks.append("{{ .Tools }}")
+    marks.append("{{ .Prompt }}")
+    if "infill" in card.abilities:
+        marks.append("{{ .Suffix }}")
     return "".join(marks)
 
 
@@ -197,14 +180,16 @@ def _family(card: ModelCard) -> str:
 
 
 def _parameters(count: int) -> str:
-    """A count of parameters as Ollama writes it: 7.6B, 494.03M."""
+    """Format a count of parameters as Ollama does: 7.6B, 494.03M."""
+    if not count:
+        return ""
     if count >= 1_000_000_000:
         return f"{count / 1e9:.1f}B"
-    return f"{count / 1e6:.2f}M" if count else ""
+    return f"{count / 1e6:.2f}M"
 
 
 def _digest(card: ModelCard) -> str:
-    """A digest of name, size and date; hashing the file would take too long."""
+    """Return a digest of name, size and date. Hashing the file would take too long."""
     identity = f"{card.name}\0{card.size_bytes}\0{card.created}"
     return hashlib.sha256(identity.encode()).hexdigest()
 

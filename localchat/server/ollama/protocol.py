@@ -26,7 +26,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
 
 
 class OllamaOptions(msgspec.Struct, frozen=True):
-    """Sampling and limits. What else belongs to the load is ignored, such as `num_gpu`."""
+    """Sampling and limits. Options of the load, such as `num_gpu`, are ignored."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -38,15 +38,15 @@ class OllamaOptions(msgspec.Struct, frozen=True):
     frequency_penalty: float | None = None
     seed: int | None = None
     num_predict: int | None = None
-    """Below 0: no limit."""
+    """Length of the answer in tokens. Below 0 means no limit."""
     stop: str | list[str] | None = None
     num_ctx: int | None = None
-    """A context that the client wants. The model is loaded with the longest that fits; a header says if
-    that is shorter."""
+    """Requested context in tokens. The model is loaded with the longest that fits; a header reports a shorter
+    one."""
 
 
 KeepAlive: TypeAlias = float | str | None
-"""How long the model stays loaded after the answer: seconds, or `5m`; 0: unload it, below 0: keep it."""
+"""Time that the model stays loaded after the answer: seconds, or `5m`. 0 unloads it, below 0 keeps it."""
 
 
 class AnswerBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class AnswerBody(msgspec.Struct, frozen=True, kw_only=True):
     """`json` or a JSON schema."""
     options: OllamaOptions | None = None
     think: bool | str | None = None
-    """A switch, or an effort."""
+    """True, false or an effort."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     keep_alive: KeepAlive = None
@@ -79,7 +79,7 @@ class OllamaGenerateBody(AnswerBody, frozen=True, kw_only=True):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    """The prompt is taken as it is, without the model's template."""
+    """Use the prompt without the model's template."""
     template: str | None = None
     images: list[Any] | None = None
 
@@ -92,6 +92,6 @@ class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     dimensions: int | None = None
     truncate: bool | None = None
-    """Cut a text that is too long for the model. True if absent, but at the older route, which refuses it."""
+    """Cut a text that is too long for the model. True if absent, except at the older route."""
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None

@@ -1,14 +1,36 @@
-"""Translates requests of Ollama's API to chats and prompts, which openai/requests.py validates."""
+"""Translates requests of Ollama's API to ChatRequest, and prompts to requests of the engine."""
 
 import logging
 import math
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
-from localchat.engine.request import GenerateRequest, Infill, Prompt, TextPrompt
+from localchat.config.parameters import SAMPLERS
+from localchat.engine.request import (
+    CalledTool,
+    GenerateRequest,
+    Infill,
+    Message,
+    Prompt,
+    TextPrompt,
+)
 from localchat.pool.entry import NEVER
+from localchat.server.chat.messages import encode_arguments, engine_role
+from localchat.server.chat.options import (
+    CHAT_PRIORITY,
+    INFILL_PRIORITY,
+    Client,
+    GenerationFields,
+    answer_tokens,
+    checked_logprobs,
+    generate_request,
+)
+from localchat.server.chat.request import ChatRequest, engine_request
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat
+from localchat.server.chat.tools import ChatTool
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.ollama.protocol import (
@@ -19,112 +41,96 @@ from localchat.server.ollama.protocol import (
     OllamaMessage,
     OllamaOptions,
 )
-from localchat.server.openai.protocol import (
-    ChatBody,
-    ChatMessage,
-    ChatTool,
-    FunctionCallParam,
-    JsonSchemaFormat,
-    ResponseFormat,
-    ToolCallParam,
-)
-from localchat.server.openai.requests import (
-    CHAT,
-    INFILL,
-    Client,
-    answer_tokens,
-    chat_request,
-    checked_logprobs,
-    generation,
-)
-from localchat.server.openai.structure import with_format_field
 
 log = logging.getLogger("localchat.server")
 
 CONTEXT_TOKENS: Final = b"x-localchat-context-tokens"
-"""Header with the context of a model that was loaded with a shorter one than the request asks for."""
-_NO_OPTIONS = OllamaOptions()
+"""Header with the context in tokens, if it is shorter than requested."""
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _NUMBER: Final = r"\d+(?:\.\d*)?|\.\d+"
 _DURATION: Final = re.compile(rf"([-+]?)((?:(?:{_NUMBER})(?:h|ms|m|s|us|µs|ns))+|(?:{_NUMBER}))")
 _TIME: Final = re.compile(rf"({_NUMBER})(h|ms|m|s|us|µs|ns)")
-_LONGEST_S: Final = 10 * 365 * 86_400.0
-_MOST_DIGITS: Final = 64
+_MAX_S: Final = 10 * 365 * 86_400.0
+_MAX_LENGTH: Final = 64
 
 
-def as_chat(body: OllamaChatBody) -> ChatBody:
-    """A chat with messages. Raises ApiError."""
-    messages = [_message(at, message) for at, message in enumerate(body.messages or ())]
-    tools = _tools(body.tools) if body.tools else None
-    return msgspec.structs.replace(_body(body), messages=messages, tools=tools)
+def as_chat(body: OllamaChatBody) -> ChatRequest:
+    """Translate a chat. Raises ApiError."""
+    messages = [
+        _message(message, f"messages[{index}]") for index, message in enumerate(body.messages or ())
+    ]
+    return replace(_chat_options(body), messages=messages, tools=_tools(body.tools or []))
 
 
 def as_generation(
     body: OllamaGenerateBody, limits: ServerLimits, client: Client
-) -> tuple[ChatBody, GenerateRequest]:
-    """A prompt, as the chat and the request that it makes. Raises ApiError."""
+) -> tuple[ChatRequest, GenerateRequest]:
+    """Translate a prompt. Returns its options, and the request for the engine. Raises ApiError."""
     _refuse_images(body.images, "images")
     if body.template:
         raise bad_request(
             "The field 'template' is not supported: the model's own template is used; 'raw': true uses none.",
             param="template",
         )
-    chat = _body(body)
+    chat = _chat_options(body)
     prompt: Prompt
     if body.suffix:
         prompt = Infill(body.prompt or "", body.suffix)
     elif body.raw:
         prompt = TextPrompt(body.prompt or "", special=True)
     else:
-        system = [ChatMessage("system", body.system)] if body.system else []
-        messages = [*system, ChatMessage("user", body.prompt)]
-        chat = msgspec.structs.replace(chat, messages=messages)
+        messages = [Message("user", body.prompt or "")]
+        if body.system:
+            messages.insert(0, Message("system", body.system))
+        chat = replace(chat, messages=messages)
         return chat, engine_request(chat, limits, client)
-    request = generation(
-        chat,
+    requested = {}
+    if (tokens := chat.max_tokens["n_predict"]) is not None:
+        requested["num_predict"] = tokens
+    logprobs = None
+    if chat.logprobs:
+        logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
+    request = generate_request(
+        chat.fields,
         prompt,
         limits,
         client=client,
-        max_tokens=answer_tokens(
-            {} if chat.n_predict is None else {"num_predict": chat.n_predict}, limits, least=0
-        ),
-        logprobs=checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
-        if chat.logprobs
-        else None,
-        priority=INFILL if isinstance(prompt, Infill) else CHAT,
+        max_tokens=answer_tokens(requested, limits, minimum=0),
+        logprobs=logprobs,
+        priority=INFILL_PRIORITY if body.suffix else CHAT_PRIORITY,
+        format_field=chat.format_field,
     )
-    return chat, with_format_field(request, "format")
+    return chat, request
 
 
-def engine_request(chat: ChatBody, limits: ServerLimits, client: Client) -> GenerateRequest:
-    """The engine request of a translated chat. Raises ApiError."""
-    return with_format_field(chat_request(chat, limits, client), "format")
-
-
-def keep_alive_s(given: KeepAlive) -> float | None:
-    """Seconds as EnginePool's `keep_alive_s`; None if none are given. Raises ApiError."""
-    seconds = _seconds(given) if isinstance(given, str) else given
+def keep_alive_s(value: KeepAlive) -> float | None:
+    """Return seconds as EnginePool's `keep_alive_s`, None if the client sends none. Raises ApiError."""
+    seconds = _seconds(value) if isinstance(value, str) else value
     if seconds is None:
         return None
     if not math.isfinite(seconds):
-        raise _no_duration(str(given))
-    return NEVER if seconds < 0 or seconds > _LONGEST_S else seconds
+        raise _invalid_duration(str(value))
+    if seconds < 0 or seconds > _MAX_S:
+        return NEVER
+    return seconds
 
 
-def _seconds(given: str) -> float | None:
-    if not given:
+def _seconds(text: str) -> float | None:
+    if not text:
         return None
-    found = _DURATION.fullmatch(given) if len(given) <= _MOST_DIGITS else None
-    if found is None:
-        raise _no_duration(given)
-    times = _TIME.findall(found[2])
-    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in times)
-    return (-1.0 if found[1] == "-" else 1.0) * (seconds if times else float(found[2]))
+    match = _DURATION.fullmatch(text)
+    if match is None or len(text) > _MAX_LENGTH:
+        raise _invalid_duration(text)
+    sign = -1.0 if match[1] == "-" else 1.0
+    times = _TIME.findall(match[2])
+    if not times:
+        return sign * float(match[2])
+    return sign * sum(float(number) * _UNITS_S[unit] for number, unit in times)
 
 
-def _no_duration(given: str) -> ApiError:
+def _invalid_duration(text: str) -> ApiError:
     return bad_request(
-        f"The field 'keep_alive' is {given[:50]!r}; it must be a number of seconds or a time such as "
+        f"The field 'keep_alive' is {text[:50]!r}; it must be a number of seconds or a time such as "
         "'5m' or '1h30m'; -1 keeps the model loaded, 0 unloads it.",
         param="keep_alive",
     )
@@ -133,77 +139,84 @@ def _no_duration(given: str) -> ApiError:
 def context_headers(
     options: OllamaOptions | None, context_tokens: int
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """The header of an answer with less context than the options ask for."""
-    wanted = options.num_ctx if options is not None else None
-    if wanted is None or wanted <= context_tokens:
+    """Return the header of an answer with less context than the options request."""
+    requested = (options or OllamaOptions()).num_ctx
+    if requested is None or requested <= context_tokens:
         return ()
     log.warning(
         "num_ctx %d is more than the context of %d tokens with which the model is loaded; serve "
         "--ctx sets it",
-        wanted,
+        requested,
         context_tokens,
     )
     return ((CONTEXT_TOKENS, str(context_tokens).encode()),)
 
 
-def _body(body: AnswerBody) -> ChatBody:
-    """Fields that chats and prompts share, as a chat without messages."""
-    options = body.options or _NO_OPTIONS
+def _chat_options(body: AnswerBody) -> ChatRequest:
+    """Translate the fields that chats and prompts share."""
+    options = body.options or OllamaOptions()
     limit = options.num_predict
-    return ChatBody(
+    if limit is not None and limit < 0:
+        limit = None
+    # Ollama uses the names of llama.cpp.
+    names = [number.llamacpp_name or key for key, number in SAMPLERS.items()]
+    sampling: dict[str, Any] = {name: getattr(options, name) for name in names}
+    fields = GenerationFields(
+        **sampling,
         model=body.model,
-        messages=[],
         stream=body.stream is not False,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        typical_p=options.typical_p,
-        repeat_penalty=options.repeat_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
         seed=options.seed,
         stop=options.stop,
-        n_predict=limit if limit is not None and limit >= 0 else None,
-        response_format=_format(body.format),
-        enable_thinking=body.think if isinstance(body.think, bool) else None,
-        reasoning_effort=body.think if isinstance(body.think, str) and body.think else None,
-        logprobs=body.logprobs,
+        response_format=_response_format(body.format),
+    )
+    template_options: dict[str, bool] = {}
+    effort = None
+    if isinstance(body.think, bool):
+        template_options["enable_thinking"] = body.think
+    else:
+        effort = body.think
+    return ChatRequest(
+        fields=fields,
+        template_options=template_options,
+        reasoning_effort=effort,
+        max_tokens={"n_predict": limit},
+        logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
+        format_field="format",
     )
 
 
-def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
-    if not given:
+def _response_format(value: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if not value:
         return None
-    if isinstance(given, dict):
-        return ResponseFormat("json_schema", JsonSchemaFormat(given))
-    if given == "json":
+    if isinstance(value, dict):
+        return ResponseFormat("json_schema", JsonSchemaFormat(value))
+    if value == "json":
         return ResponseFormat("json_object")
     raise bad_request(
-        f"The format {given[:50]!r} is unknown; use json or a JSON schema.", param="format"
+        f"The format {value[:50]!r} is unknown; use json or a JSON schema.", param="format"
     )
 
 
-def _message(at: int, message: OllamaMessage) -> ChatMessage:
-    _refuse_images(message.images, f"messages[{at}].images")
+def _message(message: OllamaMessage, path: str) -> Message:
+    _refuse_images(message.images, f"{path}.images")
     calls = [
-        ToolCallParam(FunctionCallParam(call.function.name, call.function.arguments), call.id)
+        CalledTool(call.function.name, encode_arguments(call.function.arguments), call.id or "")
         for call in message.tool_calls or ()
     ]
-    return ChatMessage(
-        message.role,
-        message.content,
-        name=message.tool_name,
-        tool_calls=calls or None,
-        tool_call_id=message.tool_call_id,
-        reasoning_content=message.thinking,
+    return Message(
+        engine_role(message.role, f"{path}.role"),
+        message.content or "",
+        message.thinking or "",
+        tuple(calls),
+        message.tool_call_id or "",
+        message.tool_name or "",
     )
 
 
-def _tools(given: list[dict[str, Any]]) -> list[ChatTool]:
+def _tools(tools: list[dict[str, Any]]) -> list[ChatTool]:
     try:
-        return msgspec.convert(given, list[ChatTool])
+        return msgspec.convert(tools, list[ChatTool])
     except msgspec.ValidationError as error:
         raise bad_request(
             f"The tools cannot be read: {error}.".replace("`", ""),

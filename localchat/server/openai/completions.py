@@ -1,4 +1,4 @@
-"""POST /v1/completions: continues a text, or fills a gap (`suffix`)."""
+"""POST /v1/completions: continue a text, or fill a gap (`suffix`)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, TextPrompt, TokenIds
-from localchat.server.content_blocks import CollectedAnswer, ContentBlocks
-from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
+from localchat.server.chat.content_blocks import CollectedAnswer, ContentBlocks
+from localchat.server.formatters import new_id
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
@@ -20,6 +20,7 @@ from localchat.server.generation import (
 )
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
+from localchat.server.openai.chunks import ChunkFormatter, ChunkHeader
 from localchat.server.openai.protocol import (
     CompletionBody,
     CompletionChoice,
@@ -48,8 +49,7 @@ class CompletionEndpoint:
     requests: tuple[GenerateRequest, ...]
     loop_guard: bool
     echoes: list[str] = field(default_factory=list)
-    """The prompt of each choice if the client wants it echoed; filled by `spec`, as it may need the
-    tokenizer."""
+    """Prompt of each choice, if the client wants an echo. `spec` fills it: that may need the tokenizer."""
 
     @property
     def model(self) -> str | None:
@@ -97,9 +97,9 @@ class CompletionFormatter(ChunkFormatter):
     """Plain completion answers."""
 
     echoes: Sequence[str] = ()
-    """The prompt of each choice, if prompts are echoed. With log probabilities, an echo waits for its own."""
+    """Prompt of each choice, if prompts are echoed. With log probabilities, the echo waits for them."""
     offsets: dict[int, int] = field(default_factory=dict)
-    """Characters that each choice has streamed so far."""
+    """Characters streamed so far, by choice."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         self.unfinished.update(range(choices))
@@ -136,9 +136,9 @@ class CompletionFormatter(ChunkFormatter):
     def _choice(self, index: int, choice: ContentBlocks) -> CompletionChoice:
         assert choice.end is not None
         echo = self.echoes[index] if self.echoes else ""
+        text = echo + choice.text
         logprobs = _logprobs(echo, choice) if self.with_logprobs else None
-        end = choice.end
-        return CompletionChoice(echo + choice.text, index, logprobs, end.reason, end.why)
+        return CompletionChoice(text, index, logprobs, choice.end.reason, choice.end.why)
 
 
 def _logprobs(echo: str, choice: ContentBlocks) -> CompletionLogprobs:
@@ -148,10 +148,10 @@ def _logprobs(echo: str, choice: ContentBlocks) -> CompletionLogprobs:
     return completion_logprobs((*choice.prompt, *choice.logprobs), 0, first)
 
 
-def _first_token(prompt: str, rest: tuple[TokenLogprob, ...]) -> str:
-    """Text of the prompt's first token: the prompt without its other tokens.
+def _first_token(prompt: str, others: tuple[TokenLogprob, ...]) -> str:
+    """Return the text of the prompt's first token: the prompt without its other tokens.
 
-    The first token has no log probability, so the engine does not report it.
+    The engine does not report the first token, because it has no log probability.
     """
-    rest_text = b"".join(token.text for token in rest).decode("utf-8", "replace")
-    return prompt[: max(0, len(prompt) - len(rest_text))]
+    other_text = b"".join(token.text for token in others).decode("utf-8", "replace")
+    return prompt[: max(0, len(prompt) - len(other_text))]

@@ -1,16 +1,20 @@
-"""Wire types of OpenAI's chat, completions and embeddings endpoints.
+"""Wire types of OpenAI's chats and plain completions.
 
-Responses: an optional field is left out rather than null, because clients expect one kind of delta per chunk
-and trip over empty ones; the key `error` appears in errors only. Requests: server/fields.py decides
-about unknown fields; null means "not given". Values are checked where they are used (requests.py).
+Responses omit an optional field instead of sending null, because clients expect one kind of delta per chunk.
+The key `error` appears only in errors. In requests, null means "not given"; server/fields.py handles unknown
+fields.
 """
 
 from codecs import getincrementaldecoder
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 
 from localchat.engine.events import TokenLogprob, Usage
+from localchat.server.chat.logprobs import ChatTokenLogprob
+from localchat.server.chat.messages import Content
+from localchat.server.chat.options import GenerationFields
+from localchat.server.chat.tools import ChatTool, FunctionDefinition
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -39,16 +43,13 @@ def usage_info(usage: Usage) -> UsageInfo:
     )
 
 
-# ---------------------------------------------------------------------------- tool calls
-
-
 class FunctionCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str
     name: str | None = None
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a call in a stream. Only the first has id, type and name."""
+    """Piece of a call in a stream. Only the first piece has id, type and name."""
 
     index: int
     function: FunctionCallDelta
@@ -73,7 +74,7 @@ class CustomCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CustomToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a call of a custom tool. Its text comes in one piece, once it is complete."""
+    """Call of a custom tool in a stream. Its text is sent in one piece, once it is complete."""
 
     index: int
     custom: CustomCallDelta
@@ -87,37 +88,9 @@ class MessageCustomToolCall(msgspec.Struct, frozen=True):
     custom: "CustomCall"
 
 
-# ---------------------------------------------------------------------------- logprobs
-
-
-class TopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
 class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[ChatTokenLogprob]
     refusal: None = None
-
-
-def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> list[ChatTokenLogprob]:
-    return [
-        ChatTokenLogprob(
-            _shown(one.text),
-            one.logprob,
-            list(one.text),
-            [TopLogprob(_shown(text), logprob, list(text)) for _, text, logprob in one.top],
-        )
-        for one in logprobs
-    ]
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -132,42 +105,36 @@ class CompletionLogprobs(msgspec.Struct):
 def completion_logprobs(
     logprobs: tuple[TokenLogprob, ...], offset: int, first: str | None = None
 ) -> CompletionLogprobs:
-    """Log probabilities of a completion's tokens.
+    """Convert the log probabilities of a completion's tokens.
 
-    offset: characters of the text before these tokens; tokens that share a character have the same offset.
-    first: a token before them without a log probability, the start of an echoed prompt.
+    offset: characters of the text before these tokens. Tokens that share a character have the same offset.
+    first: first token of an echoed prompt, which has no log probability.
     """
-    made = CompletionLogprobs([], [], [], [])
+    result = CompletionLogprobs([], [], [], [])
     if first is not None:
-        made.tokens.append(first)
-        made.token_logprobs.append(None)
-        made.top_logprobs.append(None)
-        made.text_offset.append(offset)
+        result.tokens.append(first)
+        result.token_logprobs.append(None)
+        result.top_logprobs.append(None)
+        result.text_offset.append(offset)
         offset += len(first)
     decoder = getincrementaldecoder("utf-8")("replace")
-    for one in logprobs:
-        made.tokens.append(_distinct(one.text))
-        made.token_logprobs.append(one.logprob)
-        made.top_logprobs.append({_distinct(text): logprob for _, text, logprob in one.top} or None)
-        made.text_offset.append(offset)
-        offset += len(decoder.decode(one.text))
-    return made
+    for token in logprobs:
+        top = {_unique_text(text): logprob for _, text, logprob in token.top}
+        result.tokens.append(_unique_text(token.text))
+        result.token_logprobs.append(token.logprob)
+        result.top_logprobs.append(top or None)
+        result.text_offset.append(offset)
+        offset += len(decoder.decode(token.text))
+    return result
 
 
-def _shown(token: bytes) -> str:
-    return token.decode("utf-8", "replace")
-
-
-def _distinct(token: bytes) -> str:
-    """The text of a token. Part of a character is written as OpenAI does, so that no two are equal."""
+def _unique_text(token: bytes) -> str:
+    """Return the text of a token. Parts of a character are escaped as by OpenAI, so that no two are equal."""
     try:
         return token.decode()
     except UnicodeDecodeError:
-        shown = (chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in token)
-        return "bytes:" + "".join(shown)
-
-
-# ---------------------------------------------------------------------------- chat
+        escaped = (chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in token)
+        return "bytes:" + "".join(escaped)
 
 
 class DeltaMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -197,14 +164,14 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     timings: dict[str, Any] | None = None
     prompt_progress: dict[str, float] | None = None
     x_localchat: dict[str, Any] | None = None
-    """Our own extension: `tries`, what several tries brought and cost."""
+    """Our extension. `tries` reports the result and cost of several tries."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     content: str | None
     refusal: None
-    """Strict clients want the key."""
+    """Always null. Strict clients require the key."""
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall | MessageCustomToolCall] | None = None
     function_call: FunctionCall | None = None
@@ -218,9 +185,6 @@ class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_reason: str | None = None
 
 
-# ---------------------------------------------------------------------------- plain completions
-
-
 class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     index: int
@@ -229,34 +193,20 @@ class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_reason: str | None = None
 
 
-# ---------------------------------------------------------------------------- requests
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    """A part of a message's content. Only text is supported."""
-
-    type: str = "text"
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content: TypeAlias = str | list[ContentPart | str] | None
-
-
 class FunctionCallParam(msgspec.Struct, frozen=True):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class CustomCall(msgspec.Struct, frozen=True):
-    """A call of a tool that takes a text."""
+    """Call of a tool that takes a text."""
 
     name: str
     input: str
 
 
 class ToolCallParam(msgspec.Struct, frozen=True):
-    """A tool call in a message of the assistant: of a function, or of a custom tool."""
+    """Call of a function or a custom tool, in a message of the assistant."""
 
     function: FunctionCallParam | None = None
     id: str | None = None
@@ -275,33 +225,12 @@ class ChatMessage(msgspec.Struct, frozen=True):
     reasoning: str | None = None
 
 
-class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class CustomTool(msgspec.Struct, frozen=True):
-    """A tool that takes a text, of any form or of a grammar."""
-
-    name: str
-    description: str | None = None
-    format: dict[str, Any] | None = None
-
-
-class ChatTool(msgspec.Struct, frozen=True):
-    function: FunctionDefinition | None = None
-    type: str = "function"
-    custom: CustomTool | None = None
-
-
 class NamedFunction(msgspec.Struct, frozen=True):
     name: str
 
 
 class NamedToolChoice(msgspec.Struct, frozen=True):
-    """The choice of a tool. `name`: its place in the Responses API; `allowed_tools`: a choice of several."""
+    """Choice of a tool, or of several in `allowed_tools`. `name` is the Responses API's field for the name."""
 
     function: NamedFunction | None = None
     type: str = "function"
@@ -315,124 +244,29 @@ class AllowedTools(msgspec.Struct, frozen=True):
     mode: str | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    schema: dict[str, Any] | bool | None = None
-    name: str | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Structure of an answer. Unknown fields are rejected, because each may hold the schema."""
-
-    type: str
-    json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | bool | None = None
-    """llama.cpp's and Together's place of a schema."""
-    value: dict[str, Any] | str | bool | None = None
-    """Hugging Face's place of a schema, or of a regular expression."""
-    pattern: str | None = None
-    """Together's place of a regular expression."""
-    grammar: str | None = None
-    """Fireworks' place of a grammar."""
-    name: str | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
-"""Token ids, or texts, with their biases; also as llama.cpp's list of pairs. False: never."""
-
-
-class StructureBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that hold an answer to a form, in every protocol: ignored, they would give free text."""
-
-    grammar: str | None = None
-    """Lark or GBNF."""
-    regex: str | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: dict[str, Any] | str | bool | None = None
-    """llama.cpp's and SGLang's name of a schema; the fields below are SGLang's and vLLM's."""
-    ebnf: str | None = None
-    structural_tag: Any = None
-    guided_json: Any = None
-    guided_json_object: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: dict[str, Any] | None = None
-
-
-class GenerationBody(StructureBody, frozen=True, kw_only=True):
-    """Fields that chat and plain completions share."""
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    typ_p: float | None = None
-    """Name of `typical_p` in llama.cpp's own chat page."""
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: LogitBias | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    """vLLM's, as the next three."""
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    bad_words: str | list[str] | None = None
-    min_new_tokens: int | None = None
-    """SGLang's name of `min_tokens`."""
-    no_stop_trim: bool | None = None
-    """SGLang's name of `include_stop_str_in_output`."""
-    ignore_eos: bool | None = None
-    cache_salt: str | None = None
-    speculation: bool | None = None
-    return_progress: bool | None = None
-    """llama.cpp's: a stream begins with the progress of the prompt."""
-    timings: bool | None = None
-    """Add this request's metrics to the timings."""
-    timings_per_token: bool | None = None
-    """llama.cpp's: every piece of a stream has the timings so far."""
-
-
 class TriesExtension(msgspec.Struct, frozen=True):
-    """Our own field of a chat: more tries at one answer."""
+    """Our extension of a chat: several tries at one answer."""
 
     vote: int | None = None
-    """Try so often; the answer that most agree on."""
+    """Number of tries. The most frequent answer wins."""
     vote_by: str | None = None
-    """What a vote counts: number, text, field:NAME or regex:PATTERN."""
+    """Part of the answer that votes compare: number, text, field:NAME or regex:PATTERN."""
     critique: bool | None = None
-    """The model judges its answer, and mends it."""
+    """Let the model judge and correct its answer."""
     judge: bool | None = None
-    """With `best_of`: the model itself picks."""
+    """Let the model pick among the answers of `best_of`."""
 
 
-class ChatBody(GenerationBody, frozen=True, kw_only=True):
+class ChatBody(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
     best_of: int | None = None
-    """Try so often, and send the answer with the highest mean log probability."""
+    """Number of tries. The answer with the highest mean log probability wins."""
     x_localchat: TriesExtension | None = None
     max_completion_tokens: int | None = None
     n_predict: int | None = None
-    """llama.cpp's name for the longest answer; its editors send 0 to fill the cache before the user has
-    asked."""
+    """llama.cpp's name of `max_tokens`. 0 only fills the cache."""
     tools: list[ChatTool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     functions: list[FunctionDefinition] | None = None
@@ -444,12 +278,12 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     reasoning: Any = None
-    """Turns thinking on or off in other servers' APIs, as do the next two; of any shape, as each has its own.
-    `reasoning.max_tokens` and `thinking.budget_tokens` are most tokens of reasoning."""
+    """Turns thinking on or off in other servers' APIs, like the next two fields. Each server has its own shape.
+    `reasoning.max_tokens` and `thinking.budget_tokens` limit the reasoning."""
     thinking: Any = None
     enable_thinking: Any = None
     thinking_budget: int | None = None
-    """Most tokens of reasoning, as Qwen's servers call it; below, as llama.cpp and vLLM do."""
+    """Limit of the reasoning in tokens, for Qwen's clients. The next two are llama.cpp's and vLLM's."""
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -457,36 +291,27 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """Continue the last message if it is the assistant's. True if absent."""
 
 
-class CompletionBody(GenerationBody, frozen=True, kw_only=True):
+class CompletionBody(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]] | None = None
     n_predict: int | None = None
-    """llama.cpp's name for the longest answer."""
+    """llama.cpp's name of `max_tokens`."""
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
 
 
-class EmbeddingsBody(msgspec.Struct, frozen=True):
-    """POST /v1/embeddings."""
-
-    input: str | list[str | int | list[int]]
-    model: str | None = None
-    encoding_format: str | None = None
-    dimensions: int | None = None
-
-
 class TokenizeBody(msgspec.Struct, frozen=True):
     """POST /tokenize: a text, or a conversation as the model will see it."""
 
     content: str | None = None
-    """A text in llama.cpp's form: markup in it is plain text, unless `parse_special` is set."""
+    """Text in llama.cpp's form. Markup in it stays plain text, unless `parse_special` is set."""
     prompt: str | None = None
-    """A text in vLLM's form: markup in it becomes control tokens, unless `parse_special` is false."""
+    """Text in vLLM's form. Markup in it becomes control tokens, unless `parse_special` is false."""
     add_special: bool | None = None
-    """Begin with the BOS token if the model's texts do. False if absent."""
+    """Start with the BOS token if the model's texts do. False if absent."""
     add_special_tokens: bool | None = None
     """vLLM's name of `add_special`. True if absent."""
     messages: list[ChatMessage] | None = None

@@ -1,5 +1,6 @@
-"""POST /v1/responses: an answer as numbered events, or as one object."""
+"""POST /v1/responses: answer with numbered events, or with one object."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -7,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Usage
-from localchat.server.content_blocks import (
+from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
@@ -16,18 +17,17 @@ from localchat.server.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
+from localchat.server.chat.custom_tools import input_of
+from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.request import engine_request
 from localchat.server.errors import ApiError
 from localchat.server.fields import note_ignored
 from localchat.server.generation import Generation, OutputEvent, PromptProgress
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.openai.chat import ConversationEndpoint
-from localchat.server.openai.custom_tools import input_of
-from localchat.server.openai.protocol import chat_logprobs
-from localchat.server.openai.requests import chat_request
-from localchat.server.openai.structure import with_format_field
 from localchat.server.openai_responses.protocol import ResponsesBody
-from localchat.server.openai_responses.requests import ResponsesChat, as_chat, with_own_field_names
+from localchat.server.openai_responses.requests import ToolName, as_chat, with_own_field_names
 from localchat.server.openai_responses.response_object import (
     Json,
     ResponseObject,
@@ -42,7 +42,7 @@ from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
 
 _DELTAS = {"reasoning": "reasoning_summary_text", "call": "function_call_arguments"}
-"""Name of a delta event, by the kind of block."""
+"""Name of a delta event, by kind of block."""
 
 
 async def responses(request: Request) -> ASGIApp:
@@ -52,29 +52,33 @@ async def responses(request: Request) -> ASGIApp:
     translated = as_chat(body)
     note_ignored(request.scope, translated.ignored)
     try:
-        prompt = chat_request(translated.chat, config.limits, client_of(request))
+        prompt = engine_request(translated.chat, config.limits, client_of(request))
     except ApiError as error:
         raise with_own_field_names(error) from error
-    prompt = with_format_field(prompt, "text.format")
-    endpoint = ResponsesEndpoint(translated.chat, prompt, config.loop_guard, body, translated)
+    endpoint = ResponsesEndpoint(
+        translated.chat, prompt, config.loop_guard, body, translated.tool_names
+    )
     return GenerationResponse(request, endpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesEndpoint(ConversationEndpoint):
-    """A response. sent: the request as it came; `body` is its translation."""
+    """A response."""
 
-    sent: ResponsesBody
-    translated: ResponsesChat
+    body: ResponsesBody
+    tool_names: Mapping[str, ToolName]
+    """See ResponsesChat."""
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "ResponsesFormatter":
-        model = self.sent.model or lease.name
-        return ResponsesFormatter(ResponseObject(model, self.sent, self.translated.tool_names))
+        model = self.model or lease.name
+        return ResponsesFormatter(ResponseObject(model, self.body, self.tool_names))
 
 
 class ResponsesFormatter:
-    """Answers of the Responses API: every item is added, filled and done before the next. Clients keep the
-    content of the last event of an item."""
+    """Formats the answers of the Responses API.
+
+    An item is added, filled and done before the next one. Clients keep the content of an item's last event.
+    """
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
@@ -89,22 +93,22 @@ class ResponsesFormatter:
 
     def event(self, event: OutputEvent) -> bytes:
         if isinstance(event, PromptProgress):
-            now = self._now("in_progress")
+            response = self._current("in_progress")
             return self._event(
-                "response.in_progress", response=now, prompt_progress=event.as_json()
+                "response.in_progress", response=response, prompt_progress=event.as_json()
             )
         return b"".join(self._block_event(change) for change in self._blocks.add(event))
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
         status = final_status(self._blocks.end)
-        response = self._now(status, usage=usage) | self._response.timings(usage, done)
+        response = self._current(status, usage=usage) | self._response.timings(usage, done)
         return self._event(f"response.{status}", response=response)
 
     def error(self, error: ApiError) -> bytes:
-        return self._event("response.failed", response=self._now("failed", error=error))
+        return self._event("response.failed", response=self._current("failed", error=error))
 
     def heartbeat(self) -> bytes:
-        return self._event("response.in_progress", response=self._now("in_progress"))
+        return self._event("response.in_progress", response=self._current("in_progress"))
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         (choice,) = answer.choices
@@ -113,9 +117,7 @@ class ResponsesFormatter:
         response = self._response.as_json(status, output, usage=usage)
         return msgspec.json.encode(response | self._response.timings(usage, done))
 
-    # ------------------------------------------------------------------------ events
-
-    def _now(
+    def _current(
         self, status: Status, usage: Usage | None = None, error: ApiError | None = None
     ) -> Json:
         return self._response.as_json(status, self._items_done, usage=usage, error=error)
@@ -126,10 +128,13 @@ class ResponsesFormatter:
         return named_event(kind.encode(), msgspec.json.encode(event))
 
     def _item_event(self, block: ContentBlock, kind: str, **fields: object) -> bytes:
-        """An event inside of an item. A message and a summary have one part each."""
-        at: Json = {"item_id": self._item_ids[block.index], "output_index": block.index}
-        at |= {"text": {"content_index": 0}, "reasoning": {"summary_index": 0}}.get(block.kind, {})
-        return self._event(f"response.{kind}", **at, **fields)
+        """Return an event inside of an item. A message and a summary have one part each."""
+        position: Json = {"item_id": self._item_ids[block.index], "output_index": block.index}
+        if block.kind == "text":
+            position["content_index"] = 0
+        elif block.kind == "reasoning":
+            position["summary_index"] = 0
+        return self._event(f"response.{kind}", **position, **fields)
 
     def _block_event(self, change: BlockEvent) -> bytes:
         match change:
@@ -139,7 +144,7 @@ class ResponsesFormatter:
                 logprobs = chat_logprobs(change.logprobs)
                 return self._item_event(block, "output_text.delta", delta=piece, logprobs=logprobs)
             case BlockDelta(block) if self._is_custom(block):
-                return b""  # its text is inside of JSON, and is sent once that is complete
+                return b""  # its text is a JSON string, and is sent once it is complete
             case BlockDelta(block, piece):
                 return self._item_event(block, f"{_DELTAS[block.kind]}.delta", delta=piece)
             case BlockClosed(block):
@@ -175,10 +180,10 @@ class ResponsesFormatter:
                     block, "reasoning_summary_text.done", text=text
                 ) + self._item_event(block, "reasoning_summary_part.done", part=part)
             case "call" if self._is_custom(block):
-                given = input_of(block.text)
+                input_ = input_of(block.text)
                 kind = "custom_tool_call_input"
-                last = self._item_event(block, f"{kind}.delta", delta=given)
-                last += self._item_event(block, f"{kind}.done", input=given)
+                last = self._item_event(block, f"{kind}.delta", delta=input_)
+                last += self._item_event(block, f"{kind}.done", input=input_)
             case "call":
                 name = self._response.tool_name(block).name
                 kind = "function_call_arguments.done"

@@ -4,13 +4,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.openai.protocol import ContentPart, StructureBody
+from localchat.server.chat.messages import ContentPart
+from localchat.server.chat.structure import StructureFields
 
 ContentParts: TypeAlias = str | list[ContentPart | str] | None
 
 
 class InputItem(msgspec.Struct, frozen=True):
-    """An item of the conversation. Its fields depend on its type, which a message may omit."""
+    """Item of the conversation. The type determines its fields; a message may omit the type."""
 
     type: str | None = None
     role: str | None = None
@@ -62,13 +63,15 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
     effort: str | None = None
     summary: str | None = None
     max_tokens: int | None = None
-    """Most tokens of reasoning (OpenRouter's)."""
+    """Limit of the reasoning in tokens, from OpenRouter."""
 
 
-class ResponsesBody(StructureBody, frozen=True, kw_only=True):
-    """POST /v1/responses. `include`, `store` and `truncation` have no effect beyond logprobs: the answer
-    contains everything, nothing is stored, nothing is truncated. The response repeats `tools` and
-    `tool_choice`."""
+class ResponsesBody(StructureFields, frozen=True, kw_only=True):
+    """POST /v1/responses.
+
+    `include` only selects log probabilities. `store` and `truncation` have no effect: nothing is stored or
+    truncated.
+    """
 
     input: str | list[InputItem] | None = None
     model: str | None = None
@@ -90,8 +93,8 @@ class ResponsesBody(StructureBody, frozen=True, kw_only=True):
     background: bool | None = None
     metadata: dict[str, Any] | None = None
     return_progress: bool | None = None
-    """llama.cpp's: events of the stream report the progress of the prompt."""
+    """Report the progress of the prompt in the stream. From llama.cpp."""
     timings_per_token: bool | None = None
-    """llama.cpp's: the response has timings."""
+    """Add timings to the response. From llama.cpp."""
     timings: bool | None = None
     seed: int | None = None

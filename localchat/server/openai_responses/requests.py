@@ -1,46 +1,37 @@
-"""Translates a Responses API request to a chat, which openai/requests.py validates for all protocols."""
+"""Translates requests of the Responses API to ChatRequest."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.custom_tools import PARAMETERS, arguments_of, description_of
-from localchat.server.openai.messages import engine_role, text_of
-from localchat.server.openai.protocol import (
-    ChatBody,
-    ChatMessage,
-    ChatTool,
-    FunctionCallParam,
-    FunctionDefinition,
-    JsonSchemaFormat,
-    NamedFunction,
-    NamedToolChoice,
-    ResponseFormat,
-    ToolCallParam,
-)
-from localchat.server.openai.structure import structure_of
+from localchat.engine.request import CalledTool, Message
+from localchat.server.chat.custom_tools import PARAMETERS, arguments_of, description_of
+from localchat.server.chat.messages import engine_role, text_of
+from localchat.server.chat.options import GenerationFields
+from localchat.server.chat.request import ChatRequest
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
+from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
+from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.openai_responses.protocol import (
     InputItem,
+    ReasoningConfig,
     ResponsesBody,
     ResponsesTool,
     ResponsesToolChoice,
     TextFormat,
 )
 
-_CALLED: Final = ("function", "custom", "namespace")
+_CALLABLE: Final = ("function", "custom", "namespace")
 """Types of tools that a client runs."""
-LOGPROBS: Final = "message.output_text.logprobs"
-
-
+_LOGPROBS: Final = "message.output_text.logprobs"
 _FIELD_NAMES: Final = {
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format.type": "text.format.type",
     "response_format": "text.format",
 }
-"""Names of a chat's fields in this protocol."""
+"""This protocol's names of ChatRequest's fields, for errors."""
 
 
 class ToolName(NamedTuple):
@@ -48,68 +39,78 @@ class ToolName(NamedTuple):
 
     name: str
     namespace: str = ""
-    """Empty: none."""
+    """Empty for a tool without a namespace."""
     custom: bool = False
-    """It takes a text instead of arguments."""
+    """True if the tool takes a text instead of arguments."""
+
+    @property
+    def model_name(self) -> str:
+        """The one name by which the model knows the tool."""
+        if self.namespace:
+            return f"{self.namespace}__{self.name}"
+        return self.name
 
 
 class ResponsesChat(NamedTuple):
-    """A request as a chat. tool_names: the client's names of its tools, by the names that the model sees."""
+    """A translated request."""
 
-    chat: ChatBody
+    chat: ChatRequest
     tool_names: Mapping[str, ToolName]
+    """The client's names of its tools, by the names that the model sees."""
     ignored: tuple[str, ...] = ()
     """Tools that are left out, because they run on other servers."""
 
 
 def as_chat(body: ResponsesBody) -> ResponsesChat:
-    """The request as a chat. Raises ApiError."""
+    """Translate a request. Raises ApiError."""
     _refuse_stored_state(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise bad_request(
             f"The field 'max_output_tokens' is {body.max_output_tokens}; it must be positive.",
             param="max_output_tokens",
         )
-    tools = [pair for at, tool in enumerate(body.tools or ()) for pair in _tools(at, tool)]
-    choice, allowed = _choice(body.tool_choice)
+    tools = [named for index, tool in enumerate(body.tools or ()) for named in _tools(index, tool)]
+    choice, allowed = _tool_choice(body.tool_choice)
     if allowed is not None:
-        tools = [pair for pair in tools if pair[1] in allowed]
-    logprobs = LOGPROBS in (body.include or ())
-    messages = [ChatMessage("system", body.instructions)] if body.instructions else []
-    messages += _messages(body.input)
+        tools = [(tool, name) for tool, name in tools if name in allowed]
+    logprobs = _LOGPROBS in (body.include or ())
+    messages = _messages(body.input)
+    if body.instructions:
+        messages.insert(0, Message("system", body.instructions))
     if not messages:
-        raise bad_request(
-            "The field 'input' is empty: there is nothing to answer.",
-            param="input",
-            code="missing_required_parameter",
-        )
+        raise missing_field("input", "The field 'input' is empty: there is nothing to answer.")
     structure = structure_of(body)
     if body.text and body.text.format:
         structure["response_format"] = _format(body.text.format)
-    chat = ChatBody(
+    fields = GenerationFields(
         **structure,
         model=body.model,
-        messages=messages,
-        tools=[tool for tool, _ in tools],
-        tool_choice=choice,
-        parallel_tool_calls=body.parallel_tool_calls,
-        reasoning_effort=body.reasoning.effort if body.reasoning else None,
-        thinking_budget=body.reasoning.max_tokens if body.reasoning else None,
-        max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
-        logprobs=logprobs,
-        top_logprobs=body.top_logprobs if logprobs else None,
         stream=body.stream,
         return_progress=body.return_progress,
         seed=body.seed,
     )
-    names = {_model_name(name): name for _, name in tools}
-    return ResponsesChat(chat, names, _left_out(body.tools or ()))
+    reasoning = body.reasoning or ReasoningConfig()
+    chat = ChatRequest(
+        fields=fields,
+        messages=messages,
+        tools=[tool for tool, _ in tools],
+        tool_choice=choice,
+        single_call=body.parallel_tool_calls is False,
+        reasoning_effort=reasoning.effort,
+        think_budgets=(reasoning.max_tokens,),
+        max_tokens={"max_tokens": body.max_output_tokens},
+        logprobs=logprobs,
+        top_logprobs=body.top_logprobs if logprobs else None,
+        format_field="text.format",
+    )
+    names = {name.model_name: name for _, name in tools}
+    return ResponsesChat(chat, names, _ignored_tools(body.tools or ()))
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
-    """A refusal of the chat, with the field named as in this protocol."""
+    """Return the error with its field named as in this protocol."""
     own = _FIELD_NAMES.get(error.param or "")
     if own is None:
         return error
@@ -137,29 +138,25 @@ def _refuse_stored_state(body: ResponsesBody) -> None:
         raise bad_request("Background responses are not supported.", param="background")
 
 
-# ---------------------------------------------------------------------------- items
-
-
-def _messages(given: str | list[InputItem] | None) -> list[ChatMessage]:
-    if isinstance(given, str):
-        return [ChatMessage("user", given)] if given else []
+def _messages(source: str | list[InputItem] | None) -> list[Message]:
+    if not source:
+        return []
+    if isinstance(source, str):
+        return [Message("user", source)]
     builder = _MessageBuilder()
-    for at, item in enumerate(given or ()):
-        builder.add(item, f"input[{at}]")
+    for index, item in enumerate(source):
+        builder.add(item, f"input[{index}]")
     return builder.messages()
 
 
 class _MessageBuilder:
-    """Joins items to messages.
-
-    Reasoning, text and calls of one assistant message arrive as separate items.
-    """
+    """Joins items to messages: reasoning, text and calls of one answer arrive as separate items."""
 
     def __init__(self) -> None:
-        self._messages: list[ChatMessage] = []
-        self._assistant: ChatMessage | None = None
+        self._messages: list[Message] = []
+        self._assistant: Message | None = None
 
-    def messages(self) -> list[ChatMessage]:
+    def messages(self) -> list[Message]:
         self._flush()
         return self._messages
 
@@ -171,7 +168,7 @@ class _MessageBuilder:
             case "message" | None:
                 role = engine_role(_required(item.role, f"{path}.role"), f"{path}.role")
                 content = text_of(item.content, f"{path}.content")
-                self._append(ChatMessage(role, content))
+                self._append(Message(role, content))
             case "reasoning":
                 self._add_reasoning(item, path)
             case "function_call":
@@ -183,7 +180,7 @@ class _MessageBuilder:
             case "function_call_output" | "custom_tool_call_output":
                 result = text_of(item.output, f"{path}.output")
                 call = _required(item.call_id, f"{path}.call_id")
-                self._append(ChatMessage("tool", result, tool_call_id=call))
+                self._append(Message("tool", result, tool_call_id=call))
             case "item_reference":
                 raise bad_request(
                     "The item refers to an earlier response, but this server stores none: send the whole item "
@@ -197,7 +194,7 @@ class _MessageBuilder:
                     param=f"{path}.type",
                 )
 
-    def _append(self, message: ChatMessage) -> None:
+    def _append(self, message: Message) -> None:
         self._flush()
         self._messages.append(message)
 
@@ -209,7 +206,7 @@ class _MessageBuilder:
     def _add_text(self, text: str) -> None:
         if self._assistant is None or self._assistant.content or self._assistant.tool_calls:
             self._flush()
-            self._assistant = ChatMessage("assistant")
+            self._assistant = Message("assistant")
         self._assistant = msgspec.structs.replace(self._assistant, content=text)
 
     def _add_reasoning(self, item: InputItem, path: str) -> None:
@@ -218,88 +215,79 @@ class _MessageBuilder:
         text = text or "\n\n".join(part.text or "" for part in item.summary or ())
         self._flush()
         if text:
-            self._assistant = ChatMessage("assistant", reasoning_content=text)
+            self._assistant = Message("assistant", reasoning=text)
 
     def _add_call(self, item: InputItem, arguments: str, path: str) -> None:
-        name = _model_name(ToolName(_required(item.name, f"{path}.name"), item.namespace or ""))
-        call = ToolCallParam(
-            FunctionCallParam(name, arguments), _required(item.call_id, f"{path}.call_id")
+        name = ToolName(_required(item.name, f"{path}.name"), item.namespace or "")
+        call = CalledTool(
+            name.model_name, arguments or "{}", _required(item.call_id, f"{path}.call_id")
         )
-        message = self._assistant or ChatMessage("assistant")
-        self._assistant = msgspec.structs.replace(
-            message, tool_calls=[*(message.tool_calls or ()), call]
-        )
+        message = self._assistant or Message("assistant")
+        self._assistant = msgspec.structs.replace(message, tool_calls=(*message.tool_calls, call))
 
 
 def _required(value: str | None, path: str) -> str:
     if value is None:
-        raise bad_request(
-            f"The field {path!r} is required.", param=path, code="missing_required_parameter"
-        )
+        raise missing_field(path)
     return value
 
 
-# ---------------------------------------------------------------------------- tools and formats
-
-
-def _model_name(name: ToolName) -> str:
-    """The one name by which the model knows a tool."""
-    if name.namespace:
-        return f"{name.namespace}__{name.name}"
-    return name.name
-
-
 def _tools(
-    at: int, tool: ResponsesTool, namespace: str = ""
+    index: int, tool: ResponsesTool, namespace: str = ""
 ) -> Sequence[tuple[ChatTool, ToolName]]:
-    """The functions of an entry. Tools that run on other servers (search, interpreters) are left out, as
-    every such server does: clients send them always, even if they do not need them."""
+    """Return the functions of an entry, with the client's names.
+
+    Tools that run on other servers, such as search, are left out: clients always send them, even if they do
+    not need them.
+    """
+    path = f"tools[{index}].name"
     match tool.type:
         case "function":
-            name = ToolName(_required(tool.name, f"tools[{at}].name"), namespace)
-            function = FunctionDefinition(
-                _model_name(name), tool.description, tool.parameters, tool.strict
-            )
-            return [(ChatTool(function), name)]
+            name = ToolName(_required(tool.name, path), namespace)
+            description = tool.description
+            parameters = tool.parameters
+            strict = tool.strict
         case "custom":
-            name = ToolName(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
-            function = FunctionDefinition(
-                _model_name(name), description_of(tool.description, tool.format), PARAMETERS
-            )
-            return [(ChatTool(function), name)]
+            name = ToolName(_required(tool.name, path), namespace, custom=True)
+            description = description_of(tool.description, tool.format)
+            parameters = PARAMETERS
+            strict = None
         case "namespace" if not namespace:
-            inner_namespace = _required(tool.name, f"tools[{at}].name")
+            name_space = _required(tool.name, path)
             return [
-                pair for inner in tool.tools or () for pair in _tools(at, inner, inner_namespace)
+                named for inner in tool.tools or () for named in _tools(index, inner, name_space)
             ]
-    return []
+        case _:
+            return []
+    function = FunctionDefinition(name.model_name, description, parameters, strict)
+    return [(ChatTool(function), name)]
 
 
-def _left_out(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
-    """Types of the tools that do not run here, as names of ignored fields."""
-    inner = [one for tool in tools if tool.type == "namespace" for one in tool.tools or ()]
-    names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in _CALLED]
+def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
+    """Return the types of tools that do not run here, as names of fields."""
+    namespaces = [tool for tool in tools if tool.type == "namespace"]
+    inner = [tool for namespace in namespaces for tool in namespace.tools or ()]
+    names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in _CALLABLE]
     return tuple(dict.fromkeys(names))
 
 
-def _choice(
+def _tool_choice(
     choice: str | ResponsesToolChoice | None,
-) -> tuple[str | NamedToolChoice | None, Sequence[ToolName] | None]:
-    """The tool choice of a chat, and the tools that it leaves; None: all."""
+) -> tuple[ToolChoice, Sequence[ToolName] | None]:
+    """Return the tool choice, and the tools that it allows. None allows all."""
     if choice is None or isinstance(choice, str):
-        return choice, None
+        return ToolChoice(choice or "auto"), None
     match choice.type:
         case "function" | "custom":
-            return NamedToolChoice(
-                NamedFunction(_model_name(_tool_name(choice, "tool_choice.name")))
-            ), None
+            name = _tool_name(choice, "tool_choice.name").model_name
+            return ToolChoice(name=name, param="tool_choice.function.name"), None
         case "allowed_tools":
             allowed = [
-                _tool_name(tool, f"tool_choice.tools[{at}].name")
-                for at, tool in enumerate(choice.tools or ())
+                _tool_name(tool, f"tool_choice.tools[{index}].name")
+                for index, tool in enumerate(choice.tools or ())
                 if tool.type in ("function", "custom")
             ]
-            return choice.mode or "auto", allowed
+            return ToolChoice(choice.mode or "auto"), allowed
     raise bad_request(
         f"A tool of type {choice.type[:50]!r} cannot be called here.", param="tool_choice.type"
     )
@@ -311,11 +299,7 @@ def _tool_name(tool: ResponsesToolChoice, path: str) -> ToolName:
 
 def _format(format_: TextFormat) -> ResponseFormat:
     if format_.type == "json_schema" and format_.schema is None:
-        raise bad_request(
-            "The field 'text.format.schema' is required.",
-            param="text.format.schema",
-            code="missing_required_parameter",
-        )
+        raise missing_field("text.format.schema")
     return ResponseFormat(
         format_.type, JsonSchemaFormat(format_.schema, format_.name, format_.strict)
     )

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from localchat.engine.events import Done, Usage
-from localchat.server.content_blocks import ContentBlock
+from localchat.server.chat.content_blocks import ContentBlock
+from localchat.server.chat.custom_tools import input_of
+from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
-from localchat.server.openai.custom_tools import input_of
-from localchat.server.openai.protocol import chat_logprobs
-from localchat.server.openai_responses.protocol import ResponsesBody, TextFormat
+from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
 from localchat.server.timings import answer_timings
 
@@ -22,12 +22,13 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ResponseObject:
-    """Everything about a response that stays the same from the first event to the last."""
+    """The part of a response that is the same in all its events."""
 
     model: str
     body: ResponsesBody
-    """The request, of which the response repeats a part."""
+    """The request. The response repeats a part of it."""
     tool_names: Mapping[str, ToolName]
+    """See ResponsesChat."""
     id: str = field(default_factory=lambda: new_id("resp_"))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -39,8 +40,9 @@ class ResponseObject:
         usage: Usage | None = None,
         error: ApiError | None = None,
     ) -> Json:
-        """The whole object."""
+        """Return the whole object."""
         body = self.body
+        reasoning = body.reasoning or ReasoningConfig()
         cut_off = status == "incomplete"
         return {
             "id": self.id,
@@ -56,10 +58,7 @@ class ResponseObject:
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {
-                "effort": body.reasoning.effort if body.reasoning else None,
-                "summary": None,
-            },
+            "reasoning": {"effort": reasoning.effort, "summary": None},
             "store": False,
             "temperature": body.temperature,
             "text": {"format": (body.text and body.text.format) or TextFormat("text")},
@@ -75,57 +74,54 @@ class ResponseObject:
         if not (self.body.timings_per_token or self.body.timings):
             return {}
         timings = answer_timings(usage, done, own=bool(self.body.timings))
-        return {} if timings is None else {"timings": timings}
+        if timings is None:
+            return {}
+        return {"timings": timings}
 
     def empty_item(self, id_: str, block: ContentBlock) -> Json:
-        """The item of a block that has just begun."""
+        """Return the item of a block that was just opened."""
         return self._item(id_, block, "in_progress")
 
     def item(self, id_: str, block: ContentBlock) -> Json:
-        """The item of a block that does not change any more."""
+        """Return the item of a closed block."""
         return self._item(id_, block, "completed" if block.complete else "incomplete")
 
     def tool_name(self, block: ContentBlock) -> ToolName:
-        """The client's name of the tool that a call names."""
+        """Return the client's name of the tool that a call names."""
         return self.tool_names.get(block.name, ToolName(block.name))
 
     def _item(self, id_: str, block: ContentBlock, status: Status) -> Json:
         is_empty = status == "in_progress"
         match block.kind:
             case "text":
-                made = {
-                    "type": "message",
-                    "status": status,
-                    "role": "assistant",
-                    "content": [] if is_empty else [text_part(block)],
-                }
+                content = [] if is_empty else [text_part(block)]
+                item: Json = {"type": "message", "status": status, "role": "assistant"}
+                item["content"] = content
             case "reasoning":
                 summary = [] if is_empty else [summary_part(block.text)]
-                made = {"type": "reasoning", "summary": summary}
+                item = {"type": "reasoning", "summary": summary}
             case "call":
                 tool = self.tool_name(block)
-                made = {
-                    "type": "function_call",
-                    "status": status,
-                    "arguments": block.text,
-                    "call_id": block.id,
-                    "name": tool.name,
-                }
+                item = {"type": "function_call", "status": status}
                 if tool.custom:
-                    text = "" if is_empty else input_of(block.text)
-                    made |= {"type": "custom_tool_call", "input": text}
-                    del made["arguments"]
-                made |= {"namespace": tool.namespace} if tool.namespace else {}
-        return {"id": id_, **made}
+                    item["type"] = "custom_tool_call"
+                else:
+                    item["arguments"] = block.text
+                item |= {"call_id": block.id, "name": tool.name}
+                if tool.custom:
+                    item["input"] = "" if is_empty else input_of(block.text)
+                if tool.namespace:
+                    item["namespace"] = tool.namespace
+        return {"id": id_, **item}
 
 
 def item_id(block: ContentBlock) -> str:
-    """A new id for the item of a block."""
+    """Return a new id for the item of a block."""
     return new_id({"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind])
 
 
 def text_part(block: ContentBlock | None) -> Json:
-    """The text part of a message; None: before its first piece."""
+    """Return the text part of a message. None stands for a message without a piece so far."""
     return {
         "type": "output_text",
         "annotations": [],
@@ -135,19 +131,18 @@ def text_part(block: ContentBlock | None) -> Json:
 
 
 def summary_part(text: str) -> Json:
-    """The whole reasoning, in the place of the protocol's summary."""
+    """Return the whole reasoning, instead of the protocol's summary."""
     return {"type": "summary_text", "text": text}
 
 
 def final_status(end: ChoiceEnd | None) -> Literal["completed", "incomplete"]:
-    """Status of a response that ended so."""
+    """Return the status of a response with this end."""
     if end is not None and end.reason == "length":
         return "incomplete"
     return "completed"
 
 
 def _usage(usage: Usage) -> Json:
-    """Reasoning tokens are part of the output tokens."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -158,6 +153,6 @@ def _usage(usage: Usage) -> Json:
 
 
 def _error(error: ApiError) -> Json:
-    """The protocol has few error codes; every server failure has the same."""
+    # The protocol has few error codes, and one for all failures of the server.
     code = "server_error" if error.status >= 500 else error.code or "invalid_prompt"
     return {"code": code, "message": error.message}

@@ -203,9 +203,8 @@ class ModelScreen(ListDialog[ModelChoice]):
             return ""
         text = ""
         if verdict.fits and verdict.speed is not None:
-            # A disturbed measurement is a lower bound.
-            bound = ">" if verdict.speed.disturbed else ""
-            text = bound + rate(verdict.speed.tokens_per_s)
+            mark = "" if verdict.speed.is_measured else "~"
+            text = mark + rate(verdict.speed.tokens_per_s)
         return f"{text:>13}  "
 
     def about(self, id_: str) -> str:
@@ -398,7 +397,7 @@ _WITH_CACHE = 1.15
 def _published_bytes(entry: "CatalogEntry") -> int:
     """Return the size of the default file by its published shape. 0 if unknown."""
     from localchat.models.names import parse
-    from localchat.models.published_models import published_model
+    from localchat.models.published_shapes import published_model
 
     model = published_model(parse(entry.name, {entry.name: entry}))
     return model.file_bytes if model is not None else 0

@@ -46,9 +46,9 @@ def fixed_entries(table: Mapping[str, str]) -> Iterator[PaletteEntry]:
         action = f"write {line} " if command.required else f"command {line}"
         label = f"{line} {command.arguments}" if command.required else line
         yield PaletteEntry(label, keys.get(f"command('{line}')", ""), command.about, action)
-    for key_name, setting in LABELS.items():
+    for key_name, row in LABELS.items():
         text = f"/set {key_name} "
-        about = f"{setting.group}: {setting.label}"
+        about = f"{row.group}: {row.text}"
         yield PaletteEntry(text.strip(), "", about, f"write {text}", key_name.replace("_", " "))
 
 

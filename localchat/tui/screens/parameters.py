@@ -7,7 +7,8 @@ from textual import work
 from textual.content import Content
 from textual.widgets import Input
 
-from localchat.config.settings import KEYS, Given, convert
+from localchat.config.parameters import PARAMETERS
+from localchat.config.settings import Given, convert
 from localchat.errors import LocalchatError
 from localchat.tui.parameter_costs import Cost, parameter_costs
 from localchat.tui.screens.list_dialog import ListDialog
@@ -16,12 +17,18 @@ from localchat.tui.setting_labels import LABELS, effective_words, matches, setti
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
-_RELOADING = tuple(key for key, words in KEYS.items() if words.reloads)
-_IMMEDIATE = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("seed", "max_tokens", "think", "think_budget", "speculation"),
-)
+_GROUPS = ("Memory", "Sampling", "Answers", "Model")
+"""Groups of parameters, in the order of the screen."""
+
+
+def _keys(applies: str) -> list[str]:
+    """Return the keys with this effect, in the order of the screen."""
+    keys = [key for key, parameter in PARAMETERS.items() if parameter.applies == applies]
+    return sorted(keys, key=lambda key: _GROUPS.index(LABELS[key].group))
+
+
+_RELOADING = _keys("reload")
+_IMMEDIATE = _keys("now")
 _LOCAL_ONLY = (*_RELOADING, "speculation")
 """Parameters that a server decides by itself."""
 
@@ -85,13 +92,13 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     def about(self, id_: str) -> str:
         if self._key is None:
             when = "; reloads the model" if id_ in _RELOADING else ""
-            if id_ in KEYS:
-                return f"{KEYS[id_].about}\n/set {id_} VALUE{when}"
+            if id_ in PARAMETERS:
+                return f"{PARAMETERS[id_].help}.\n/set {id_} VALUE{when}"
             return ""
         cost = next((each for each in self._costs if each.value == id_), None)
         if cost:
             return cost.words
-        return f"It takes {KEYS[self._key].valid}"
+        return f"It takes {PARAMETERS[self._key].valid}"
 
     # ------------------------------------------------------------------ one parameter
 
@@ -100,9 +107,9 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         if self._key is None:
             self._key = id_
             field.value = ""
-            field.placeholder = f"{LABELS[id_].label}: {KEYS[id_].valid}"
+            field.placeholder = f"{LABELS[id_].text}: {PARAMETERS[id_].valid}"
             self.set_entries([])
-            self.show_about(f"It takes {KEYS[id_].valid}")
+            self.show_about(f"It takes {PARAMETERS[id_].valid}")
             if id_ in _RELOADING:
                 self._plan(id_)
             else:
@@ -162,7 +169,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             )
         self.set_entries(rows)
         if not rows and self._key is not None:
-            self.show_about(f"It takes {KEYS[self._key].valid}")
+            self.show_about(f"It takes {PARAMETERS[self._key].valid}")
 
     def action_leave(self) -> None:
         if self._key is None:

@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input
 
-from localchat.config.settings import KEYS
+from localchat.config.parameters import PARAMETERS
 from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
@@ -62,18 +62,18 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         return setting_line(key, shown, style, self.line_cells, head)
 
     def about(self, id_: str) -> str:
-        if id_ not in KEYS:
+        if id_ not in PARAMETERS:
             return ""
         where = f"{id_} in {sanitize_line(str(self._path))}"
-        return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{where}"
+        return f"{PARAMETERS[id_].meaning}\n{where}"
 
     def entry_chosen(self, id_: str) -> None:
         self._key = id_
         field = self.query_one("#filter", Input)
-        field.placeholder = f"{LABELS[id_].label}: {KEYS[id_].valid}"
+        field.placeholder = f"{LABELS[id_].text}: {PARAMETERS[id_].valid}"
         field.value = ""
         field.focus()
-        self.show_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter saves it.")
+        self.show_about(f"{PARAMETERS[id_].meaning} Enter saves it.")
 
     def text_entered(self, text: str) -> None:
         if self._key is None:

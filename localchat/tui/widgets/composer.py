@@ -438,7 +438,7 @@ class Composer(Vertical):
         self._accept(sending=False)
 
     def _accept(self, *, sending: bool) -> bool:
-        """Insert the highlighted completion. Return False if a command is complete, so Enter sends it."""
+        """Insert the highlighted completion. Return False if Enter should send the complete command."""
         text = self._insertions[self.completions.highlighted or 0]
         if text.startswith("/"):
             return self._accept_command(text, sending=sending)

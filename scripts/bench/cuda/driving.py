@@ -23,19 +23,20 @@ from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
-from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.gguf_config import LayerFormats
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
-from localchat_cuda.memory_plan import PAGE_TOKENS, can_bound_head, kv_token_bytes, kv_types
-from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.plan.memory_plan import can_bound_head, kv_token_bytes, kv_types
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
-from localchat_cuda.weights.loader import load, with_unpacked
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import with_unpacked
 from localchat_cuda.weights.source import WeightSource
 from scripts.bench.cuda.shapes import QWEN, STORED
 
@@ -58,7 +59,6 @@ def runner_of(
     GGUF file. `head_bounds` None: as where memory is plentiful."""
     if head_bounds is None:
         head_bounds = can_bound_head(config) and not head_int8
-    architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     plan = replace(plan, cache_ram_bytes=cache_ram_bytes)
@@ -70,8 +70,7 @@ def runner_of(
         formats=formats,
     ) as ahead:  # fmt: skip
         source = source or random_weights(config, GPU)
-        weights = load(
-            config, architecture.NAMES, source, GPU, head_int8=head_int8,
+        weights = load(config, source, GPU, head_int8=head_int8,
             head_bounds=head_bounds,
         )  # fmt: skip
         ahead.wait()

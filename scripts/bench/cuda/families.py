@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from localchat_cuda.model_config import parse_config
+from localchat_cuda.config.reader import parse_config
 from scripts.bench.cuda.driving import Engine, runner_of
 from scripts.bench.cuda.shapes import AWQ
 from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_ms

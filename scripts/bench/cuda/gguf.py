@@ -3,10 +3,9 @@
 import torch
 
 from localchat.fit.hardware import read_machine
-from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.ggml_forms import GGUF_FORMS
-from localchat_cuda.gguf_config import LayerFormats
-from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.layer_shapes import linear_shapes
 from localchat_cuda.weights.source import RandomWeights
@@ -121,7 +120,7 @@ def _read_bytes(config: ModelConfig, mix: str) -> float:
     """Of blocks, for one token: all layers and the head."""
     layers = ((f"model.layers.{number}.", number) for number in range(config.layers))
     names = [("lm_head", config.vocabulary * config.hidden)]
-    merged = ARCHITECTURES[config.architecture].NAMES.merged
+    merged = config.family.names.merged
     for begin, number in layers:
         for field, (parts, k) in linear_shapes(config, number).items():
             names += [(begin + name, n * k) for name, n in zip(merged[field], parts, strict=True)]

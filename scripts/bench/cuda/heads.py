@@ -13,9 +13,10 @@ import torch
 from localchat.backend_api.interface import LoadRequest
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
 from localchat_cuda.load import random_weights
 from localchat_cuda.load_drafts import attach_head
-from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.runner import CudaRunner
 from scripts.bench.cuda.driving import GPU, Engine, ReplaySampler, random_tokens, runner_of
@@ -99,7 +100,7 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
                 asked = engine.ask(text[:PROMPT].tolist(), WRITTEN, speculation=drafts)
                 engine.settle()
                 seconds[drafts].append(asked.times_s[-1] - asked.times_s[0])
-                while runner._wanted or runner._repeated:  # what was not prepared is, in a pause
+                while runner._missing or runner._repeated:  # what was not prepared is, in a pause
                     runner.warm_up_next()
         model = engine.loop._draft_model
         assert model is not None

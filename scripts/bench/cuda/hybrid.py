@@ -5,8 +5,9 @@ The floor of one stream is the time to read the weights but for the embedding, a
 
 import torch
 
-from localchat_cuda.model_config import ModelConfig, parse_config
-from localchat_cuda.weight_sizes import dummy_bytes
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.plan.weight_sizes import dummy_bytes
 from scripts.bench.cuda.driving import Engine, runner_of
 from scripts.bench.cuda.shapes import AWQ
 from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_ms

@@ -6,8 +6,8 @@ chosen experts and the head.
 
 import torch
 
-from localchat_cuda.model_config import parse_config
-from localchat_cuda.weight_sizes import dummy_bytes, token_bytes
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.plan.weight_sizes import dummy_bytes, token_bytes
 from scripts.bench.cuda.driving import Engine, runner_of
 from scripts.bench.cuda.shapes import AWQ
 from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_ms

@@ -16,8 +16,7 @@ from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.fit.load_options import LoadOptions
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.quantization_config import PACKED_GROUPS
+from localchat_cuda.config.quantization import PACKED_GROUPS
 from localchat_cuda.weights.layer_shapes import linear_shapes
 from localchat_cuda.weights.source import RandomWeights
 from scripts.bench.cuda.driving import GPU, config_of
@@ -29,7 +28,7 @@ BACKEND = "localchat_cuda.backend:CudaBackend"
 def write_checkpoint(folder: Path) -> int:
     """Write random AWQ weights of Qwen2.5-7B as a checkpoint folder; return its size in bytes."""
     config, source = config_of("awq"), RandomWeights(GPU)
-    names = ARCHITECTURES[config.architecture].NAMES
+    names = config.family.names
     half, hidden = torch.float16, config.hidden
     ends = {
         names.embedding: (config.vocabulary, hidden),

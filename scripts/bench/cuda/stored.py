@@ -3,7 +3,7 @@
 import torch
 
 from localchat.fit.load_options import RoundedType
-from localchat_cuda.model_config import ModelConfig, rounded_config
+from localchat_cuda.config.model import ModelConfig, rounded_config
 from scripts.bench.cuda.driving import Engine, config_of, runner_of
 from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_ms, half_precision
 

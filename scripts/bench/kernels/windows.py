@@ -8,13 +8,13 @@ from functools import partial
 import torch
 import triton
 
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import activation, rms_norm_post, rope
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
-from localchat_cuda.rope_config import Rotation
 from scripts.bench.kernels.awkward import scene
 from scripts.bench.kernels.timing import EPS, GPU, PAGE, SMS, Results, error, rows_for, timed
 

@@ -4,7 +4,7 @@ import statistics
 import zlib
 from collections.abc import Callable, Sequence
 
-from localchat.bench.workload import prose
+from localchat.measure.workload import prose
 from scripts.bench.server.client import Body, alone, chat, together
 from scripts.bench.server.servers import Served
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import psutil
 
-from localchat.bench.workload import prose
 from localchat.engine.local.process import child_environment
+from localchat.measure.workload import prose
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"

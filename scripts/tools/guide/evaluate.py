@@ -21,7 +21,7 @@ from facts import commands_in
 from held_out import items
 from product import Product, refusal
 
-from localchat.engine.guide import OFFER
+from localchat.engine.guide.rules import OFFER
 
 HERE: Final = Path(__file__).resolve().parent
 REFUSAL: Final = re.compile(

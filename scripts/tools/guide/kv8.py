@@ -26,9 +26,8 @@ from conversations import conversations, read_facts
 from tokenizers import Tokenizer
 from tokens import encode
 
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.memory_plan import PAGE_TOKENS
-from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     TokenSpan,
@@ -39,7 +38,8 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.step_buffer import StepBuffer
-from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights
 
 HELD_OUT_SEED: Final = 4711
@@ -122,9 +122,8 @@ def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[
 def measure(folder: Path, talks: list[Talk], asked: int, device: torch.device) -> dict[str, float]:
     """The metrics of the module docstring, and the number of tokens they are based on."""
     config = read_config(folder)
-    names = ARCHITECTURES[config.architecture].NAMES
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    weights = load(config, names, CheckpointWeights(folder, device), device, dtype=dtype)
+    weights = load(config, CheckpointWeights(folder, device), device, dtype=dtype)
     texts = {cache: Text(config, weights, device, cache) for cache in CACHES}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     kl: dict[str, list[torch.Tensor]] = {"bf16_fp8": [], "plain_bf16": []}

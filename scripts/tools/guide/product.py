@@ -15,9 +15,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 import click  # noqa: E402 - from here on the checkout's own localchat counts
 
 from localchat.cli.context import AppContext  # noqa: E402
-from localchat.cli.group import VERBS  # noqa: E402
 from localchat.cli.main import root  # noqa: E402
-from localchat.cli.verb_words import ALIASES, spoken  # noqa: E402
+from localchat.cli.verb_words import translate  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
 from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import (  # noqa: E402
@@ -27,6 +26,7 @@ from localchat.engine.request import (  # noqa: E402
     Sampling,
 )
 from localchat.errors import LocalchatError  # noqa: E402
+from localchat.verbs import ALIASES, VERBS  # noqa: E402
 
 _STANDS_FOR: Final = {
     "N": "8",
@@ -85,10 +85,10 @@ def refusal(command: str) -> str:
         words = shlex.split(command.rstrip(": "))[1:]
     except ValueError as problem:
         return str(problem)
-    verb_words, prompt = spoken(words, VERBS) if words else (None, None)
+    translation = translate(words) if words else None
     first = re.match(r"localchat ([a-z]+)(?= |$)", command)
-    if verb_words is not None or prompt is not None:
-        words = verb_words or prompt or []
+    if translation is not None:
+        words = translation.args
     elif first and first[1] not in (*VERBS, *ALIASES):
         return f"{first[1]!r} is not a verb, and a prompt would be in quotes"
     words = [_STANDS_FOR.get(word, re.sub(r"(?<=\w)\|.*", "", word)) for word in words]

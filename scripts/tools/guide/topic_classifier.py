@@ -2,7 +2,7 @@
 
     python scripts/tools/guide/topic_classifier.py [--questions 300000] [--epochs 16]
 
-Takes a quarter of an hour on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide_topics.py. The guide
+Takes a quarter of an hour on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide/topics.py. The guide
 itself is asked which questions may be offered: those that it answers, and whose topic the classifier finds.
 """
 
@@ -27,8 +27,8 @@ from conversations import Writer, read_facts  # noqa: E402
 from grammar import Choice, Reference, parse, phrase  # noqa: E402
 
 from localchat.engine.events import Text  # noqa: E402
-from localchat.engine.guide import GuideQuestion  # noqa: E402
-from localchat.engine.guide_topics import FEATURES, Topics, answer_key, features  # noqa: E402
+from localchat.engine.guide.rules import GuideQuestion  # noqa: E402
+from localchat.engine.guide.topics import FEATURES, Topics, answer_key, features  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling  # noqa: E402

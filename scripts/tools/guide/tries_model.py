@@ -26,8 +26,7 @@ from tokens import TEMPLATE, TURN_END, TURN_START, train_tokenizer
 from torch import nn
 from torch.nn import functional as F
 
-from localchat.bench.workload import prose
-from localchat.quality.tasks import needle_text
+from localchat.measure.workload import needle_text, prose
 from scripts.bench.bench_tries import COLOURS, Question, reading_question, sum_question
 
 assert "<|im_start|>" in TEMPLATE, "the prompt below is written as the template writes it"

@@ -40,7 +40,7 @@ def test_grammars_come_from_files_and_patterns_from_the_line(call: Call, tmp_pat
     [
         (("--schema", "nowhere.json", "hi"), 3, "--schema: there is no file nowhere.json"),
         (("--schema", ".", "hi"), 2, "cannot be read"),
-        (("--schema", "{}", "--regex", "a", "hi"), 2, "--schema and --regex: only one of them"),
+        (("--schema", "{}", "--regex", "a", "hi"), 2, "--schema and --regex cannot be combined"),
         (("--regex", "a", "-i", "hi"), 2, "for one answer"),
         (("--regex", "a"), 2, "nothing to ask"),
     ],

@@ -177,7 +177,7 @@ def test_think_takes_a_value_as_elsewhere(call: Call, args: tuple[str, ...], thi
 def test_think_refuses_other_values_and_leaves_a_prompt_alone(call: Call) -> None:
     result = call(SCENARIOS["hello"], "--think=perhaps", "hi")
     assert result.code == 2
-    assert "--think is 'perhaps'; it must be true, false or auto" in result.err
+    assert "--think is 'perhaps'; expected true, false or auto" in result.err
     app = ScriptedApp(SCENARIOS["hello"])
     assert call(app, "--", "--think=false").code == 0
     messages = app.engines[0].requests[0].prompt.messages  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ def filled(*models: str, owner: str = "") -> KVStore:
 
 
 def test_nothing_kept_is_said_and_is_no_error(call: Call) -> None:
-    assert "keeps no KV" in call((), "cache", "list").out
+    assert "No KV of conversations" in call((), "cache", "list").out
     assert json.loads(call((), "cache", "list", "--json").out) == []
     assert call((), "cache").out == call((), "cache", "list").out
     assert call((), "cache", "clear", "--yes").code == 0
@@ -35,7 +35,7 @@ def test_models_are_listed_and_one_is_cleared(call: Call) -> None:
     listed = call((), "cache", "list").out
     assert "first" in listed and "second" in listed and "in all" in listed
     assert call((), "cache", "clear", "first", "--yes").code == 0
-    assert "nothing is kept of first; " in call((), "cache", "clear", "first").err
+    assert "no KV of first is stored; " in call((), "cache", "clear", "first").err
     assert [line["model"] for line in json.loads(call((), "cache", "list", "--json").out)] == [
         "second"
     ]

@@ -335,7 +335,7 @@ def test_a_list_that_is_cut_says_so(call: Call) -> None:
     assert not call((), "history", "list", "-n", "3").err
     cut = call((), "history", "search", "-n", "2", "question")
     assert len(cut.out.splitlines()) == 4
-    assert "more than 2 were found; -n shows more" in cut.err
+    assert "there are more than 2 matches; -n shows more" in cut.err
     assert not call((), "history", "search", "question").err
 
 

@@ -131,7 +131,7 @@ def test_a_single_answer_that_was_shown_is_kept_wherever_ctrl_c_comes(
 ) -> None:
     from localchat.cli.chat import one_shot
 
-    answer_once = one_shot._answer_once
+    run = one_shot.OneShot.run
 
     def once(at: int) -> tuple[Interrupting, Outcome]:
         find_paths({}).data_dir.joinpath(HISTORY_FILE).unlink(missing_ok=True)
@@ -139,9 +139,9 @@ def test_a_single_answer_that_was_shown_is_kept_wherever_ctrl_c_comes(
 
         def traced(*args: Any) -> int:
             interrupting.begin()
-            return answer_once(*args)
+            return run(*args)
 
-        monkeypatch.setattr(one_shot, "_answer_once", traced)
+        monkeypatch.setattr(one_shot.OneShot, "run", traced)
         outcome = call(SCENARIOS["hello"], "hi")
         sys.settrace(None)
         return interrupting, outcome

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localchat.cli.document_options import completions
+from localchat.cli.document_options import complete_documents
 from localchat.config.paths import find_paths
 from localchat.engine.request import Messages
 from tests.documents.test_pages import docx, pdf
@@ -43,7 +43,7 @@ def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "empty.txt"
     file.touch()
     learned = call((), "learn", file)
-    assert (learned.code, "has no text that can be read" in learned.err) == (2, True)
+    assert (learned.code, "has no readable text" in learned.err) == (2, True)
     assert json.loads(call((), "learn", "--list", "--json").out) == []
 
 
@@ -52,7 +52,7 @@ def test_learn_fails_when_no_file_of_a_kind_can_be_read(call: Call, folder: Path
         (folder / f"{number}.pdf").write_bytes(pdf(""))
     learned = call((), "learn", folder)
     assert learned.code == 1
-    assert "none of 3 PDF files could be read: each holds no text" in learned.err
+    assert "none of 3 PDF files could be read: each has no text" in learned.err
     assert "@my-contracts" in call((), "learn", "--list").out
     (folder / "3.pdf").write_bytes(pdf("Text."))
     assert call((), "learn", folder).code == 0
@@ -63,7 +63,7 @@ def test_one_unreadable_file_is_named_with_the_reason(call: Call, tmp_path: Path
     path.write_bytes(pdf(""))
     learned = call((), "learn", path)
     assert learned.code == 2
-    assert f"cannot read {path}: the file holds no text" in learned.err
+    assert f"cannot read {path}: the file has no text" in learned.err
 
 
 def test_home_folder_of_a_quoted_file_is_found(
@@ -145,7 +145,7 @@ def test_names_that_are_taken_are_refused(call: Call, folder: Path) -> None:
     settings.parent.mkdir(parents=True)
     settings.write_text('[presets.sum]\nsystem = "x"\n')
     refused = call((), "learn", folder, "--name", "sum")
-    assert (refused.code, "there is a preset @sum" in refused.err) == (2, True)
+    assert (refused.code, "@sum is already a preset" in refused.err) == (2, True)
     call((), "learn", folder, "--name", "home")
     refused = call((), "preset", "add", "home", "-s", "x")
     assert (refused.code, "there are documents @home" in refused.err) == (2, True)
@@ -160,7 +160,7 @@ def test_other_documents_need_a_name_of_their_own(call: Call, folder: Path, tmp_
     other.mkdir(parents=True)
     (other / "b.md").write_text("more")
     call((), "learn", folder)
-    assert "@my-contracts holds other documents" in call((), "learn", other).err
+    assert "@my-contracts contains other documents" in call((), "learn", other).err
     assert "2 files" in call((), "learn", other, "--name", "my-contracts").err
     assert "(0 read, 3 unchanged)" in call((), "learn", "--name", "my-contracts").err
 
@@ -204,7 +204,8 @@ def test_files_of_a_prompt_may_be_docx_html_and_pdf(
 def test_names_are_completed(call: Call, folder: Path) -> None:
     call((), "learn", folder, "--name", "home")
     context = click.Context(click.Command("x"), obj=ScriptedApp(()).app)
-    assert [one.value for one in completions(context, "@h", sign="@")] == ["@home"]
+    items = complete_documents(context, click.Argument(["name"]), "@h", sign="@")
+    assert [item.value for item in items] == ["@home"]
 
 
 def test_in_the_line_mode_what_was_taken_is_told(

@@ -73,7 +73,7 @@ def test_the_step_that_is_picked_goes_on_with_its_setting(
     app = Retrying(NO_ROOM, SCENARIOS["hello"])
     code, out, err = call(app, "-m", eight_b, *LONG, "hi", named=False)
     assert (code, out) == (0, "Hello.\n")
-    assert "there is no 9 to pick" in err
+    assert "9 is not one of these numbers" in err
     first, second = (options.load for options in app.options)
     assert (first.context_tokens, second.context_tokens) == (32768, 11008)
     assert second.kv_type == "f16"

@@ -161,7 +161,7 @@ def test_an_answer_without_faults_stays(call: Call) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--vote", "3", "--best-of", "3", "q"), "only one of them"),
+        (("--vote", "3", "--best-of", "3", "q"), "cannot be combined"),
         (("--vote", "3", "--n", "2", "q"), "--n asks for several"),
         (("--vote", "3", "-i", "q"), "-i is a conversation"),
         (("--judge", "q"), "--best-of"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.bench.server_process import ServerCommand, server_process
 from localchat.config.paths import find_paths
+from localchat.measure.server_process import ServerCommand, server_process
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import running
 from tests.support.terminal_screen import Call, Outcome, Screen
@@ -47,7 +48,7 @@ def test_a_model_is_measured_by_a_server_of_its_own(
     rows = [line.split() for line in outcome.out.splitlines() if re.match(r" +[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2", "1", "2"]
     assert "GOOD" in outcome.out and "100%" in outcome.out
-    assert "Kept as number 1" in outcome.out
+    assert "Stored as number 1" in outcome.out
     assert "2 clients: " in outcome.err
     ElementTree.fromstring(chart.read_text())
     again = bench("--show", "last", "--json")
@@ -85,7 +86,7 @@ def test_a_running_server_is_measured_by_its_address(bench: Bench) -> None:
     assert record["id"] == 0
     assert record["served"][0]["url"] == f"http://127.0.0.1:{port}"
     assert record["points"][0]["figures"]["completion_tokens"] == 3
-    assert "No benchmark is kept yet." in bench("--list").out
+    assert "No benchmark is stored yet." in bench("--list").out
 
 
 def test_two_results_are_compared(bench: Bench, script: Path) -> None:
@@ -98,7 +99,7 @@ def test_two_results_are_compared(bench: Bench, script: Path) -> None:
     assert other.code == 0
     refused = bench("--compare", "1", "3")
     assert refused.code == 2
-    assert "nothing at the same place" in refused.err
+    assert "no point in common" in refused.err
 
 
 def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script: Path) -> None:
@@ -107,8 +108,8 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
     folder.touch()
     outcome = bench(script, *SHORT, "--clients", "1")
     assert outcome.code == 1
-    assert "CLIENTS" in outcome.out and "Not kept" in outcome.out
-    assert "the benchmark cannot be kept in" in outcome.err
+    assert "CLIENTS" in outcome.out and "Not stored" in outcome.out
+    assert "the benchmark cannot be stored in" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
             "'99999999999' is too large; it is at most 4,096",
         ),
         (("guide", "--seconds", "nan"), 2, "'nan' is not a valid number"),
-        (("--show", "7"), 2, "there is none yet: localchat bench MODEL makes one"),
+        (("--show", "7"), 2, "none is stored yet, localchat bench MODEL makes one"),
         (("http://127.0.0.1:9",), 5, "127.0.0.1:9"),
         (("guide", "--shape", "chta"), 2, "512+128"),
         (("guide", "--ttft", "soon"), 2, "--ttft 500ms"),
@@ -131,8 +132,8 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
         (("guide", "--svg", "/nowhere/at/all.svg"), 2, "no folder /nowhere/at"),
         (("guide", "--list"), 2, "exclude each other"),
-        (("--show", "7"), 2, "there is no benchmark '7'"),
-        (("--compare", "1", "2"), 2, "there is no benchmark '1'"),
+        (("--show", "7"), 2, "no benchmark '7'"),
+        (("--compare", "1", "2"), 2, "no benchmark '1'"),
         (("remote:box",), 2, "there is no remote 'box'"),
     ],
 )
@@ -188,7 +189,27 @@ def test_an_interrupted_benchmark_keeps_what_it_measured(
     shown.press("\x03")
     code, rest = shown.finish()
     assert code == 130
-    assert "Kept as number 1, interrupted" in rest
+    assert "Stored as number 1, interrupted" in rest
+
+
+def test_a_benchmark_that_sigterm_ends_is_stored(script: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "localchat", "bench", str(script), "--shape", "100+100"),
+            *("--backend", SCRIPTED, "--clients", "1,2,4,8,16", "--seconds", "1"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "1 client: " in line:
+            break
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "Stored as number 1, interrupted" in out
 
 
 def test_a_model_that_is_missing_is_told_before_another_is_measured(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from localchat.atomic import write_text
-from localchat.bench.record import BenchStore
 from localchat.config.paths import find_paths
+from localchat.measure.store import bench_store
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
-from tests.support.gguf_files import Q4_0, Q4_K, Q6_K, Size, llama
-from tests.support.speed_benchmark import put_rates
+from tests.support.gguf_files import Q4_0, Size, llama
+from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.terminal_screen import Call, Outcome
 
 Plan = Callable[..., Outcome]
@@ -28,8 +28,8 @@ def plan(call: Call) -> Plan:
 @pytest.fixture
 def kept() -> None:
     """A benchmark of the model m."""
-    store = BenchStore(find_paths(os.environ).data_dir)
-    store.keep(record(point(80, 1), point(150, 2), point(160, 4)))
+    store = bench_store(find_paths(os.environ).data_dir)
+    store.add(record(point(80, 1), point(150, 2), point(160, 4)))
 
 
 @pytest.mark.usefixtures("kept")
@@ -80,7 +80,7 @@ def test_without_a_benchmark_it_is_an_estimate(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = llama(Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)).sparse(tmp_path / "tiny.gguf")
-    put_rates(monkeypatch, {Q4_0: 20_000_000_000})
+    put_bandwidth(monkeypatch, 20e9)
     outcome = plan(model)
     assert outcome.code == 0, outcome.err
     assert "it may be off by a factor of two" in outcome.out
@@ -90,7 +90,7 @@ def test_without_a_benchmark_it_is_an_estimate(
 def test_a_model_that_is_not_here_is_planned_by_its_shape(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_rates(monkeypatch, {Q4_K: 20_000_000_000, Q6_K: 20_000_000_000})
+    put_bandwidth(monkeypatch, 20e9)
     outcome = plan("qwen2.5:7b", "--offline", "--users", "5")
     assert outcome.code == 0, outcome.err
     assert "using its published shape" in outcome.err
@@ -104,7 +104,7 @@ def test_an_estimate_counts_the_draft_model(
 ) -> None:
     size = Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)
     model, draft = (llama(size).sparse(tmp_path / f"{name}.gguf") for name in ("tiny", "draft"))
-    put_rates(monkeypatch, {Q4_0: 20_000_000_000})
+    put_bandwidth(monkeypatch, 20e9)
     alone = json.loads(plan(model, "--json").out)
     both = json.loads(plan(model, "--draft", draft, "--json").out)
     assert both["memory_bytes"] > alone["memory_bytes"]
@@ -113,7 +113,7 @@ def test_an_estimate_counts_the_draft_model(
 @pytest.mark.usefixtures("kept")
 def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
     paths = find_paths(os.environ)
-    BenchStore(paths.data_dir).keep(record(point(8, 1), point(15, 2), point(16, 4), model="big"))
+    bench_store(paths.data_dir).add(record(point(8, 1), point(15, 2), point(16, 4), model="big"))
     write_text(paths.settings_file, '[routes.easy]\nsmall = "m"\nlarge = "big"\ndoubt = -0.9\n')
     asked = ("route:easy", "--users", "2000", "--large-share", "0.2", "--price", "machine_hour=1")
     outcome = plan(*asked)
@@ -137,7 +137,7 @@ def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
         (("m", "--users", "nan"), "'--users': 'nan' is not a valid number"),
         (("m", "--rate", "inf"), "'--rate': 'inf' is not a valid number"),
         (("m", "--price", "gold=1"), "kwh, machine_hour"),
-        (("m", "--from", "9"), "there is no benchmark '9'"),
+        (("m", "--from", "9"), "no benchmark '9'"),
         (("other", "--from", "1"), "no series of other"),
         (("http://127.0.0.1:1",), "localchat bench"),
     ],

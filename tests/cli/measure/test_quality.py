@@ -1,4 +1,4 @@
-"""quality: what it prints, keeps and refuses. Its figures: tests/quality."""
+"""quality: what it prints, keeps and refuses. Its figures: tests/measure."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.quality.record import FOLDER
 from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call, Outcome
 
@@ -43,7 +42,7 @@ def test_settings_are_compared_and_the_result_is_kept(
         script, *SHORT, "--vary", "kv-type=f16,q8_0", "--set", questions, "--svg", chart
     )
     assert outcome.code == 0, outcome.err
-    assert "RIGHT" in outcome.out and "Kept as number 1" in outcome.out
+    assert "RIGHT" in outcome.out and "Stored as number 1" in outcome.out
     rows = [line.split() for line in outcome.out.splitlines() if line.startswith("kv-type=")]
     assert rows[0][-1] == rows[1][-1] == "1/1"
     assert "kv-type=q8_0: questions 1 of 1" in outcome.out
@@ -63,19 +62,19 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(
 ) -> None:
     questions = tmp_path / "set.jsonl"
     questions.write_text('{"question": "How?", "answer": "hello", "match": "contains"}\n')
-    folder = find_paths(os.environ).data_dir / FOLDER
+    folder = find_paths(os.environ).data_dir / "quality"
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.touch()
     outcome = quality(script, *SHORT, "--set", questions)
     assert outcome.code == 1
     assert "RIGHT" in outcome.out
-    assert "the result cannot be kept in" in outcome.err
+    assert "the quality result cannot be stored in" in outcome.err
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("guide", "--only", "text"), "no log probabilities"),
+        (("guide", "--only", "text"), "does not report log probabilities"),
         (("guide", "--list"), "exclude each other"),
         (("--show", "7"), "7"),
         (("guide", "--only", "poems"), "poems"),

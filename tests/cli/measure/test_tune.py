@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.bench.statistics import Difference
-from localchat.bench.tuner import Trial, Tuner, Tuning
+from localchat.measure.statistics import Difference
+from localchat.measure.tuner import Trial, Tuner, Tuning
 from tests.support.cli_program import SCENARIOS
 from tests.support.gguf_files import Q4_0, Size, llama
 from tests.support.terminal_screen import Call, Outcome
@@ -43,7 +43,7 @@ def test_settings_are_written_and_taken_back(tune: Tune, tmp_path: Path) -> None
     assert "threads = 4" in (tmp_path / "settings.toml").read_text()
     assert "threads is unset again" in tune("--undo").err
     assert "threads" not in (tmp_path / "settings.toml").read_text()
-    assert "no tuning of tiny is written" in tune("--undo").err
+    assert "no tuning of tiny is stored" in tune("--undo").err
 
 
 def test_without_a_terminal_nothing_is_written_unasked(tune: Tune, tmp_path: Path) -> None:

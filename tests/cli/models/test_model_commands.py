@@ -93,7 +93,7 @@ def test_an_architecture_that_this_llama_cpp_does_not_know_is_told(
     ours = ("block_count", "context_length", "embedding_length", "attention.head_count")
     extra: dict[str, Any] = {f"gptoss__{key.replace('.', '__')}": 2 for key in ours}
     gguf(models_dir / "odd.gguf", general__architecture="gptoss", **extra)
-    assert "does not know its architecture, gptoss" in rows(verb)["odd"]["reason"]
+    assert "does not support its architecture, gptoss" in rows(verb)["odd"]["reason"]
 
 
 def test_a_name_cannot_move_the_cursor(
@@ -125,7 +125,7 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
     assert any("tools" in sentence for sentence in seen["cannot"])
     state = json.loads(verb("show", "state", "--json").out)
     assert state["state_bytes"] > 0
-    assert any("running state" in sentence for sentence in state["cannot"])
+    assert any("recurrent state" in sentence for sentence in state["cannot"])
     text = verb("show", "m").out
     for part in ("licence      gemma", "quantization F16", "origin       models folder"):
         assert part in text

@@ -142,7 +142,7 @@ def test_a_limit_takes_the_next_lines_each_time(
     with serving() as stage:
         first = batch("-m", stage.base, "--limit", "2")
         assert first.code == 0
-        assert "3 of 5 lines are left; go on with: " in first.err
+        assert "3 of 5 lines are left; resume with: " in first.err
         assert ids(tmp_path) == ["line-1", "line-2"]
         assert batch("-m", stage.base, "--limit", "2", "--json").code == 0
         assert len(answers(tmp_path)) == 4
@@ -253,7 +253,7 @@ def test_the_first_interrupt_waits_for_the_lines_in_flight(
         asked = len(stage.engine.requests)
     assert process.returncode == 130
     assert len(answers(tmp_path)) == asked < 50
-    assert f"{50 - asked} of 50 lines are left; go on with: localchat batch" in err
+    assert f"{50 - asked} of 50 lines are left; resume with: localchat batch" in err
 
 
 def test_the_second_interrupt_ends_at_once(
@@ -387,7 +387,7 @@ def test_the_guide_never_answers_a_batch_by_default(
     outcome = batch()
     assert outcome.code == 2
     assert "localchat batch needs a model" in outcome.err
-    assert "only the built-in guide is here" in outcome.err
+    assert "the only model here is the built-in guide" in outcome.err
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 

@@ -117,7 +117,7 @@ def test_it_tells_machine_build_and_devices(call: Call, install: Install) -> Non
         "free of",
         "AMX_INT8",
         "a card",
-        "uses none",
+        "uses no GPU",
         "llamacpp: available",
         "A GGUF file runs on llama.cpp.",
         "A safetensors checkpoint cannot be run here",
@@ -152,7 +152,7 @@ def test_what_is_wrong_in_the_users_files_is_told(
     assert "nonsense" in settings and "models.toml is not TOML" in catalogue
     assert "bookmarks.json cannot be read" in bookmarks
     text = doctor(call)[1]
-    assert text.count("\nWrong: ") == 3
+    assert text.count("\nError: ") == 3
     paths.settings_file.unlink()
     monkeypatch.setenv("LOCALCHAT_THREADS", "many")
     assert "LOCALCHAT_THREADS: threads must be a whole number" in doctor(call)[1]
@@ -169,12 +169,12 @@ def test_memory_is_told_once_and_by_whom(
         BUILD, devices=(Device("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), CARD)
     )
     out = doctor(call)[1]
-    rows = {line[2:12].strip(): line[12:] for line in out.splitlines() if line.startswith("  ")}
+    rows = {line[2:13].strip(): line[13:] for line in out.splitlines() if line.startswith("  ")}
     assert rows["memory"] == "9.0 GB free of 16.0 GB"
     assert "RTX 4090, 21.0 GB free of 24.0 GB" in out
     # The library calls all of the RAM free; of a card it is said that this is its count.
     assert "CPU (cpu): a CPU\n" in out
-    assert "a card; by its own count 10.0 GB free of 12.0 GB" in out
+    assert "a card; reports 10.0 GB free of 12.0 GB" in out
     assert "1 core," in rows["CPU"]
     found = json.loads(doctor(call, "--json")[1])
     assert found["memory_available_bytes"] == 9_000_000_000
@@ -218,7 +218,7 @@ def test_a_library_that_cannot_be_loaded_is_told_with_what_to_do(
 ) -> None:
     install(broken=LocalchatError("llama.cpp needs libgomp.so.1", hint="apt install libgomp1"))
     out = doctor(call)[1]
-    assert "  to do     apt install libgomp1\n  trouble   llama.cpp needs libgomp.so.1\n" in out
+    assert "  to do      apt install libgomp1\n  trouble    llama.cpp needs libgomp.so.1\n" in out
 
 
 def test_a_library_that_does_not_load_is_a_finding(call: Call, install: Install) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.preset_options import completions
+from localchat.cli.preset_options import complete_preset
 from localchat.config.paths import find_paths
 from localchat.engine.request import Message, Messages
 from tests.support.cli_program import SCENARIOS, ScriptedApp
@@ -109,8 +109,10 @@ def test_names_are_completed(call: Call, settings: Path) -> None:
 
     app = ScriptedApp(()).app
     context = click.Context(click.Command("x"), obj=app)
-    assert [one.value for one in completions(context, "@s", sign="@")] == ["@sum"]
-    assert [one.value for one in completions(context, "")] == ["joke", "sum"]
+    name = click.Argument(["name"])
+    mentions = complete_preset(context, name, "@s", sign="@")
+    assert [item.value for item in mentions] == ["@sum"]
+    assert [item.value for item in complete_preset(context, name, "")] == ["joke", "sum"]
 
 
 def test_in_the_line_mode_a_mention_holds_from_then_on(

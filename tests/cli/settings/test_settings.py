@@ -8,8 +8,9 @@ import pytest
 from localchat.atomic import write_text
 from localchat.cli.context import AppContext, Notify
 from localchat.cli.resolve import Inputs
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import Paths
-from localchat.config.settings import KEYS, from_environment, resolve, variable
+from localchat.config.settings import from_environment, resolve, variable
 from localchat.config.settings_file import SettingsFile, read_settings
 from localchat.engine.attached.protocol import AttachSpec
 from localchat.errors import UsageError
@@ -159,7 +160,7 @@ def test_config_shows_sets_and_unsets(
     call(nothing, "config", "set", "temperature", "0.9", named=False)
     assert call(nothing, "config", "get", "temperature", named=False).out == "0.9\n"
     listed = call(nothing, "config", "keys", named=False).out
-    assert all(variable(key) in listed for key in KEYS)
+    assert all(variable(key) in listed for key in PARAMETERS)
 
 
 def test_a_changed_file_is_read_again_and_one_with_an_error_is_reported_once(

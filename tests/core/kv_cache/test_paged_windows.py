@@ -7,7 +7,7 @@ import pytest
 from localchat.backend_api.interface import Copy
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.paged_windows import WindowedKVCacheManager
-from localchat_cuda import window_plan
+from localchat_cuda.plan import window_plan
 from tests.support.cuda_machines import CONFIG
 from tests.support.kv_cache_bench import Bench, capabilities
 
@@ -65,7 +65,7 @@ def test_a_text_that_parts_where_no_window_is_left_begins_again() -> None:
     b = bench(8)
     run(b, text(100), step=5)
     hit = b.find_prefix([*text(40), 990, 991])
-    assert (hit.cached, hit.why_missed) == (0, "what its windows see was evicted to make room")
+    assert (hit.cached, hit.why_missed) == (0, "its sliding window was evicted to make room")
     assert b.allocate([*text(40), 990, 991]) is not None
 
 

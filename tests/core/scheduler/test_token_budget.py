@@ -1,7 +1,7 @@
 """The time budget of a step."""
 
 from localchat.backend_api.interface import PaddedWidth
-from localchat.core.scheduler.token_budget import LEAST_TOKENS, TokenBudget
+from localchat.core.scheduler.token_budget import MIN_TOKENS, TokenBudget
 
 
 def test_the_budget_follows_what_steps_take() -> None:
@@ -10,7 +10,7 @@ def test_the_budget_follows_what_steps_take() -> None:
     assert token_budget.next_step() == 250
     for _ in range(50):
         token_budget.observe(64, 0.64)
-    assert token_budget.next_step() == LEAST_TOKENS
+    assert token_budget.next_step() == MIN_TOKENS
 
 
 def test_narrow_steps_teach_nothing_about_wide_ones() -> None:

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.core.spec_decode.draft_credit import FIRST_CREDIT, PLAIN_CREDIT
 from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, EarlierTexts, NgramIndex
 from localchat.core.spec_decode.ngram_proposer import (
-    PROBE_TOKENS,
-    AcceptanceRates,
     NgramProposer,
     _votes,
+    match_kind,
+    match_rates,
 )
+from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
+from tests.support.draft_replay import DraftReplay
 
 # Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
 CPU = {1: 1.0, 2: 1.25, 4: 1.7, 8: 3.0, 16: 4.8, 32: 9.3}
@@ -36,7 +37,7 @@ def cost(table: dict[int, float], rows: int) -> float:
 class Replay(NamedTuple):
     speedup: float
     steps: int
-    drafts: NgramProposer
+    drafts: SequenceDrafts
     history: list[tuple[int, int, int]]
     """(tokens said before, drafted, accepted) of each step."""
 
@@ -51,25 +52,28 @@ def replay(
     """The text is said, whatever is drafted; time is counted by the table, with the tremble of a machine."""
     model, jitter = CostModel(), random.Random(7)
     model.observe(1, cost(table, 1))
-    drafts = NgramProposer(prompt, model, earlier)
-    drafts.advance(text[:1])
+    answer = DraftReplay(model, max_draft=limit)
+    answer.begin(prompt, earlier)
+    answer.advance(text[:1])
     said, spent, history = 1, cost(table, 1), []
     while said < len(text):
-        proposed = drafts.propose(limit)
-        assert len(proposed) <= limit
-        taken = 0
-        while (
-            taken < min(len(proposed), len(text) - said - 1)
-            and proposed[taken] == text[said + taken]
-        ):
-            taken += 1
-        seconds = cost(table, 1 + len(proposed)) * jitter.uniform(0.96, 1.04)
+        drafted, accepted, seconds = answer.step(
+            text[said:], lambda rows: cost(table, rows) * jitter.uniform(0.96, 1.04)
+        )
+        assert drafted <= limit
         spent += seconds
-        model.observe(1 + len(proposed), seconds)
-        drafts.advance(text[said : said + taken + 1], len(proposed), 1 + len(proposed), seconds)
-        history.append((said, len(proposed), taken))
-        said += taken + 1
-    return Replay(len(text) / spent, len(history), drafts, history)
+        history.append((said, drafted, accepted))
+        said += accepted + 1
+    return Replay(len(text) / spent, len(history), answer.drafts, history)
+
+
+def proposal(
+    tokens: Sequence[int], model: CostModel, limit: int, earlier: Sequence[NgramIndex] = ()
+) -> tuple[int, ...]:
+    """What is drafted first after a prompt."""
+    answer = DraftReplay(model, max_draft=limit)
+    answer.begin(tokens)
+    return answer.propose() if limit else ()
 
 
 def words(count: int, seed: int, vocabulary: int = 800) -> list[int]:
@@ -148,41 +152,25 @@ def test_a_period_goes_on_beyond_the_end_of_the_text() -> None:
     model = CostModel()
     model.observe(1, 1.0)
     model.observe(16, 1.01)
-    drafts = NgramProposer([9, 1, 2, 3, 1, 2, 3], model)
-    assert drafts.propose(8)[:5] == (1, 2, 3, 1, 2)
+    assert proposal([9, 1, 2, 3, 1, 2, 3], model, 8)[:5] == (1, 2, 3, 1, 2)
 
 
 def test_the_majority_of_equal_places_is_drafted() -> None:
-    drafts = NgramProposer([1, 2, 3, 7, 0, 1, 2, 3, 7, 4, 1, 2, 3, 8, 5, 1, 2, 3], CostModel())
-    assert drafts.propose(1, rows=1)[:1] == (7,)
+    tokens = [1, 2, 3, 7, 0, 1, 2, 3, 7, 4, 1, 2, 3, 8, 5, 1, 2, 3]
+    assert proposal(tokens, CostModel(), 1) == (7,)
 
 
 def test_nothing_is_proposed_without_a_match_or_a_limit() -> None:
-    assert NgramProposer(range(50), CostModel()).propose(8) == ()
-    assert NgramProposer([], CostModel()).propose(8) == ()
-    assert NgramProposer([5] * 20, CostModel()).propose(0) == ()
+    assert proposal(range(50), CostModel(), 8) == ()
+    assert proposal([1], CostModel(), 8) == ()
+    assert NgramProposer([5] * 20).chances(0) == []
 
 
-def test_with_many_rows_a_weak_guess_does_not_pay() -> None:
-    """When every token costs as much as the first, nothing is gained."""
+def test_where_every_row_costs_as_much_as_the_first_nothing_is_drafted() -> None:
     model = CostModel()
     for rows in (1, 2, 4, 8, 16, 32, 64):
         model.observe(rows, rows * 0.01)
-    assert NgramProposer([5] * 20, model).propose(8, rows=4) == ()
-
-
-def test_drafts_of_one_stream_pay_for_the_wait_of_all() -> None:
-    model = CostModel()
-    for rows, seconds in ((1, 1.0), (32, 10.0), (36, 11.0)):
-        model.observe(rows, seconds)
-    alone, beside = (NgramProposer([5] * 20, model) for _ in range(2))
-    for _ in range(
-        2
-    ):  # two tokens more: alone for little, beside 31 others for a tenth of their time
-        alone.advance([5, 5, 5], 4, 5, 2.2)
-        beside.advance([5, 5, 5], 4, 36, 11.0)
-    assert not alone.off
-    assert "cost more than they save" in beside.off
+    assert proposal([5] * 20, model, 8) == ()
 
 
 def test_drafts_fill_the_width_that_a_step_is_padded_to() -> None:
@@ -191,78 +179,83 @@ def test_drafts_fill_the_width_that_a_step_is_padded_to() -> None:
         padded.observe(rows, seconds)
     widths = [padded.seconds(rows) for rows in range(1, 9)]
     assert widths == pytest.approx([1.0, *[1.2] * 3, *[4.0] * 4])
-    assert len(NgramProposer([1, 2, 3, 4, 9, 1, 2, 3], padded).propose(7)) == 3
+    assert len(proposal([1, 2, 3, 4, 9, 1, 2, 3], padded, 7)) == 3
 
 
 def test_tokens_that_were_only_appended_are_copied_from_later() -> None:
-    drafts = NgramProposer([1, 2, 3], CostModel())
+    drafts = NgramProposer([1, 2, 3])
     drafts.append([4, 5, 6, 7, 8, 9] * 3)
     drafts.advance([4])
     drafts.advance([5, 6])
-    assert drafts.propose(3)[:1] == (7,)
+    assert taken(drafts, 1) == (7,)
 
 
-def hopeless(steps: int) -> tuple[NgramProposer, float]:
-    """Drafts that were never right, and what they cost in plain steps."""
+def taken(drafts: NgramProposer, count: int) -> tuple[int, ...]:
+    """So many tokens of a proposal, whatever steps cost."""
+    drafts.chances(count)
+    return drafts.take(count)
+
+
+def hopeless(steps: int) -> tuple[DraftReplay, float]:
+    """An answer of which no draft was ever right, and what these cost in plain steps."""
     model, lost = CostModel(), 0.0
     for rows, seconds in CPU.items():
         model.observe(rows, seconds)
-    drafts = NgramProposer(SOURCE, model)
+    answer = DraftReplay(model, max_draft=4)
+    answer.begin(SOURCE)
     for step in range(steps):
         start = step * 37 % 1000
-        drafts.advance(SOURCE[start : start + 8])
-        proposed = drafts.propose(4)
-        drafts.advance(
-            [4999 - step], len(proposed), 1 + len(proposed), cost(CPU, 1 + len(proposed))
-        )
-        lost += cost(CPU, 1 + len(proposed)) - 1
-    return drafts, lost
+        answer.drafts.ngrams.append(SOURCE[start : start + 8])
+        _, _, seconds = answer.step([4999 - step], lambda rows: cost(CPU, rows))
+        lost += seconds - 1
+    return answer, lost
 
 
 def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again() -> None:
-    drafts, _ = hopeless(30)
+    answer, _ = hopeless(30)
+    drafts = answer.drafts
     assert drafts.accepted == 0
     assert re.fullmatch(
         r"drafts cost more than they save on this text: 0 of \d+ tokens accepted", drafts.off
     )
     assert drafts.speedup is not None
     assert drafts.speedup < 1
-    drafts.advance(SOURCE[300:340])
-    assert drafts.propose(8) == ()
-    for at in range(340, 460):
-        drafts.advance(SOURCE[at : at + 1])
-    probe = drafts.propose(8)
-    assert 0 < len(probe) <= PROBE_TOKENS
-    drafts.advance(SOURCE[460 : 461 + len(probe)], len(probe), 1 + len(probe), 1.0)
+    drafts.ngrams.append(SOURCE[300:340])
+    assert answer.propose(8) == ()
+    at = 340
+    while not (probe := answer.propose(8)):
+        answer.advance(SOURCE[at : at + 1], seconds=1.0)
+        at += 1
+    assert at < 340 + 200
+    answer.advance(SOURCE[at : at + 1 + len(probe)], probe, 1.0)
     assert drafts.off == ""
-    assert len(drafts.propose(8)) > PROBE_TOKENS
 
 
-def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
+def test_what_hopeless_drafts_cost_is_bounded_by_the_budget() -> None:
     steps = 400
     _, lost = hopeless(steps)
-    assert 0 < lost < FIRST_CREDIT + cost(CPU, 5) + PLAIN_CREDIT * steps
+    assert 0 < lost < cost(CPU, 5) + 0.02 * steps
 
 
 def test_a_fork_continues_independently_from_the_same_text() -> None:
-    drafts = NgramProposer([1, 2, 3, 4, 5, 6], CostModel())
+    drafts = NgramProposer([1, 2, 3, 4, 5, 6])
     drafts.index()
     twin = drafts.fork()
     drafts.advance([1, 2, 3])
     twin.advance([2, 3, 4])
-    assert drafts.propose(3)[:1] == (4,)
-    assert twin.propose(3)[:1] == (5,)
+    assert taken(drafts, 1) == (4,)
+    assert taken(twin, 1) == (5,)
 
 
 def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
     prompt = words(20_000, 3)
-    drafts = NgramProposer(prompt, CostModel())
+    drafts = NgramProposer(prompt)
     assert not drafts.index()
     drafts.advance(prompt[7000:7010])
     drafts.advance(prompt[7010:7020])
     while not drafts.index():
-        assert drafts.propose(0) == ()
-    assert drafts.propose(4) == tuple(prompt[7020:7024])
+        assert drafts.chances(0) == []
+    assert taken(drafts, 4) == tuple(prompt[7020:7024])
 
 
 @settings(max_examples=60, deadline=None)
@@ -278,17 +271,18 @@ def test_any_sequence_of_steps_keeps_the_counters_consistent(
 ) -> None:
     earlier = EarlierTexts()
     earlier.add("", [0, 1, 2, 3] * 3)
-    drafts = NgramProposer(prompt, CostModel(), earlier.of(""))
+    answer = DraftReplay(CostModel())
+    answer.begin(prompt or [0], earlier.of(""))
     drafted = accepted = 0
     for tokens, limit in steps:
-        proposed = drafts.propose(limit, rows=2)
+        proposed = answer.propose(limit) if limit else ()
         assert len(proposed) <= limit
         assert all(0 <= token <= 3 for token in proposed)
         said = [t for t, p in zip(tokens, proposed, strict=False) if t == p]
-        drafts.advance([*said, tokens[-1]], len(proposed), 2 + len(proposed), 0.01)
+        answer.advance([*said, tokens[-1]], proposed, 0.01)
         drafted, accepted = drafted + len(proposed), accepted + len(said)
-    assert (drafts.drafted, drafts.accepted) == (drafted, accepted)
-    assert (drafts.speedup is None) == (drafted == 0)
+    assert (answer.drafts.drafted, answer.drafts.accepted) == (drafted, accepted)
+    assert (answer.drafts.speedup is None) == (drafted == 0)
 
 
 # ------------------------------------------------------------------ where tokens stood before
@@ -344,7 +338,7 @@ def test_matches_do_not_reach_across_texts() -> None:
     earlier = EarlierTexts()
     earlier.add("", [1, 2, 3])
     earlier.add("", [4, 5, 6])
-    assert NgramProposer([1, 2, 3], CostModel(), earlier.of("")).propose(4) == ()
+    assert NgramProposer([1, 2, 3], earlier.of("")).chances(4) == []
 
 
 # ------------------------------------------------------------------ what steps cost
@@ -381,17 +375,28 @@ def test_steps_nobody_measured_are_ignored() -> None:
 
 
 def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
-    table = AcceptanceRates()
-    weak, strong = table.kind(SPAN, False), table.kind(LONGEST, False)
-    assert table.chance(weak) < table.chance(strong)
+    rates = match_rates()
+    weak, strong = match_kind(SPAN, near=False), match_kind(LONGEST, near=False)
+    assert rates.rate(weak) < rates.rate(strong)
     for _ in range(100):
-        table.learn(strong, False)
-    assert table.chance(strong) < 0.05
+        rates.learn(strong, False)
+    assert rates.rate(strong) < 0.05
     for _ in range(40):
-        table.learn(strong, True)
-    assert table.chance(strong) > 0.6
-    assert table.chance(weak) == AcceptanceRates().chance(weak)
-    assert table.kind(SPAN, True) != weak
+        rates.learn(strong, True)
+    assert rates.rate(strong) > 0.6
+    assert rates.rate(weak) == match_rates().rate(weak)
+    assert match_kind(SPAN, near=True) != weak
+
+
+def test_a_rate_returns_to_its_prior_while_nothing_is_drafted() -> None:
+    rates = match_rates()
+    kind = match_kind(SPAN, near=False)
+    for _ in range(30):
+        rates.learn(kind, False)
+    assert rates.rate(kind) < 0.05
+    for _ in range(1000):
+        rates.forget()
+    assert rates.rate(kind) == pytest.approx(match_rates().rate(kind), rel=0.05)
 
 
 def _counted(runs: list[list[int]]) -> list[tuple[int, float]]:

@@ -32,7 +32,7 @@ TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
 BARE = tuple(
-    style for style in SIGNS if NAMED[style].syntax.written in ("tags", "gemma", "minimax")
+    style for style in SIGNS if NAMED[style].syntax.notation in ("tags", "gemma", "minimax")
 )
 """Where strings stand bare: any letter is one of theirs."""
 

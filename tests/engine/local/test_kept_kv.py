@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import localchat
-from localchat.bench.workload import prose
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.fit.load_options import LoadOptions
 from localchat.kv_store.entry import PART_SUFFIX, SUFFIX
 from localchat.kv_store.store import KVStore
+from localchat.measure.workload import prose
 from localchat_llamacpp.library_source import VARIABLE, find_library
 from tests.support.answers import Answer, ask
 

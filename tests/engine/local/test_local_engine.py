@@ -32,7 +32,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.speed_history import Run, SpeedHistory
+from localchat.fit.speed import Run, SpeedHistory
 
 LIVELY_S = 90.0
 Open = Callable[..., LocalEngine]

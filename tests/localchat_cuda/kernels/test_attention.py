@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import activation, rms_norm, rope
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
@@ -8,7 +9,6 @@ from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.rope_config import Rotation
 from tests.support.attention_scenes import PAGE, close, numbers, scene
 
 

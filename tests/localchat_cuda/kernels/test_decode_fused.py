@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import decode_fused
 from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import Rules
-from localchat_cuda.rope_config import Rotation
 from tests.support.attention_scenes import PAGE, close, numbers, scene
 
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import kv_fp8
@@ -16,7 +17,6 @@ from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import Rules
-from localchat_cuda.rope_config import Rotation
 from tests.support.attention_scenes import PAGE, close, numbers, scene
 from tests.support.kv_fp8_scenes import NONE, coded, coded_scene
 

@@ -12,7 +12,7 @@ from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.kv_fp8_dequant import DequantizedPages
 from localchat_cuda.kernels.attention.prefill import HOPPER
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
-from localchat_cuda.memory_plan import dequant_pages
+from localchat_cuda.plan.memory_plan import dequant_pages
 from localchat_cuda.runner.input_batch import BatchConfig, TokenSpan, build_input_batch
 from tests.support import tiny_models
 from tests.support.attention_scenes import PAGE

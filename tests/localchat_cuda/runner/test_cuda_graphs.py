@@ -8,7 +8,7 @@ import torch
 
 from localchat_cuda.runner import cuda_graphs
 from localchat_cuda.runner.cuda_graphs import (
-    LEAST_GRAPHS,
+    MIN_GRAPHS,
     RUNS_BEFORE_CAPTURE,
     CudaGraphs,
     ResultBuffer,
@@ -142,7 +142,7 @@ def _capture(graphs: CudaGraphs, *kinds: str) -> None:
 def test_the_graph_that_was_not_used_for_longest_goes_first(
     graphs: CudaGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "_most", 2)
+    monkeypatch.setattr(graphs, "_max_graphs", 2)
     _capture(graphs, "a", "b", "a", "c")
     assert graphs.count == 2
     made = len(_Graph.made)
@@ -178,7 +178,7 @@ def test_fewer_graphs_are_kept_after_memory_ran_out(graphs: CudaGraphs) -> None:
     assert graphs.count == 25
     # Few graphs are not to blame.
     graphs.clear()
-    _capture(graphs, *many[:LEAST_GRAPHS])
+    _capture(graphs, *many[:MIN_GRAPHS])
     graphs.shrink()
     _capture(graphs, *many)
     assert graphs.count == 25

@@ -116,7 +116,7 @@ def test_common_steps_drive_no_graph_out(folder: Path) -> None:
     runner = tiny_runner(folder)
     graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
     assert runner.warm_up_next()
-    graphs._most = 0
+    graphs._max_graphs = 0
     graphs.known.update(graphs.eager)  # the step that was begun
     assert not runner.warm_up_next()
 
@@ -137,7 +137,7 @@ def test_a_step_of_a_sequence_that_did_not_enter_yet_is_not_prepared(folder: Pat
     runner = tiny_runner(folder)
     runner.graphs = runner._executor.graphs = RecordedGraphs()
     assert not runner.prepared([DecodeRow(5, 10, 4)], masked=False)
-    assert not runner._wanted
+    assert not runner._missing
 
 
 def test_a_step_without_wanted_logits_keeps_a_row(

@@ -28,7 +28,7 @@ from localchat.errors import DeviceFault
 from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
-from localchat_cuda.weights.loader import with_unpacked
+from localchat_cuda.weights.model_weights import with_unpacked
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import ON_GPU, Received, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import KINDS, VOCABULARY, tokens_of

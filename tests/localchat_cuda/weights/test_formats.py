@@ -10,18 +10,18 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor
-from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.quantization import Quantization
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.ggml.pack import GgmlWeight
 from localchat_cuda.load import random_weights
-from localchat_cuda.model_config import read_config
-from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.weight_sizes import weights_bytes
+from localchat_cuda.plan.weight_sizes import weights_bytes
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int8 import Int8
 from localchat_cuda.weights.formats.pack_quantized import PackQuantized
 from localchat_cuda.weights.formats.weight import dequantized
-from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, LoadTarget
 from tests.support import quantizers, tiny_models
 from tests.support.quantizers import WIDE, Way
@@ -55,9 +55,8 @@ EIGHT_BITS: dict[str, Any] = {
 
 def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
     config = read_config(folder)
-    names = ARCHITECTURES[config.architecture].NAMES
     say = (lambda text: None) if said is None else said.append
-    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, notify=say)
+    return load(config, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, notify=say)
 
 
 def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -143,7 +142,7 @@ def test_kernels_read_padded_columns_as_their_references(rows: int, tmp_path: Pa
 def test_shapes_that_no_kernel_takes_are_objected_to_before_a_load() -> None:
     quantization = Quantization("awq", group=128)
     codes = Tensor("model.layers.0.self_attn.o_proj.qweight", (576, 72), "I32", 0, 0)
-    assert "576 inputs, which cannot be cut in groups of 128" in quantization.objection(codes)
+    assert "576 inputs, which groups of 128 do not divide" in quantization.objection(codes)
     assert replace(quantization, group=64).objection(codes) == ""
     act_order = Quantization("gptq", group=64, act_order=True)
     words = Tensor("model.layers.0.self_attn.o_proj.qweight", (72, 576), "I32", 0, 0)
@@ -253,7 +252,7 @@ def test_what_is_planned_is_what_is_held(saved: tuple[Way, Any], tmp_path: Path)
     quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *saved)
     source = CheckpointWeights(tmp_path, CPU)
     config = read_config(tmp_path)
-    held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
+    held = load(config, source, CPU, dtype=torch.float16).bytes
     planned = weights_bytes(config, source.headers.values())
     assert held <= planned <= held + 4 * 4 * 384
 
@@ -277,9 +276,8 @@ def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
     ours = Tiny(tmp_path, torch.float32)
     ours.config = replace(ours.config, quantization=quantization)
-    names = ARCHITECTURES["qwen3"].NAMES
     source = random_weights(ours.config, CPU)
-    ours.weights = load(ours.config, names, source, CPU, dtype=torch.float32)
+    ours.weights = load(ours.config, source, CPU, dtype=torch.float32)
     assert ours.weights.packed == (quantization.packed or quantization.in_ggml_forms)
     found = ours.prompt(tokens_of(35, 9), 9)
     assert bool(found.isfinite().all())

@@ -10,11 +10,11 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.model_config import ModelConfig, parse_config, read_config
-from localchat_cuda.weight_sizes import dummy_bytes, weights_bytes
+from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.formats.weight import concat_rows
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
@@ -98,7 +98,9 @@ def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(path)
     tensors["model.layers.0.mlp.down_proj.weight_scale"] = torch.ones(3)
     safetensors.torch.save_file(tensors, path)
-    with pytest.raises(ModelInvalid, match=r"has the shape \(3,\): one number, 128 of them or 1x2"):
+    with pytest.raises(
+        ModelInvalid, match=r"has the shape \(3,\)\. Expected one number, 128 numbers or 1x2"
+    ):
         Tiny(tmp_path, torch.float32)
 
 
@@ -159,8 +161,7 @@ def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> No
 def test_random_fp8_layers_run(layout: str, tmp_path: Path) -> None:
     made(layout, tmp_path)
     ours = Tiny(tmp_path, torch.float32)
-    names = ARCHITECTURES[ours.config.architecture].NAMES
-    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    ours.weights = load(ours.config, RandomWeights(CPU), CPU, dtype=torch.float32)
     weight = ours.weights.layers[0].linears["qkv"]
     assert isinstance(weight, W8)
     assert weight.blocks == (layout == "deepseek")

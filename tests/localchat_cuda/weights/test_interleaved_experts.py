@@ -7,10 +7,9 @@ import safetensors.torch
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda.architectures import gpt_oss
+from localchat_cuda.config.reader import read_config
 from localchat_cuda.load import random_weights
-from localchat_cuda.model_config import read_config
-from localchat_cuda.weight_sizes import dummy_bytes, weights_bytes
+from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
 from tests.support import tiny_models
@@ -24,7 +23,7 @@ def test_experts_take_the_planned_memory(mxfp4: bool, tmp_path: Path) -> None:
     config = read_config(tmp_path)
     headers = [read_safetensors(path) for path in tmp_path.glob("*.safetensors")]
     for source in (CheckpointWeights(tmp_path, CPU), random_weights(config, CPU)):
-        taken = load(config, gpt_oss.NAMES, source, CPU).bytes
+        taken = load(config, source, CPU).bytes
         assert taken == weights_bytes(config, headers) == dummy_bytes(config)
 
 
@@ -35,4 +34,4 @@ def test_scales_that_no_kernel_takes_are_named(tmp_path: Path) -> None:
     held[name][0, 0, 0] = 200
     safetensors.torch.save_file(held, path)
     with pytest.raises(ModelInvalid, match=r"experts model.layers.1.mlp.experts.* cannot be read"):
-        load(read_config(tmp_path), gpt_oss.NAMES, CheckpointWeights(tmp_path, CPU), CPU)
+        load(read_config(tmp_path), CheckpointWeights(tmp_path, CPU), CPU)

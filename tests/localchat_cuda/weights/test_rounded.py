@@ -13,10 +13,10 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions, RoundedType
-from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.model_config import read_config, rounded_config
-from localchat_cuda.quantization_config import rounding
-from localchat_cuda.weight_sizes import dummy_bytes, weights_bytes
+from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.quantization import rounding
+from localchat_cuda.config.reader import read_config
+from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.formats.rounded import Rounded
 from localchat_cuda.weights.formats.weight import dequantized
 from localchat_cuda.weights.loader import load
@@ -81,11 +81,10 @@ def test_what_is_planned_is_what_is_held(to: RoundedType, tmp_path: Path) -> Non
     tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
     source = CheckpointWeights(tmp_path, CPU)
     config = rounded_config(read_config(tmp_path), to, "it")
-    names = ARCHITECTURES["qwen3"].NAMES
-    held = load(config, names, source, CPU)
+    held = load(config, source, CPU)
     planned = weights_bytes(config, source.headers.values())
     assert held.bytes <= planned <= held.bytes + 4 * 4 * 384
-    random = load(config, names, RandomWeights(CPU), CPU)
+    random = load(config, RandomWeights(CPU), CPU)
     assert random.bytes <= dummy_bytes(config) + 4096
     assert [type(each) for each in random.layers[0].linears.values()] == [
         type(each) for each in held.layers[0].linears.values()
@@ -102,15 +101,15 @@ def test_kernels_are_the_reference(to: RoundedType, tmp_path: Path) -> None:
         ours = Tiny(tmp_path, torch.float16 if kernels else torch.float32, kernels=kernels)
         config = rounded_config(ours.config, to, "it")
         source = CheckpointWeights(tmp_path, CPU)
-        names, dtype = ARCHITECTURES["qwen3"].NAMES, ours.weights.embedding.dtype
-        ours.weights = load(config, names, source, CPU, dtype=dtype)
+        dtype = ours.weights.embedding.dtype
+        ours.weights = load(config, source, CPU, dtype=dtype)
         found.append(ours.prompt(tokens, 5).float())
     assert float((found[0] - found[1]).norm() / found[1].norm()) < 2e-2
 
 
 def test_a_checkpoint_that_is_quantized_is_refused(tmp_path: Path) -> None:
     quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, Way())
-    with pytest.raises(UsageError, match=r"it is quantized already \(GPTQ 4-bit\)") as caught:
+    with pytest.raises(UsageError, match=r"it is already quantized \(GPTQ 4-bit\)") as caught:
         rounded_config(read_config(tmp_path), "fp8", "it")
     assert "bf16" in caught.value.hint
 

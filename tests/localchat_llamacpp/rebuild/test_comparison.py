@@ -8,7 +8,7 @@ import pytest
 
 from localchat_llamacpp.library_source import VARIABLE, find_library
 from localchat_llamacpp.rebuild.comparison import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     ROUNDS,
     TrialFailed,
     Verdict,
@@ -131,7 +131,7 @@ def test_on_a_busy_machine_trials_go_on_until_the_best_of_each_agree() -> None:
         return speed(float(next(endless)), 20.0)
 
     compare(OLD, NEW, REQUEST, lambda done, total: None, restless)
-    assert tried.count(NEW) == MOST_ROUNDS
+    assert tried.count(NEW) == MAX_ROUNDS
 
 
 def test_a_library_is_tried_by_the_program_itself(monkeypatch: pytest.MonkeyPatch) -> None:

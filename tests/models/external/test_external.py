@@ -10,12 +10,11 @@ import pytest
 from localchat.config.paths import find_paths
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.models.aliases import add_folder
-from localchat.models.external.base import ExternalModel
 from localchat.models.external.discovery import (
     find_external_file,
     find_external_models,
 )
-from localchat.models.external.hf_cache import quantization_suffix
+from localchat.models.external.stores import ExternalModel, quantization_suffix
 from localchat.models.resolve import locate
 from tests.support.external_stores import ADAPTER, MODEL, TENSOR, Hub, Ollama, gguf
 from tests.support.gguf_files import write_split

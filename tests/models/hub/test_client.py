@@ -185,7 +185,7 @@ def test_redirect_without_end_is_refused(pull: Puller, hub: FakeHub) -> None:
 
 def test_redirect_to_another_kind_of_address_is_refused(pull: Puller, hub: FakeHub) -> None:
     hub.faults.append(Fault(at="resolve", location="file:///etc/passwd"))
-    with pytest.raises(NetworkError, match="leads to file"):
+    with pytest.raises(NetworkError, match="redirects to file"):
         pull(NAME)
 
 

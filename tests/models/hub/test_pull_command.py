@@ -57,7 +57,7 @@ def test_json_is_one_event_in_a_line(call: Call) -> None:
     assert (code, err) == (0, "")
     names = [event["event"] for event in events]
     assert names == ["note", "found", "progress", "progress", "done"]
-    assert "cannot tell whether it will run here" in events[0]["text"]
+    assert "unknown whether the model will run here" in events[0]["text"]
     assert events[1]["total_bytes"] == events[3]["done_bytes"] == len(BODY)
     assert Path(events[-1]["path"]).read_bytes() == BODY
 
@@ -177,7 +177,7 @@ def test_a_file_without_a_hash_is_not_called_verified(call: Call, hub: FakeHub) 
     code, _, err = call("pull", "maker/Bare-GGUF")
     assert code == 0
     assert "verified" not in err
-    assert "no hash to verify it by" in err
+    assert "the hub has no hash to verify it" in err
 
 
 def test_a_file_that_is_no_gguf_ends_with_an_error(call: Call, hub: FakeHub) -> None:

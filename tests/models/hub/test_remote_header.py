@@ -139,7 +139,7 @@ def test_a_server_that_ignores_ranges_is_borne_up_to_a_bound(
     hub.faults += [Fault("header", no_range=True)] * 20
     assert look("maker/Model").weights_bytes
     hub.faults.clear()
-    monkeypatch.setattr(remote_header, "MOST_IGNORED_BYTES", 300_000)
+    monkeypatch.setattr(remote_header, "MAX_IGNORED_BYTES", 300_000)
     hub.faults += [Fault("header", no_range=True)] * 20
     with pytest.raises(NetworkError, match="ignores ranges"):
         look("maker/Model")
@@ -148,12 +148,12 @@ def test_a_server_that_ignores_ranges_is_borne_up_to_a_bound(
 def test_a_wrong_range_is_refused(look: Looker, hub: FakeHub) -> None:
     look.add({"model-q4_0.gguf": llama(Size()).encode()})
     hub.faults.append(Fault("header", content_range="bytes 5-99/1000000"))
-    with pytest.raises(NetworkError, match="another part"):
+    with pytest.raises(NetworkError, match="another range"):
         look("maker/Model")
 
 
 def test_a_header_without_end_is_given_up(look: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_header, "MOST_BYTES", 400_000)
+    monkeypatch.setattr(remote_header, "MAX_BYTES", 400_000)
     look.add({"model-q4_0.gguf": llama(LARGE).encode()})
     with pytest.raises(ModelInvalid, match=r"is longer than 400 kB"):
         look("maker/Model")

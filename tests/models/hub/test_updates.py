@@ -38,7 +38,7 @@ def call(
 
 
 def test_a_newer_file_is_told_until_it_is_pulled(call: Call, hub: FakeHub) -> None:
-    assert call("pull", "--check") == (0, f"hf.co/{NAME}:Q4_K_M: as on the hub\n", "")
+    assert call("pull", "--check") == (0, f"hf.co/{NAME}:Q4_K_M: up to date\n", "")
     assert "Newer" not in call("list")[1]
     # As many bytes as before, and others; a file that is no part of the model does not count.
     hub.add(NAME, {"small-q4_k_m.gguf": NEWER, "README.md": b"new"})
@@ -74,7 +74,7 @@ def test_a_repository_that_is_gone_is_said_and_the_others_are_checked(
     code, out, _ = call("pull", "--check")
     lines = out.splitlines()
     assert code == 0
-    assert f"hf.co/{OTHER}-GGUF:Q4_K_M: as on the hub" in lines
+    assert f"hf.co/{OTHER}-GGUF:Q4_K_M: up to date" in lines
     assert any(line.startswith(f"hf.co/{NAME}:Q4_K_M: ") and NAME in line[20:] for line in lines)
 
 

@@ -24,8 +24,8 @@ from localchat.engine.request import (
 )
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import TemplateError
+from localchat.server.chat.options import CLIENTS
 from localchat.server.config import ServerLimits
-from localchat.server.openai.requests import CLIENTS
 from tests.support.http_server import Stage, ask, chat, message, respond
 from tests.support.scripted_engine import ScriptedAnswer
 

@@ -119,7 +119,7 @@ def test_a_critique_mends_the_answer_and_counts_all_three(stage: Stage) -> None:
 def test_a_correction_that_loses_the_comparison_is_reported_only(stage: Stage) -> None:
     word = stage.plays("sum", *tries("right"))
     stage.plays(FAULTS, *tries('{"faults": ["it is too short"]}'))
-    stage.plays(judge.mending_messages((), "", ["it is too short"])[-1].content, *tries("wrong"))
+    stage.plays(judge.correction_messages((), "", ["it is too short"])[-1].content, *tries("wrong"))
     # The same place twice: the model prefers the place, not the answer.
     for answers in (("right", "wrong"), ("wrong", "right")):
         stage.plays(_pick(*answers), *tries('{"best": 2}'))

@@ -23,7 +23,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.models.assess import ExpectedSpeed, Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
-from localchat.models.published_models import published_model
+from localchat.models.published_shapes import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
 from tests.support.tui_stage import Stage, app_of, play, until
@@ -200,7 +200,7 @@ def test_every_verdict_comes_before_the_first_benchmark(tmp_path: Path) -> None:
     class Slow(Stage):
         def catalog_speed(self, name: str) -> ExpectedSpeed | None:
             assert go.wait(60)
-            return ExpectedSpeed(4.3, "measured", disturbed=True)
+            return ExpectedSpeed(4.3, "estimated", 2.0, 8.0)
 
     async def what(pilot: Pilot[int]) -> None:
         await pilot.press("f3")
@@ -212,8 +212,8 @@ def test_every_verdict_comes_before_the_first_benchmark(tmp_path: Path) -> None:
         go.set()
         await until(pilot, lambda: screen.verdicts_complete)
         rows = [str(option.prompt) for option in screen.entries.options]
-        assert any(">4.3 tok/s" in row for row in rows)
-        assert ", more than 4.3 tok/s, measured" in screen.about("qwen2.5:7b")
+        assert any("~4.3 tok/s" in row for row in rows)
+        assert ", between 2.0 tok/s and 8.0 tok/s, estimated" in screen.about("qwen2.5:7b")
 
     play(Slow(tmp_path, models=("guide",)), what, 120, 40)
 
@@ -231,7 +231,7 @@ def test_a_long_name_is_whole_and_its_verdict_beside_it(tmp_path: Path, width: i
         assert ("GB" in line) == (width >= 60)
         assert (" tok" in line) == (width >= 80)
 
-    speed = ExpectedSpeed(12.5, "measured", disturbed=True)
+    speed = ExpectedSpeed(12.5, "estimated", 5.0, 20.0)
     play(Stage(tmp_path, speed=speed), what, width=width)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.awq import Awq
 from localchat_cuda.weights.formats.fp8 import Fp8
 from localchat_cuda.weights.formats.ggml import Ggml
@@ -16,20 +16,19 @@ from localchat_cuda.weights.source import LoadTarget
 
 
 class WeightFormat(Protocol):
-    """Reads linear layers of a checkpoint, one at a time."""
+    """Reader of a checkpoint's linear layers."""
 
     def holds(self, prefix: str) -> bool:
-        """True if this layer is stored in this format; others of the checkpoint are floating."""
+        """Return True if a layer is stored in this format. The other layers are floating."""
         ...
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        """Load the weight [N, K] of one layer to the device; `weight.concat_rows` merges several. Raises
-        ModelInvalid."""
+        """Load the weight [N, K] of a layer to the device. Raises ModelInvalid."""
         ...
 
 
 def weight_format(quantization: Quantization | None, target: LoadTarget) -> WeightFormat:
-    """The format of a checkpoint's layers. Raises ValueError for a method without a module here."""
+    """Return the format of a checkpoint's layers. Raises ValueError for a method without a module here."""
     if quantization is None or quantization.of_experts:
         return Unquantized(target)
     if quantization.on_load:

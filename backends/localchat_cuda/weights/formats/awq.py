@@ -12,8 +12,8 @@ Lin et al., 2023 (arXiv 2306.00978).
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.source import LoadTarget
 
 

@@ -3,22 +3,22 @@
 Letters: N output and K input features.
 
     weight            float8_e4m3fn [N, K]
-    weight_scale_inv  [ceil(N / 128), ceil(K / 128)], multiplied with the codes in spite of its name:
-                      DeepSeek's layout, Qwen's too
+    weight_scale_inv  [ceil(N / 128), ceil(K / 128)], multiplied with the codes despite its name: the layout
+                      of DeepSeek and Qwen
     weight_scale      one number, or [N], or [N, 1], or blocks as above: compressed-tensors (float-quantized),
                       vLLM's and Meta's own, ModelOpt
-    input_scale       static scale of activations: not read, ours are computed in each step
+    input_scale       static scale of activations: not read, because each step computes its own
 """
 
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8, padded
-from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.source import LoadTarget
 
 _NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}
-"""Names of the scales by what config.json states; a checkpoint may have either."""
+"""Names of the scales by the group in config.json. A checkpoint may have either name."""
 
 
 class Fp8:
@@ -35,26 +35,29 @@ class Fp8:
 
     def part(self, prefix: str, n: int, k: int) -> W8:
         codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
-        # Kernels load 16 bytes at a time; a view into a file may begin anywhere.
-        aligned = codes if codes.data_ptr() % 16 == 0 else codes.clone()
-        return padded(W8(aligned, self._scales(prefix, n, k)))
+        # Kernels load 16 bytes at a time, but a view into a file may start anywhere.
+        if codes.data_ptr() % 16:
+            codes = codes.clone()
+        return padded(W8(codes, self._scales(prefix, n, k)))
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
         source = self.target.source
-        held = next((name for name in self.names if source.has(f"{prefix}.{name}")), self.names[0])
-        name = f"{prefix}.{held}"
+        suffixes = [suffix for suffix in self.names if source.has(f"{prefix}.{suffix}")]
+        name = f"{prefix}.{(suffixes or self.names)[0]}"
         blocks = (-(-n // BLOCK), -(-k // BLOCK))
         shape = source.shape(name)
-        if shape is None:
-            shape = blocks if self.group else (n,)
-        found = self.target.tensor(name, shape, torch.float32)
-        if found.numel() == 1:
-            return found.reshape(1).repeat(n)
+        if shape is None and self.group:
+            shape = blocks
+        elif shape is None:
+            shape = (n,)
+        scales = self.target.tensor(name, shape, torch.float32)
+        if scales.numel() == 1:
+            return scales.reshape(1).repeat(n)
         if shape in ((n,), (n, 1)):
-            return found.reshape(n)
+            return scales.reshape(n)
         if shape == blocks:
-            return found.contiguous()
+            return scales.contiguous()
         raise ModelInvalid(
-            f"{name} has the shape {shape}: one number, {n} of them or {blocks[0]}x{blocks[1]} are possible.",
-            hint="The file may be damaged, or its scales stand for blocks of another size than 128 x 128.",
+            f"{name} has the shape {shape}. Expected one number, {n} numbers or {blocks[0]}x{blocks[1]}.",
+            hint="The file may be damaged, or its scales may belong to blocks of another size than 128 x 128.",
         )

@@ -7,11 +7,11 @@ Letters: N output and K input features, G groups along K.
     scales   fp16 or bf16 [G, N]
     g_idx    int32 [K]          the group of each column; with act-order groups are scattered
 
-Version 1 stores a zero minus one, version 2 as it is. The label in config.json is often wrong, so the stored
-zeros decide if they are clear: symmetric zeros are 8 (of 8 bits: 128), all of them, after the right decoding;
-asymmetric ones are at the middle of a group's codes, since weights are as often negative as positive. Version 1
-subtracts one from whole words (GPTQModel), so that a zero of 0 borrows from its neighbour, or from each code
-(others); if there is such a zero, the middle of the codes decides, too.
+Version 1 stores a zero minus one, and version 2 stores it unchanged. The label in config.json is often wrong,
+so the stored zeros decide if they are clear. Symmetric zeros all become 8 (128 for 8 bits) after the right
+decoding. Asymmetric ones are at the middle of a group's codes, because weights are negative as often as
+positive. In version 1, GPTQModel subtracts one from whole words, so that a zero of 0 borrows from its neighbor.
+Others subtract from each code. For such zeros the middle of the codes decides, too.
 
 Frantar et al., 2022 (arXiv 2210.17323); layouts of AutoGPTQ and GPTQModel.
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
@@ -29,10 +29,12 @@ from localchat_cuda.weights.formats.repack import (
 )
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.values import all_true
 
 _CLEARLY = 0.4
-"""Codes by which zeros of one convention must be nearer to the middle than those of the other. The right
-ones are off by 0.2 to 0.4 in groups of 128 normal weights, the wrong ones by about 1."""
+"""Difference between two conventions' distances from the middle, in codes, that decides between them.
+
+In groups of 128 normally distributed weights, right zeros are off by 0.2 to 0.4 and wrong ones by about 1."""
 _ONES = {4: 0x11111111, 8: 0x01010101}
 
 
@@ -40,21 +42,21 @@ class _GptqTensors(NamedTuple):
     """Stored tensors of a layer."""
 
     codes: torch.Tensor
-    """uint8 [N, K], their columns sorted by `order` if there is one."""
+    """uint8 [N, K], with columns sorted by `order` unless that is None."""
     words: torch.Tensor
-    """qzeros as stored."""
+    """Stored qzeros."""
     scales: torch.Tensor
     order: torch.Tensor | None
     bits: int
 
     @property
     def zeros(self) -> torch.Tensor:
-        """uint8 [N, G], as stored."""
+        """Zeros as stored, uint8 [N, G]."""
         return unpack_codes(self.words, 1, self.bits).t()
 
     @property
-    def most(self) -> int:
-        """The largest code."""
+    def max_code(self) -> int:
+        """Largest code."""
         return (1 << self.bits) - 1
 
 
@@ -65,73 +67,89 @@ class Gptq:
         self.target = target
         self.quantization = quantization
         self.zeros_minus_one = quantization.zeros_minus_one
-        """The convention of the zeros; corrected when a layer clearly contradicts it."""
+        """Convention of the zeros, corrected when a layer clearly contradicts it."""
 
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.qweight")
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        found = self._read(prefix, n, k)
-        self._detect_convention(found)
-        zeros = self._zeros(found)
-        return pack_weight(prefix, found.codes, found.scales.t(), zeros, found.order, found.bits)
+        stored = self._read(prefix, n, k)
+        if not stored.words.is_meta:
+            self._detect_convention(stored)
+        zeros = self._zeros(stored)
+        return pack_weight(
+            prefix,
+            stored.codes,
+            stored.scales.t(),
+            zeros,
+            stored.order,
+            stored.bits,
+            symmetric=self.quantization.symmetric,
+        )
 
     def _read(self, prefix: str, n: int, k: int) -> _GptqTensors:
         size = group_size(prefix, k, self.quantization.group)
-        bits, in_word = self.quantization.bits, 32 // self.quantization.bits
+        bits = self.quantization.bits
+        codes_per_word = 32 // bits
         tensor = self.target.tensor
         groups = None
         if size < k and (self.quantization.act_order or self.target.source.has(f"{prefix}.g_idx")):
             groups = tensor(f"{prefix}.g_idx", (k,), torch.int32)
         order = column_order(prefix, groups, size)
-        words = tensor(f"{prefix}.qweight", (k // in_word, n), torch.int32)
+        words = tensor(f"{prefix}.qweight", (k // codes_per_word, n), torch.int32)
         codes = unpack_codes(words, 0, bits).t()
+        if order is not None:
+            codes = codes[:, order]
         return _GptqTensors(
-            codes if order is None else codes[:, order],
-            tensor(f"{prefix}.qzeros", (k // size, n // in_word), torch.int32),
+            codes,
+            tensor(f"{prefix}.qzeros", (k // size, n // codes_per_word), torch.int32),
             tensor(f"{prefix}.scales", (k // size, n), torch.float16),
             order,
             bits,
         )
 
     def _detect_convention(self, layer: _GptqTensors) -> None:
-        """Adopt the layer's convention of zeros if it clearly contradicts ours; notify the user."""
+        """Adopt the layer's convention of zeros if it clearly contradicts config.json, and notify the user."""
         zeros_minus_one = _stored_minus_one(layer)
         if zeros_minus_one is None or zeros_minus_one == self.zeros_minus_one:
             return
         self.zeros_minus_one = zeros_minus_one
-        claimed, found = (
-            ("as they are", "minus one") if zeros_minus_one else ("minus one", "as they are")
-        )
+        claimed = "minus one (GPTQ version 1)"
+        actual = "as they are (version 2)"
+        if zeros_minus_one:
+            claimed = "as they are (GPTQ version 2)"
+            actual = "minus one (version 1)"
         self.target.notify(
-            f"config.json says that zeros are stored {claimed} (GPTQ version {1 + zeros_minus_one}); these are "
-            f"stored {found} (version {2 - zeros_minus_one}), and are read so."
+            f"config.json says that zeros are stored {claimed}, but they are stored {actual}. They are read "
+            "accordingly."
         )
 
     def _zeros(self, layer: _GptqTensors) -> torch.Tensor:
-        """uint8 [N, G]."""
+        """Return the zeros, uint8 [N, G]."""
         stored = layer.zeros
         if not self.zeros_minus_one:
             return stored
-        alone = (stored + 1) & layer.most
-        if not bool((stored == layer.most).any()):
-            return alone
-        borrowed = _borrowed(layer)
-        middle = _middles(layer)
-        differ = alone != borrowed
-        off = [(each - middle)[differ].abs().sum() for each in (alone.float(), borrowed.float())]
-        return alone if bool(off[0] < off[1]) else borrowed
+        by_code = (stored + 1) & layer.max_code
+        if all_true(stored != layer.max_code, on_meta=True):
+            return by_code
+        # A zero of 0 was stored as the largest code, with or without a borrow from its neighbor.
+        by_word = _borrowed(layer)
+        middles = _middles(layer)
+        differ = by_code != by_word
+        distance_by_code = (by_code.float() - middles)[differ].abs().sum()
+        distance_by_word = (by_word.float() - middles)[differ].abs().sum()
+        return by_code if bool(distance_by_code < distance_by_word) else by_word
 
 
 def _borrowed(layer: _GptqTensors) -> torch.Tensor:
-    """Zeros [N, G] of words that had one subtracted in each place, with borrows."""
-    whole = (layer.words.to(torch.int64) & 0xFFFFFFFF) + _ONES[layer.bits] & 0xFFFFFFFF
-    words = torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
+    """Return the zeros [N, G] of words whose codes were decremented with borrows."""
+    unsigned = (layer.words.to(torch.int64) & 0xFFFFFFFF) + _ONES[layer.bits] & 0xFFFFFFFF
+    words = torch.where(unsigned >= 1 << 31, unsigned - (1 << 32), unsigned).to(torch.int32)
     return unpack_codes(words, 1, layer.bits).t()
 
 
 def _middles(layer: _GptqTensors) -> torch.Tensor:
-    """The mean code of each group [N, G]."""
+    """Return the mean code of each group [N, G]."""
     n = layer.codes.shape[0]
     groups = layer.words.shape[0]
     runs = layer.codes.reshape(n, groups, -1)
@@ -139,7 +157,7 @@ def _middles(layer: _GptqTensors) -> torch.Tensor:
 
 
 def _stored_minus_one(layer: _GptqTensors) -> bool | None:
-    """True if these zeros are stored minus one; None: unclear."""
+    """Return True if the zeros are stored minus one; None if that is unclear."""
     stored = layer.zeros
     symmetric = 1 << (layer.bits - 1)
     low = int(stored.min())
@@ -147,8 +165,8 @@ def _stored_minus_one(layer: _GptqTensors) -> bool | None:
     if low == high and low in (symmetric - 1, symmetric):
         return low == symmetric - 1
     middles = _middles(layer)
-    as_is = float((middles - stored).abs().mean())
-    more = float((middles - ((stored + 1) & layer.most)).abs().mean())
-    if abs(as_is - more) < _CLEARLY:
+    distance = float((middles - stored).abs().mean())
+    distance_plus_one = float((middles - ((stored + 1) & layer.max_code)).abs().mean())
+    if abs(distance - distance_plus_one) < _CLEARLY:
         return None
-    return more < as_is
+    return distance_plus_one < distance

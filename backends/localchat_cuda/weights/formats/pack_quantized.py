@@ -12,7 +12,7 @@ Letters: N output and K input features, G groups along K.
 
 import torch
 
-from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
@@ -29,7 +29,8 @@ class PackQuantized:
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
         self.target = target
         self.quantization = quantization
-        self.bits, self.in_word = quantization.bits, 32 // quantization.bits
+        self.bits = quantization.bits
+        self.codes_per_word = 32 // quantization.bits
         self.middle = 1 << (quantization.bits - 1)
 
     def holds(self, prefix: str) -> bool:
@@ -44,20 +45,28 @@ class PackQuantized:
         ):
             groups = tensor(f"{prefix}.weight_g_idx", (k,), torch.int32)
         order = column_order(prefix, groups, size)
-        words = tensor(f"{prefix}.weight_packed", (n, k // self.in_word), torch.int32)
+        words = tensor(f"{prefix}.weight_packed", (n, k // self.codes_per_word), torch.int32)
         codes = unpack_codes(words, 1, self.bits)
+        if order is not None:
+            codes = codes[:, order]
         scales = tensor(f"{prefix}.weight_scale", (n, k // size), torch.float16)
         if self.quantization.symmetric:
             zeros = torch.full_like(scales, self.middle)
         else:
             zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
         return pack_weight(
-            prefix, codes if order is None else codes[:, order], scales, zeros, order, self.bits
+            prefix,
+            codes,
+            scales,
+            zeros,
+            order,
+            self.bits,
+            symmetric=self.quantization.symmetric,
         )
 
     def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:
-        """[N, G], none below 0."""
+        """Return the zeros [N, G], shifted to be 0 or more."""
         if self.target.source.shape(name) == (n, groups):
             return self.target.tensor(name, (n, groups), torch.int8).short() + self.middle
-        words = self.target.tensor(name, (n // self.in_word, groups), torch.int32)
+        words = self.target.tensor(name, (n // self.codes_per_word, groups), torch.int32)
         return unpack_codes(words, 0, self.bits)

@@ -13,9 +13,9 @@ Qwen2.5-Coder-1.5B solves 119 of 164 HumanEval problems (118 in bf16); in groups
 
 import torch
 
+from localchat_cuda.config.quantization import PACKED_GROUPS, Quantization, can_round, padded
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.quantization_config import PACKED_GROUPS, Quantization, can_round, padded
 from localchat_cuda.weights.formats.repack import INT8_MIDDLE, pack_weight
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
@@ -34,28 +34,37 @@ class Rounded:
         return ".layers." in prefix
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        found = self.target.tensor(f"{prefix}.weight", (n, k), self.target.dtype)
+        floating = self.target.tensor(f"{prefix}.weight", (n, k), self.target.dtype)
         if not can_round(prefix, n, k):
-            return found
+            return floating
         if self.quantization.method == "fp8":
-            return w8_pack.padded(w8_pack.e4m3_rows(found))
+            return w8_pack.padded(w8_pack.e4m3_rows(floating))
         if self.quantization.bits == 8:
+            # The largest group that divides the inputs needs the fewest scales.
             group = next(size for size in PACKED_GROUPS if k % size == 0)
-            parts = [_int8(rows, group) for rows in torch.split(found, _SLICE_ROWS)]
+            parts = [_int8(rows, group) for rows in torch.split(floating, _SLICE_ROWS)]
         else:
-            # A padded group has a row's last weights, and zeros.
-            found = torch.nn.functional.pad(found, (0, padded(k) - k))
+            # The last group of a row is padded with zeros.
+            floating = torch.nn.functional.pad(floating, (0, padded(k) - k))
             size = self.quantization.group
-            parts = [_int4(rows, size) for rows in torch.split(found, _SLICE_ROWS)]
+            parts = [_int4(rows, size) for rows in torch.split(floating, _SLICE_ROWS)]
         codes, scales, zeros = (torch.cat(column) for column in zip(*parts, strict=True))
-        weight = pack_weight(prefix, codes, scales, zeros, None, self.quantization.bits)
+        weight = pack_weight(
+            prefix,
+            codes,
+            scales,
+            zeros,
+            None,
+            self.quantization.bits,
+            symmetric=self.quantization.symmetric,
+        )
         if isinstance(weight, w4_pack.W4):
             return weight._replace(padding=padded(k) - k)
         return weight
 
 
 def _int8(rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes uint8 [N, K], scales fp16 and zeros [N, G]."""
+    """Round to codes uint8 [N, K] with scales fp16 and zeros [N, G]."""
     runs = _runs(rows, group)
     scales = _scale(runs.abs().amax(2) / 127)
     codes = (runs / scales.float()[..., None]).round().clamp(-128, 127) + INT8_MIDDLE
@@ -63,7 +72,7 @@ def _int8(rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def _int4(rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `_int8`, codes and zeros in 0..15."""
+    """Round to codes and zeros in 0..15; see `_int8`."""
     runs = _runs(rows, group)
     low = runs.amin(2).clamp(max=0)
     high = runs.amax(2).clamp(min=0)
@@ -74,10 +83,10 @@ def _int4(rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def _runs(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """fp32 [N, G, columns of a group]."""
+    """Return the rows as fp32 [N, G, columns of a group]."""
     return rows.float().view(rows.shape[0], -1, group)
 
 
 def _scale(steps: torch.Tensor) -> torch.Tensor:
-    """fp16, none of them 0."""
+    """Return the scales as fp16 numbers above 0."""
     return steps.clamp_min(torch.finfo(torch.float16).tiny).half()

@@ -1,0 +1,96 @@
+"""Names of a family's tensors in a checkpoint, by their part in a layer. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Checkpoint names of a layer's experts, after `Names.layer`."""
+
+    router: str
+    gate_up: tuple[str, str]
+    """Linear layers of an expert, with braces for its number."""
+    down: str
+    shared: tuple[tuple[str, ...], str] | None = None
+    """Linear layers of a shared expert: gate and up, or both as one, and down."""
+    shared_gate: str = ""
+    """Router of the shared expert; empty: the shared expert has a weight of 1."""
+    interleaved: str = ""
+    """Prefix of tensors with all experts (interleaved_experts.py), which replace those names."""
+    stacked: tuple[str, str] | None = None
+    """Tensors with all experts, gate with up and down, which may replace numbered layers."""
+    correction: str = ""
+    """Correction of the sigmoids that choose experts; empty: softmax chooses them."""
+    scales: tuple[str, str] | None = None
+    """Factors of the router's columns, whose norm has no weight, and of each expert's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetNames:
+    """Checkpoint names of a layer's delta net, after `Names.layer`."""
+
+    ba: tuple[str, ...]
+    """Linear layers of b and a. They stay floating, and join `qkvz` if it is floating, too."""
+    conv: str = "linear_attn.conv1d.weight"
+    a_log: str = "linear_attn.A_log"
+    dt_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpNames:
+    """Checkpoint names of alternating updates, after `Names.layer`, and of the streams."""
+
+    router: str = "altup.modality_router"
+    norm: str = "altup.router_norm.weight"
+    prediction: str = "altup.prediction_coefs"
+    correction: str = "altup.correction_coefs"
+    scale: str = "altup.correct_output_scale"
+    begin: str = "model.altup_projections.{}"
+    """Linear layers from the embeddings to each stream but the first, with braces for its number."""
+    end: str = "model.altup_unembed_projections.{}"
+    """Linear layers from each stream but the first to the last state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Checkpoint names of a family's tensors.
+
+    Size: one field for each kind of tensor. Most families use the first six."""
+
+    embedding: str
+    last_norm: str
+    head: str
+    layer: str
+    """Prefix of a layer's tensors, with braces for its number."""
+    norms: Mapping[str, str]
+    merged: Mapping[str, tuple[str, ...]]
+    """Linear layers of each gemm, without `.weight`, in output order. A single one is stored merged."""
+    biased: frozenset[str] = frozenset()
+    """Gemms with a bias."""
+    norm_offset: float = 0.0
+    """Number added to the weights of norms, which then stay in fp32."""
+    experts: ExpertNames | None = None
+    """Experts, which replace `gate_up` and `down`."""
+    sinks: str = ""
+    """Sinks of attention; empty: attention has none."""
+    delta_net: DeltaNetNames | None = None
+    orders: Mapping[str, Callable[..., torch.Tensor]] = dataclasses.field(default_factory=dict)
+    """Functions of the ModelConfig: a gemm's rows in the order of computation, int64 [N]."""
+    floating: frozenset[str] = frozenset()
+    """Gemms whose weights are never rounded."""
+    scale: str = ""
+    """Number by which a layer multiplies the residual; empty: 1."""
+    kv: str = ""
+    """Linear layer from a latent to keys and values; empty: attention has no latents."""
+    inputs: tuple[str, str, str] | None = None
+    """Table, projection and norm of a second embedding that each layer reads."""
+    altup: AltUpNames | None = None

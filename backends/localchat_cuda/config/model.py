@@ -1,0 +1,285 @@
+"""Shape of a model as the engine runs it. Imports no torch."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from localchat.errors import UsageError
+from localchat.fit.load_options import RoundedType
+from localchat_cuda.architectures.family import Family
+from localchat_cuda.config.delta_net import DeltaNet
+from localchat_cuda.config.gemma import GemmaLayers
+from localchat_cuda.config.latent import LatentAttention
+from localchat_cuda.config.mixture import EXPERT_FORMS, Mixture
+from localchat_cuda.config.quantization import Quantization, rounding
+from localchat_cuda.config.rope import Rotation
+
+Activation = Literal["silu", "gelu_tanh"]
+FloatType = Literal["bfloat16", "float16", "float32"]
+
+PAGE_TOKENS = 64
+"""Tokens of a page of the KV cache."""
+HYBRID_FORMS = "delta nets support bf16, fp16 and 4 bits"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder of the Llama family.
+
+    Size: the record describes all supported families, and layers, loader and memory plan ask it by layer."""
+
+    family: Family = field(repr=False)
+    """Not shown, because its functions print addresses that differ from process to process."""
+    layers: int
+    hidden: int
+    """Columns of the residual."""
+    intermediate: int
+    """Columns inside the MLP, or one expert."""
+    heads: int
+    """Heads of queries."""
+    key_heads: int
+    """Heads of keys and values."""
+    head_dim: int
+    vocabulary: int
+    """Rows of the embedding."""
+    context_train: int
+    eps: float
+    rotation: Rotation
+    windowed_rotation: Rotation | None
+    """Rotation of layers with a window, if it differs."""
+    tied: bool
+    """The embedding is also the head."""
+    qkv_bias: bool
+    quantization: Quantization | None
+    """Number format of the layers; None: floating."""
+    dtype: FloatType
+    eos_ids: tuple[int, ...] = ()
+    """Tokens that end a generation, if config.json states them."""
+    windows: tuple[int, ...] = ()
+    """Keys that a query sees in each layer; 0: all."""
+    attention_scale: float = 0.0
+    """Scale of the attention's logits; 0.0: 1/sqrt(head_dim)."""
+    attention_cap: float = 0.0
+    """The attention's logits become cap * tanh(logit / cap); 0.0: no cap."""
+    head_cap: float = 0.0
+    """Soft cap of the head's logits, likewise."""
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    """Factor of the rows of the embedding."""
+    vision: bool = False
+    """The checkpoint has a part for images, which is not loaded."""
+    context_capped: bool = False
+    """Beyond `context_train`, attention would need a scale by position, which no kernel here has."""
+    mixture: Mixture | None = None
+    """Experts of the feed-forward layers; None: all are dense."""
+    unrotated: tuple[bool, ...] = ()
+    """Whether each layer skips the rotation; empty: all layers rotate queries and keys."""
+    logits_divisor: float = 1.0
+    """Divisor of the head's logits."""
+    delta_net: DeltaNet | None = None
+    """Delta nets of a hybrid, whose attention has an output gate; None: all layers have attention."""
+    latent: LatentAttention | None = None
+    """Widths of multi-head latent attention, whose keys are one head of latents."""
+    gemma: GemmaLayers | None = None
+    """Layers of a Gemma 3n or 4. The other fields then describe the layers with a window."""
+
+    @property
+    def architecture(self) -> str:
+        """Name of the family."""
+        return self.family.name
+
+    def window(self, layer: int) -> int:
+        """Return the number of keys that a query of a layer sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def has_delta_net(self, layer: int) -> bool:
+        """Return True if a layer has a delta net instead of attention."""
+        return self.delta_net is not None and self.delta_net.layers[layer]
+
+    def head_dim_of(self, layer: int) -> int:
+        """Return the columns of a head in a layer."""
+        if self.gemma is not None and self.gemma.full[layer]:
+            return self.gemma.head_dim
+        return self.head_dim
+
+    def value_dim_of(self, layer: int) -> int:
+        """Return the columns of a head of values in the KV cache of a layer."""
+        if self.latent is None:
+            return self.head_dim_of(layer)
+        return self.latent.kv_rank
+
+    def table_dim_of(self, layer: int) -> int:
+        """Return the columns of a head in a layer's table of rotations."""
+        if self.latent is None:
+            return self.head_dim_of(layer)
+        return self.latent.rope
+
+    def has_experts(self, layer: int) -> bool:
+        """Return True if experts are the feed-forward layer, or a part of it."""
+        if self.mixture is None:
+            return False
+        return not self.mixture.dense or not self.mixture.dense[layer]
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers with experts."""
+        return sum(map(self.has_experts, range(self.layers)))
+
+    def key_heads_of(self, layer: int) -> int:
+        """Return the heads of keys and values that a layer reads."""
+        if self.gemma is not None and self.gemma.full[layer]:
+            return self.gemma.key_heads
+        return self.key_heads
+
+    def intermediate_of(self, layer: int) -> int:
+        """Return the columns inside the MLP of a layer."""
+        if self.gemma is not None:
+            return self.gemma.intermediates[layer]
+        if self.mixture is not None and not self.has_experts(layer):
+            return self.mixture.dense_columns
+        return self.intermediate
+
+    def qkv_heads(self, layer: int) -> tuple[int, ...]:
+        """Return the heads of each projection that a layer merges into one gemm.
+
+        The projections are queries, with the gates of a hybrid, and the layer's keys and values."""
+        projections = 2
+        if self.gemma is not None:
+            projections = self.gemma.projections(layer)
+        queries = self.heads
+        if self.delta_net is not None:
+            queries *= 2
+        return queries, *(self.key_heads_of(layer),) * projections
+
+    def kv_source(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads. Only layers of a Gemma 3n or 4 read others."""
+        if self.gemma is None:
+            return layer
+        return self.gemma.source(layer)
+
+    def rotation_of(self, layer: int) -> Rotation | None:
+        """Return the rotation of a layer; None: the layer does not rotate queries and keys."""
+        if self.unrotated and self.unrotated[layer]:
+            return None
+        if self.windowed_rotation is not None and self.window(layer):
+            return self.windowed_rotation
+        return self.rotation
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values of their own."""
+        return tuple(
+            n for n in range(self.layers) if not self.has_delta_net(n) and self.kv_source(n) == n
+        )
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with attention."""
+        if self.delta_net is None:
+            return self.layers
+        return self.layers - self.delta_net.count
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state in all delta nets."""
+        if self.delta_net is None:
+            return 0
+        return self.delta_net.state_bytes(4 if self.dtype == "float32" else 2)
+
+    @property
+    def fp8_activations(self) -> bool:
+        """True if gemms of many rows may round their activations to 8 bits."""
+        return self.quantization is not None and self.quantization.fp8_activations
+
+    @property
+    def packed(self) -> bool:
+        """True if layers become 4-bit codes in the order of the int4 gemms."""
+        return self.quantization is not None and self.quantization.packed
+
+    @property
+    def head_format(self) -> str:
+        """Number format of a head that stays in ggml's blocks; empty for other heads."""
+        return self.quantization.head if self.quantization is not None else ""
+
+    @property
+    def qkv_columns(self) -> int:
+        """Largest number of output columns of the merged gemm before attention, over all layers."""
+        if self.latent is not None:
+            queries = self.latent.query_rank or self.latent.queries(self.heads)
+            return queries + self.latent.row
+        return max(sum(self.qkv_heads(n)) * self.head_dim_of(n) for n in range(self.layers))
+
+    @property
+    def normed_heads(self) -> bool:
+        """True if queries and keys are normalized per head."""
+        return self.family.normed_heads
+
+    @property
+    def rounds_embedding_scale(self) -> bool:
+        """True if the reference rounds the factor of embeddings to the model's dtype."""
+        return self.post_normed
+
+    @property
+    def output_bias(self) -> bool:
+        """True if attention's output layer has a bias."""
+        return "o" in self.family.names.biased
+
+    @property
+    def sinks(self) -> bool:
+        """True if each query head has a logit for a key without a value."""
+        return bool(self.family.names.sinks)
+
+    @property
+    def post_normed(self) -> bool:
+        """True if outputs of attention and MLP are normalized before they join the residual."""
+        return self.family.post_normed
+
+    @property
+    def normed_projections(self) -> bool:
+        """True if queries and keys are normalized over all heads. Inputs of layers are not."""
+        return self.family.normed_projections
+
+
+class RuntimeConfig(NamedTuple):
+    """Config as the engine runs it. `notes`: sentences on differences from the checkpoint."""
+
+    config: ModelConfig
+    notes: tuple[str, ...]
+
+
+def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
+    """Choose a floating type to compute in. `gpu` False: for the references on a CPU."""
+    notes = []
+    if gpu and config.dtype == "float32":
+        notes.append("The weights are stored in fp32 and loaded as bf16.")
+        config = replace(config, dtype="bfloat16")
+    if config.post_normed and config.dtype == "float16":
+        notes.append(
+            "Numbers in this model exceed the range of fp16, in which it is stored. It runs in bf16."
+        )
+        config = replace(config, dtype="bfloat16")
+    return RuntimeConfig(config, tuple(notes))
+
+
+def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> ModelConfig:
+    """Return the config with layers rounded at the load, as --quantize requests.
+
+    Raises UsageError for a quantized checkpoint and for layers that cannot be rounded to this type."""
+    if to is None:
+        return config
+    if config.quantization is not None and not config.quantization.on_load:
+        raise UsageError(
+            f"{name} is already quantized ({config.quantization.label}) and cannot be rounded to {to}.",
+            hint="Leave out --quantize, or use the bf16 version of the model.",
+        )
+    fixed_formats = config.family.experts.fixed_formats if config.mixture else ""
+    has_nets = config.delta_net is not None
+    restricted = has_nets or config.mixture is not None
+    if restricted and (to != "int4" or fixed_formats):
+        kind = "a hybrid" if has_nets else "a mixture of experts"
+        formats = HYBRID_FORMS if has_nets else EXPERT_FORMS
+        advice = "Leave out --quantize" if fixed_formats else "Use --quantize int4"
+        raise UsageError(
+            f"{name} is {kind} and cannot be rounded to {to}: {fixed_formats or formats}.",
+            hint=f"{advice}, or use a GGUF file, which llama.cpp runs on this GPU too.",
+        )
+    return replace(config, quantization=rounding(to))

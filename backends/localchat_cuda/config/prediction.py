@@ -1,0 +1,43 @@
+"""Reads the shape of a checkpoint's prediction head. Imports no torch."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import floating_bytes
+
+PREFIX = "mtp."
+"""Prefix of the tensors of a prediction head."""
+
+
+def has_head(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> bool:
+    """Return True for a prediction head of one layer with its model's embedding and head."""
+    names = {tensor.name for header in headers for tensor in header.tensors}
+    others = (f"{PREFIX}layers.1.", f"{PREFIX}embed_tokens.")
+    return (
+        config.delta_net is not None
+        and any(name.startswith(f"{PREFIX}fc.") for name in names)
+        and not any(name.startswith(others) for name in names)
+    )
+
+
+def head_config(config: ModelConfig) -> ModelConfig:
+    """Return the prediction head as a model of one layer with attention."""
+    net = config.delta_net
+    assert net is not None
+    return replace(
+        config, layers=1, windows=(), unrotated=(), delta_net=replace(net, layers=(False,))
+    )
+
+
+def head_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
+    """Return the bytes of a prediction head's tensors once loaded, without those it shares."""
+    float_bytes = 4 if config.dtype == "float32" else 2
+    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
+    return sum(
+        bytes_of(tensor, float_bytes)
+        for header in headers
+        for tensor in header.tensors
+        if tensor.name.startswith(PREFIX)
+    )

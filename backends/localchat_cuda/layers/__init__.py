@@ -1,0 +1,1 @@
+"""Operations of decoder layers, with which architectures are written."""

@@ -1,0 +1,226 @@
+"""Operations of a decoder layer over packed weights, in steps of few rows.
+
+Letters: see dense.py.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.kernels import ggml, int4, rms_norm_post
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.layers.dense import LayersBase
+from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.runner.kv_pages import ModelInputs, Pages
+from localchat_cuda.weights.formats.weight import Weight
+
+PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
+"""Weight whose gemms of few rows read packed activations."""
+
+
+class PackedActivations:
+    """Activations of one gemm, written once its weight decides their order and groups."""
+
+    def __init__(
+        self,
+        write: Callable[[PackedWeight], w4_activations.Rows],
+        squares: torch.Tensor | None = None,
+    ) -> None:
+        """`squares` [T, K / 128]: sums of squares, with which the gemm divides each row by its rms."""
+        self._write: Callable[[PackedWeight], w4_activations.Rows] | None = write
+        self.squares = squares
+
+    def rows(self, weight: PackedWeight) -> w4_activations.Rows:
+        """Write the activations in the order and groups of `weight`. Call once: it may change the residual."""
+        write = self._write
+        self._write = None
+        assert write is not None, "a second gemm of the same activations"
+        return write(weight)
+
+
+class PackedLayers(LayersBase):
+    """Layers with packed activations, for steps of at most ModelWeights.packed_rows tokens."""
+
+    def __init__(
+        self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
+    ) -> None:
+        super().__init__(config, inputs, pages, kernels=kernels)
+        self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
+        self._prepare = self.implementation(w4_activations.prepare, w4_activations.reference)
+
+    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
+        if gain is None:
+            self.embed_residual(table)
+            return self._write_packed("plain", self.residual[None])
+        return self._write_packed("embed", table, gain)
+
+    def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
+        assert isinstance(weight, PackedWeight)
+        return self._multiply(x.rows(weight), weight, x.squares)
+
+    def _multiply(
+        self, rows: w4_activations.Rows, weight: PackedWeight, squares: torch.Tensor | None
+    ) -> torch.Tensor:
+        eps = self.config.eps
+        kernels = self.kernels
+        if isinstance(weight, w4_pack.W4):
+            return int4.gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
+        assert isinstance(rows, w4_activations.Int8Rows)
+        return ggml.gemm_rows(rows, weight, squares=squares, eps=eps, kernels=kernels)
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
+        sinks: torch.Tensor | None = None,
+    ) -> PackedActivations:
+        if self.only_decodes(layer):
+            # Merging the partial sums also writes the rows of the next gemm, which saves a kernel.
+            partials = self.decode_partials(qkv, layer, bias, norms, sinks)
+
+            def merge(reader: PackedWeight) -> w4_activations.Rows:
+                rows = self._rows(reader)
+                decode_attention.merge(partials, rows, order=reader.order, sinks=sinks)
+                return rows
+
+            return PackedActivations(merge)
+        self.store_kv(qkv, layer, bias, norms)
+        return self._attended(self.attention(layer, sinks), layer)
+
+    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
+        return self._write_packed("plain", self.normed_latent(y, gain)[None])
+
+    def attend_latent(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        gain: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+    ) -> PackedActivations:
+        return self._attended(self.latent_attention(q, latents, gain, kv, layer), layer)
+
+    def _attended(self, out: torch.Tensor, layer: int) -> PackedActivations:
+        if self.drops_rows(layer):
+            out = self.drop_rows(out)
+            self._buffers.clear()
+        return self._write_packed("plain", out[None])
+
+    def add_norm(
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor | None,
+        post: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> PackedActivations:
+        if gain is None:
+            self.normed(y, self.residual, None, post, scale=scale)
+            return self._write_packed("plain", self.residual[None])
+        if post is None:
+            return self._write_packed("norm", y, gain)
+        eps = self.config.eps
+        squares = self._squares()
+        prepare = self.implementation(rms_norm_post.prepare, rms_norm_post.prepare_reference)
+
+        def write(reader: PackedWeight) -> w4_activations.Rows:
+            rows = self._rows(reader)
+            prepare(y, self.residual, post, gain, rows, squares, eps, scale, order=reader.order)
+            return rows
+
+        return PackedActivations(write, squares)
+
+    def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
+        assert isinstance(weight, PackedWeight)
+        read = x.rows(weight)
+        gelu = self.config.activation == "gelu_tanh"
+
+        def write(reader: PackedWeight) -> w4_activations.Rows:
+            rows = self._rows(reader, activated=True)
+            if isinstance(weight, w4_pack.W4):
+                int4.gemm_silu_mul(
+                    read,
+                    weight,
+                    rows,
+                    squares=x.squares,
+                    eps=self.config.eps,
+                    gelu=gelu,
+                    order=reader.order,
+                    kernels=self.kernels,
+                )
+                return rows
+            sums = self._multiply(read, weight, x.squares)
+            self._prepare("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
+            return rows
+
+        return PackedActivations(write)
+
+    def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> PackedActivations:
+        gate_up = self.with_gate(y, self.remaining_rows(other))
+        gelu = self.config.activation == "gelu_tanh"
+
+        def write(reader: PackedWeight) -> w4_activations.Rows:
+            rows = self._rows(reader, activated=True)
+            self._prepare("act_and_mul", gate_up, rows, gelu=gelu, order=reader.order)
+            return rows
+
+        return PackedActivations(write)
+
+    def _write_packed(
+        self,
+        mode: w4_activations.Mode,
+        source: torch.Tensor,
+        gain: torch.Tensor | None = None,
+    ) -> PackedActivations:
+        squares: torch.Tensor | None = None
+        residual: torch.Tensor | None = None
+        if gain is not None:
+            squares = self._squares()
+            residual = self.residual
+        embeds = mode == "embed"
+
+        def factor(rows: w4_activations.Rows) -> float:
+            if embeds:
+                return self.embedding_scale
+            if mode == "norm" and isinstance(rows, w4_activations.HalfRows):
+                return w4_activations.HALF_RESIDUAL
+            return 1.0
+
+        def write(reader: PackedWeight) -> w4_activations.Rows:
+            rows = self._rows(reader)
+            self._prepare(
+                mode,
+                source,
+                rows,
+                ids=self.inputs.ids if embeds else None,
+                residual=residual,
+                weight=gain,
+                squares=squares,
+                factor=factor(rows),
+                eps=self.config.eps,
+                order=reader.order,
+            )
+            return rows
+
+        return PackedActivations(write, squares)
+
+    def _squares(self) -> torch.Tensor:
+        return torch.empty(self.tokens, self.config.hidden // w4_pack.BLOCK_K, device=self.device)
+
+    def _rows(self, reader: PackedWeight, *, activated: bool = False) -> w4_activations.Rows:
+        """Return the buffer of activations for weights of this width and group.
+
+        Activations share a buffer, because a gemm has read them before the next kernel writes, and its padding
+        is zeroed once. `activated` rows need another buffer: the gemm that writes them still reads the
+        first."""
+        key = reader.features_in, reader.group, activated
+        if key not in self._buffers:
+            self._buffers[key] = int4.empty_activations(
+                self.tokens, reader.features_in, self.device, reader.group
+            )
+        return self._buffers[key]

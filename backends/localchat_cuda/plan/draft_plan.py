@@ -1,0 +1,105 @@
+"""Plans the memory of a draft model or prediction head. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.model_files.checkpoint import weight_paths
+from localchat.model_files.open_gguf import read_header
+from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
+from localchat_cuda.config.eagle import EagleConfig, fitted, is_eagle, parse_eagle
+from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
+from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig, runtime_config
+from localchat_cuda.config.reader import parse_config, read_config, read_raw
+
+POOL_TOKENS = 16_384
+"""Tokens in the drafter's cache for all texts together. Drafting needs only the end of a text."""
+TEXT_TOKENS = 8192
+"""Tokens of one text. When a text outgrows them, the drafter reads its last half again."""
+STEP_TOKENS = 1024
+GRAPH_BYTES = 150_000_000
+SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B."
+
+
+class DraftShape(NamedTuple):
+    """Config and headers of a draft model."""
+
+    name: str
+    config: ModelConfig
+    headers: tuple[SafetensorsHeader, ...]
+    eagle: EagleConfig | None = None
+    """Config of an EAGLE-3 head, which is a model of one layer. None for a draft model."""
+
+
+def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape:
+    """Read the draft model or EAGLE-3 head in a folder or GGUF file.
+
+    Raises ModelMissing, ModelInvalid.
+    """
+    path = Path(file)
+    headers: tuple[SafetensorsHeader, ...]
+    if path.is_file():
+        header = read_header(path)
+        tokenizer_kind(header)
+        config = parse_config(config_of(header), path.name)
+        headers = (loaded_header(header),)
+    else:
+        headers = tuple(read_safetensors(file_path) for file_path in weight_paths(path))
+        raw = read_raw(path)
+        if is_eagle(raw):
+            return _eagle(path.name, raw, headers, model)
+        config = read_config(path)
+    config, _ = runtime_config(config, gpu=gpu)
+    if config.delta_net is not None:
+        raise ModelInvalid(
+            f"{path.name} cannot be a draft model: it keeps a running state, which cannot go back where a "
+            "draft is rejected.",
+            hint=SAME_FAMILY,
+        )
+    return DraftShape(path.name, config, headers)
+
+
+def _eagle(
+    name: str, raw: Mapping[str, Any], headers: tuple[SafetensorsHeader, ...], model: ModelConfig
+) -> DraftShape:
+    config, eagle = parse_eagle(raw, name)
+    eagle = fitted(eagle, config, model, name)
+    if not headers:
+        raise ModelMissing(
+            f"{name} holds no safetensors file.",
+            hint="Take a head whose weights are stored as safetensors: others are not read.",
+        )
+    return DraftShape(name, replace(config, dtype=model.dtype), headers, eagle)
+
+
+def text_tokens(config: ModelConfig, context: int) -> int:
+    """Return the tokens of one text that a drafter stores. context: of the model."""
+    return max(1, min(TEXT_TOKENS, context, config.context_train))
+
+
+def pool_tokens(config: ModelConfig, context: int) -> int:
+    """Return the tokens of the drafter's cache, in whole pages."""
+    pool = min(POOL_TOKENS, 2 * text_tokens(config, context))
+    return -(-pool // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def plan_of(
+    plan: MemoryPlan, config: ModelConfig, kv_type: str, kv_token_bytes: int, overhead_bytes: int
+) -> MemoryPlan:
+    """Return the plan of a draft model or head within that of its model."""
+    return replace(
+        plan,
+        kv_bytes=pool_tokens(config, plan.context_tokens) * kv_token_bytes,
+        kv_type=kv_type,
+        context_tokens=text_tokens(config, plan.context_tokens),
+        max_step_tokens=STEP_TOKENS,
+        overhead_bytes=overhead_bytes + GRAPH_BYTES,
+        cache_ram_bytes=0,
+        unpacked_bytes=0,
+        head_bounds=False,
+        saved_states=0,
+        window_pages=0,
+    )

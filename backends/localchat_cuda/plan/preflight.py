@@ -1,0 +1,136 @@
+"""Checks and plans a checkpoint before it is loaded, for `fit` and `pull`. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from localchat.errors import ModelInvalid
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed import AFTER_RUNS, Estimate, PastRun, Spread
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
+from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
+from localchat_cuda.config.reader import parse_config
+from localchat_cuda.environment import choose_gpu
+from localchat_cuda.plan import memory_plan as planner
+from localchat_cuda.plan.draft_plan import read_draft
+from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, weights_bytes
+
+KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
+_BANDWIDTH_SHARE: Final = 0.6
+"""Share of the GPU's bandwidth that decoding one sequence reaches, before the first run."""
+_BEFORE_RUNS: Final = Spread(0.5, 1.6)
+"""Measured shares of the bandwidth lie between 0.3 and 0.92."""
+_MEASURED: Final = ((9, 0),)
+"""Compute capabilities on which this share was measured, except for GGUF files in bf16."""
+_NO_GPU = Gpu(0, "no GPU", 0, 0)
+
+
+def objection(model: ModelSummary) -> str:
+    """Return why the engine cannot run a model, or an empty text."""
+    if not isinstance(model, Checkpoint) and model.header is None:
+        return "only the file itself tells whether the CUDA backend runs this GGUF"
+    try:
+        _parsed(model)
+    except ModelInvalid as error:
+        return error.message.rstrip(".")
+    return ""
+
+
+def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
+    """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
+    config, headers = _parsed(model)
+    config, config_notes = runtime_config(config, gpu=True)
+    config = rounded_config(config, options.quantize, model.name)
+    draft = None if options.draft is None else read_draft(options.draft, config)
+    gpu = _gpu(machine)
+    limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
+    headers = () if options.dummy_weights else headers
+    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes, draft)
+    plan = replace(plan, notes=(*config_notes, *plan.notes))
+    if not machine.gpus:
+        note = ""
+        if machine.gpu_note:
+            note = f" {machine.gpu_note}"
+        return replace(
+            plan,
+            fits=False,
+            missing=f"the CUDA backend needs an NVIDIA GPU, and none was found here.{note}",
+            advice=(
+                "A GGUF of this model: llama.cpp runs it on the CPU."
+                if isinstance(model, Checkpoint)
+                else "Leave out --backend cuda: llama.cpp runs it on the CPU.",
+            ),
+        )
+    if len(machine.gpus) > 1:
+        note = f"The CUDA backend uses one GPU: {gpu.name}, number {gpu.index}."
+        return replace(plan, notes=(*plan.notes, note))
+    return plan
+
+
+def _gpu(machine: Machine) -> Gpu:
+    """Return the GPU that computes."""
+    if machine.gpus:
+        return machine.gpus[choose_gpu(machine.gpus)]
+    return _NO_GPU
+
+
+def expected_rate(
+    model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun] = ()
+) -> Estimate | None:
+    """Predict the tokens per second of one request.
+
+    Each token reads all weights, but only the chosen experts, at a share of the GPU's bandwidth that past runs
+    measured. None if the driver does not report the bandwidth.
+    """
+    gpu = _gpu(machine)
+    if not gpu.bytes_per_s or not plan.weights_bytes:
+        return None
+    shares = [run.tokens_per_s * _bytes_per_token(run.model) / gpu.bytes_per_s for run in past]
+    share = median(shares) if shares else _BANDWIDTH_SHARE
+    config, _ = runtime_config(_parsed(model)[0], gpu=True)
+    read_bytes = plan.weights_bytes - plan.unpacked_bytes
+    if plan.head_bounds:
+        read_bytes -= head_bounds_bytes(config)
+    in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
+    untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
+    spread = AFTER_RUNS if shares else _BEFORE_RUNS
+    return spread.around(share * gpu.bytes_per_s / token_bytes(config, read_bytes), untried=untried)
+
+
+def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
+    """Return config and headers. Those of a GGUF describe its loaded tensors. Raises ModelInvalid."""
+    if isinstance(model, Checkpoint):
+        config = parse_config(model.config, model.name, model.headers)
+        _check_layers(model, config)
+        return config, model.headers
+    if model.header is None:
+        raise ModelInvalid(f"{model.name}: {objection(model)}.", hint="llama.cpp runs it.")
+    tokenizer_kind(model.header)
+    return parse_config(config_of(model.header), model.name), (loaded_header(model.header),)
+
+
+def _check_layers(model: Checkpoint, config: ModelConfig) -> None:
+    """Raise ModelInvalid for the first quantized layer whose shape no kernel supports."""
+    if config.quantization is None:
+        return
+    for header in model.headers:
+        for tensor in header.tensors:
+            if why := config.quantization.objection(tensor):
+                raise ModelInvalid(
+                    f"{why}.", hint="Take another quantization of the model, or a GGUF."
+                )
+
+
+def _bytes_per_token(model: ModelSummary) -> int:
+    """Return the bytes of weights on the GPU that each token reads."""
+    if objection(model):
+        return model.weights_bytes
+    config, headers = _parsed(model)
+    config, _ = runtime_config(config, gpu=True)
+    return token_bytes(config, weights_bytes(config, headers))

@@ -1,0 +1,269 @@
+"""Counts a model's weights and their bytes on the GPU, from its config. Imports no torch."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.config.delta_net import TAPS
+from localchat_cuda.config.gemma import GemmaLayers
+from localchat_cuda.config.latent import LatentAttention
+from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import can_round, floating_bytes, padded
+from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_text
+
+_HALF = 2
+_FLOAT = 4
+_NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_projection.")
+"""Parts of names of Gemma 3n tensors that stay floating."""
+
+
+def float_bytes(config: ModelConfig) -> int:
+    """Return the bytes of one floating number of the model."""
+    if config.dtype == "float32":
+        return _FLOAT
+    return _HALF
+
+
+def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
+    """Return the bytes of the text part's loaded tensors, floating ones in the config's type."""
+    number_bytes = float_bytes(config)
+    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
+    latent = config.latent
+    kept = _NEVER_ROUNDED if config.gemma is not None and config.gemma.altup is not None else ()
+    always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
+    return always_floating * number_bytes + sum(
+        (floating_bytes if any(part in tensor.name for part in kept) else bytes_of)(
+            tensor, number_bytes
+        )
+        for header in headers
+        for tensor in header.tensors
+        if is_text(tensor.name)
+        and is_in_layers(tensor.name, config.layers)
+        and not (latent is not None and ".kv_b_proj." in tensor.name)
+        and not (config.tied and canonical_name(tensor.name) == "lm_head.weight")
+    )
+
+
+def parameters(config: ModelConfig) -> int:
+    """Return the number of weights, as model sizes are counted."""
+    width = config.hidden
+    d = config.head_dim
+    norms = 2
+    if config.post_normed and not config.normed_projections:
+        norms = 4
+    layer = width * norms
+    experts = 0
+    if config.mixture is not None:
+        experts += width * (config.mixture.experts + config.mixture.gated)
+        experts += _expert_biases(config)
+    if config.output_bias:
+        layer += width
+    attention = 0
+    if config.qkv_bias:
+        attention += config.qkv_columns
+    if config.sinks:
+        attention += config.heads
+    if config.normed_heads:
+        attention += 2 * d
+    if config.normed_projections:
+        attention += (config.heads + config.key_heads) * d
+    if (latent := config.latent) is not None:
+        attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank
+    others = config.layers * layer + config.expert_layers * experts
+    others += config.attention_layers * attention
+    if config.gemma is not None:
+        others = _gemma_extras(config, config.gemma)
+    if (net := config.delta_net) is not None:
+        gates = 2 * net.value_heads * (width + 1)
+        others += net.count * (gates + net.channels * TAPS + net.value_dim)
+    ends = config.vocabulary * width * (1 if config.tied else 2) + width
+    return sum(map(prod, _all_linear_shapes(config))) + others + ends
+
+
+def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
+    """Return the weights outside the linear layers of Gemma 3n or 4."""
+    norms = sum(
+        (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
+    )
+    total = norms + 4 * config.layers * config.hidden
+    if config.mixture is not None:
+        experts = config.mixture.experts
+        total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
+    if columns := own.input_columns:
+        total += input_rows(config) + columns
+        total += config.layers * config.hidden * (columns + 1)
+    if (altup := own.altup) is not None:
+        a = altup.streams
+        width = config.hidden
+        # The router, its norm, a scale, the norm of Laurel, and the matrices that are never rounded.
+        total += config.layers * (a**3 + a**2 + (a + 3) * width)
+        total += config.layers * 2 * width * (columns + altup.laurel_rank)
+        total += 2 * (a - 1) * width**2
+    return total
+
+
+def input_rows(config: ModelConfig) -> int:
+    """Return the weights of a second embedding, of which a token reads one row."""
+    own = config.gemma
+    if own is not None:
+        return own.input_vocabulary * config.layers * own.input_columns
+    return 0
+
+
+def _expert_biases(config: ModelConfig) -> int:
+    """Return the biases of a layer's router and experts."""
+    if config.mixture is None or not config.mixture.biased:
+        return 0
+    return config.mixture.experts * (1 + 2 * config.intermediate + config.hidden)
+
+
+def _expert_bytes(config: ModelConfig) -> int:
+    """Return the bytes of the linear layers of a layer's experts."""
+    shapes = _expert_shapes(config)
+    quantization = config.quantization
+    if quantization is None or config.mixture is None:
+        return sum(n * k for n, k in shapes) * float_bytes(config)
+    if quantization.of_experts:
+        rows = 2 * config.mixture.stored * padded(config.intermediate)
+        shapes = ((rows, shapes[0][1]), *shapes[1:])
+    return sum(quantization.linear_bytes(n, k) for n, k in shapes)
+
+
+def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Return outputs and inputs of the linear layers of a layer's experts, all joined."""
+    if config.mixture is None:
+        return ()
+    stored = config.mixture.stored
+    width = config.hidden
+    inner = config.intermediate
+    return (stored * 2 * inner, width), (stored * width, inner)
+
+
+def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Return outputs and inputs of all linear layers, except the gates of delta nets."""
+    if config.gemma is not None:
+        return tuple(_gemma_linear_shapes(config, config.gemma))
+    if config.latent is not None:
+        return tuple(_latent_linear_shapes(config, config.latent))
+    width = config.hidden
+    heads = config.heads * config.head_dim
+    inner = config.intermediate
+    feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
+    attention = (config.qkv_columns, width), (width, heads), *feed
+    net = config.delta_net
+    if net is None:
+        return attention * config.layers
+    return (
+        attention * config.attention_layers
+        + (
+            (net.columns, width),
+            (width, net.values),
+            *feed,
+        )
+        * net.count
+    )
+
+
+def _latent_linear_shapes(
+    config: ModelConfig, latent: LatentAttention
+) -> Iterator[tuple[int, int]]:
+    """Yield those of multi-head latent attention, except the expansion of latents to keys and values."""
+    width = config.hidden
+    inner = latent.query_rank
+    for n in range(config.layers):
+        yield config.qkv_columns, width
+        if inner:
+            yield latent.queries(config.heads), inner
+        yield width, config.heads * latent.value
+        dense = config.intermediate_of(n)
+        yield from (
+            _expert_shapes(config)
+            if config.has_experts(n)
+            else (
+                (2 * dense, width),
+                (width, dense),
+            )
+        )
+
+
+def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tuple[int, int]]:
+    """Yield outputs and inputs of the linear layers of Gemma 3n or 4."""
+    width = config.hidden
+    for n in range(config.layers):
+        d = config.head_dim_of(n)
+        inner = config.intermediate_of(n)
+        yield sum(config.qkv_heads(n)) * d, width
+        yield width, config.heads * d
+        yield 2 * inner, width
+        yield width, inner
+        yield from _expert_shapes(config)
+        if own.input_columns and own.altup is None:
+            yield own.input_columns, width
+            yield width, own.input_columns
+
+
+def token_bytes(config: ModelConfig, weights: int) -> int:
+    """Return the bytes that one token reads out of `weights` bytes.
+
+    Omits the experts that it does not choose, and a second embedding, of which it reads one row.
+    """
+    weights -= input_rows(config) * float_bytes(config)
+    if config.mixture is None:
+        return weights
+    share = config.expert_layers * _expert_bytes(config) / dummy_bytes(config)
+    return round(weights * (1 - share * (1 - config.mixture.taken / config.mixture.stored)))
+
+
+def dummy_bytes(config: ModelConfig) -> int:
+    """Return the bytes of random weights of this shape."""
+    number_bytes = float_bytes(config)
+    if config.quantization is None:
+        return parameters(config) * number_bytes
+    if config.quantization.of_experts:
+        return _float_and_expert_bytes(config, number_bytes)
+    shapes = Counter(_all_linear_shapes(config))
+    linear = sum(
+        count * config.quantization.linear_bytes(*shape) for shape, count in shapes.items()
+    )
+    plain = parameters(config) - sum(count * prod(shape) for shape, count in shapes.items())
+    return linear + plain * number_bytes
+
+
+def _float_and_expert_bytes(config: ModelConfig, number_bytes: int) -> int:
+    """Return the bytes of a model whose experts alone are quantized."""
+    assert config.mixture is not None
+    experts = config.expert_layers * sum(map(prod, _expert_shapes(config)))
+    padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
+    plain = parameters(config) - experts + config.expert_layers * padding  # in biases
+    return config.expert_layers * _expert_bytes(config) + plain * number_bytes
+
+
+def unpacked_bytes(config: ModelConfig) -> int:
+    """Return the bytes of unpacked copies of the packed linear layers outside experts."""
+    quantization = config.quantization
+    if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
+        return 0
+    columns = padded if quantization.packed else int
+    shapes = Counter(_all_linear_shapes(config))
+    shapes.subtract(list(_expert_shapes(config)) * config.expert_layers)
+    return _HALF * sum(
+        count * n * columns(k)
+        for (n, k), count in shapes.items()
+        if not quantization.on_load or can_round("", n, k)
+    )
+
+
+def head_int8_bytes(config: ModelConfig) -> int:
+    """Return the additional bytes of an 8-bit head over the floating one.
+
+    Negative, unless the embedding is also the head and stays.
+    """
+    numbers = config.vocabulary * config.hidden
+    number_bytes = float_bytes(config)
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * number_bytes)
+
+
+def head_bounds_bytes(config: ModelConfig) -> int:
+    """Return the bytes of an int8 copy of the head with its scales and bounds."""
+    return config.vocabulary * (config.hidden + 2 * _FLOAT)

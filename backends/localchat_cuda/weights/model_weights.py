@@ -1,0 +1,155 @@
+"""Weights of a model as the layers read them, by their part in a layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from localchat_cuda.kernels import ggml, int4
+from localchat_cuda.kernels.altup import AltUpWeights
+from localchat_cuda.kernels.delta_net import DeltaNetWeights
+from localchat_cuda.kernels.experts import Experts
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
+from localchat_cuda.kernels.ggml import GgmlWeight
+from localchat_cuda.kernels.int4 import gemm_dequant
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.weights.formats.weight import Weight, bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of a layer by their field in Names.
+
+    Shapes: norms [K] or [D], linears [N, K], biases [N]."""
+
+    norms: Mapping[str, torch.Tensor]
+    linears: Mapping[str, Weight]
+    biases: Mapping[str, torch.Tensor]
+    experts: Experts | None = None
+    sinks: torch.Tensor | None = None
+    """[heads]; None: attention has no sinks."""
+    delta_net: DeltaNetWeights | None = None
+    kv: torch.Tensor | None = None
+    """[heads, N + V, D], floating: makes each head's unrotated key columns and its values of a latent.
+
+    None: not multi-head latent attention."""
+    scale: float = 1.0
+    """Factor of the residual after the layer."""
+    altup: AltUpWeights | None = None
+
+
+class LayerInputs(NamedTuple):
+    """Second embedding of a Gemma 3n or 4. Each of L layers reads P columns."""
+
+    table: torch.Tensor
+    """[vocabulary, L*P]"""
+    projection: torch.Tensor
+    """[L*P, hidden], applied to the first embedding."""
+    norm: torch.Tensor
+    """[P], applied to the projection."""
+
+
+class StreamWeights(NamedTuple):
+    """Projections [hidden, hidden] between the residual and all streams but the first."""
+
+    begin: tuple[torch.Tensor, ...]
+    end: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """All weights of a model.
+
+    Embedding and head [vocabulary, hidden] are one tensor if they are tied and the head is floating."""
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    last_norm: torch.Tensor
+    head: torch.Tensor | w8_pack.W8 | GgmlWeight
+    bounded_head: BoundedHead | None = None
+    """Int8 copy of a floating head."""
+    inputs: LayerInputs | None = None
+    streams: StreamWeights | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the device."""
+        # Count a tied head once.
+        ends = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
+        total = sum(bytes_of(weight) for weight in ends.values())
+        if self.bounded_head is not None:
+            total += self.bounded_head.bytes
+        total += sum(bytes_of(weight) for weight in self.inputs or ())
+        total += sum(bytes_of(weight) for part in self.streams or () for weight in part)
+        for layer in self.layers:
+            vectors = (*layer.norms.values(), *layer.biases.values())
+            total += sum(bytes_of(vector) for vector in vectors)
+            total += sum(bytes_of(weight) for weight in layer.linears.values())
+            if layer.experts is not None:
+                total += sum(bytes_of(weight) for weight in layer.experts.weights)
+            if layer.sinks is not None:
+                total += bytes_of(layer.sinks)
+            if layer.kv is not None:
+                total += bytes_of(layer.kv)
+            total += sum(bytes_of(weight) for weight in layer.delta_net or ())
+            total += sum(bytes_of(weight) for weight in layer.altup or ())
+        return total
+
+    @property
+    def unpacked(self) -> bool:
+        """True if memory also contains unpacked copies of packed layers."""
+        return any(
+            isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None
+            for weight in self.layers[0].linears.values()
+        )
+
+    @property
+    def packed(self) -> bool:
+        """True if all linear layers are packed, so that steps of few rows use PackedLayers."""
+        return all(
+            (isinstance(weight, w4_pack.W4) and not weight.padding)
+            or (isinstance(weight, GgmlWeight) and weight.features_in % w4_pack.BLOCK_K == 0)
+            for layer in self.layers
+            for weight in layer.linears.values()
+        )
+
+    def packed_rows(self, device: torch.device) -> int:
+        """Return the largest number of rows of a step for PackedLayers; 0: they cannot be used."""
+        if not self.packed:
+            return 0
+        linears = [weight for layer in self.layers for weight in layer.linears.values()]
+        if any(isinstance(weight, GgmlWeight) for weight in linears):
+            return ggml.FEW_ROWS
+        limit = int4.packed_rows(device, unpacked=self.unpacked)
+        packed = (weight for weight in linears if isinstance(weight, w4_pack.W4))
+        return min((int4.rows_for(weight, limit) for weight in packed), default=limit)
+
+
+def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
+    """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked."""
+
+    def with_copy(weight: Weight) -> Weight:
+        if isinstance(weight, w4_pack.W4):
+            device = weight.codes.device
+            write = partial(gemm_dequant.dequantize, weight)
+            reference = partial(w4_pack.dense, weight)
+        elif isinstance(weight, GgmlWeight):
+            device = weight.parts[0].low.device
+            write = partial(ggml.dequantize, weight)
+            reference = partial(ggml.dense, weight)
+        else:
+            return weight
+        if device.type == "cpu":
+            return weight._replace(unpacked=reference(dtype))
+        out = torch.empty(weight.features_out, weight.features_in, dtype=dtype, device=device)
+        write(out)
+        return weight._replace(unpacked=out)
+
+    layers = tuple(
+        replace(layer, linears={name: with_copy(weight) for name, weight in layer.linears.items()})
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers)

@@ -1,1 +1,0 @@
-"""Load of a server by simulated clients: workloads, measurement, comparison and records."""

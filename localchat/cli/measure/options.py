@@ -1,0 +1,97 @@
+"""Flags of the measuring commands, and the parsers of their values."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+
+from localchat.cli.options import UserPath, complete_model
+from localchat.errors import UsageError
+
+_DURATION: Final = re.compile(r"([\d.]+)\s*(ms|s|min|h|)")
+_UNITS_MS: Final = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
+_MAX_COUNT: Final = 1_000_000_000
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., object])
+
+models_argument = click.argument(
+    "words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model
+)
+vary_option = click.option(
+    "--vary",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Compare values of a setting, for example kv-type=f16,q8_0. Repeatable.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+quiet_option = click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
+_RECORD_OPTIONS: Final = (
+    click.option(
+        "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
+    ),
+    click.option("--keep/--no-keep", default=True, help="Store the result. Default: on."),
+    click.option("--list", "as_list", is_flag=True, help="List the stored results."),
+    click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file."),
+    click.option("--compare", nargs=2, metavar="A B", help="Compare two results."),
+    json_option,
+    quiet_option,
+)
+
+
+def record_options(function: _Decorated) -> _Decorated:
+    """Add the flags of a command whose results are stored; see `cli.measure.records`."""
+    for option in reversed(_RECORD_OPTIONS):
+        function = option(function)
+    return function
+
+
+def default_model(ctx: click.Context) -> str:
+    """Return the model to measure if the command names none. Raises UsageError, ModelMissing."""
+    from localchat.cli.work_model import work_model
+
+    return work_model(ctx).local_word
+
+
+def parse_counts(
+    text: str | None, flag: str, *, minimum: int, maximum: int = _MAX_COUNT
+) -> tuple[int, ...]:
+    """Parse `1,4,16` or `0,2k`; empty without a text. Raises UsageError."""
+    if text is None:
+        return ()
+    counts: dict[int, None] = {}
+    for part in map(str.strip, text.split(",")):
+        digits = part.lower().removesuffix("k")
+        if not (digits.isascii() and digits.isdecimal()) or int(digits) < minimum:
+            raise UsageError(
+                f"{flag} {text}: {part!r} is not a number of at least {minimum}",
+                hint=f"as in {flag} {'0,2k,8k' if minimum == 0 else '1,4,16'}",
+            )
+        count = int(digits)
+        if part.lower().endswith("k"):
+            count *= 1024
+        if count > maximum:
+            raise UsageError(f"{flag} {text}: {part!r} is too large; it is at most {maximum:,}")
+        counts[count] = None
+    return tuple(counts)
+
+
+def parse_milliseconds(text: str | None, flag: str) -> float | None:
+    """Parse `500ms`, `0.5s`, `2min` or `500` as milliseconds. Raises UsageError."""
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip().lower())
+    value = 0.0
+    if match is not None:
+        try:
+            value = float(match[1])
+        except ValueError:  # several dots
+            value = 0.0
+    if match is None or value <= 0:
+        raise UsageError(
+            f"{flag} is {text!r}, which is not a time", hint=f"as in {flag} 500ms or {flag} 0.5s"
+        )
+    return value * _UNITS_MS[match[2]]

@@ -1,0 +1,1 @@
+"""Engine of the built-in guide, which checks its answers."""

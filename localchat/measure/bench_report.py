@@ -1,0 +1,381 @@
+"""Benchmark results as text: tables, bars, saturation, limits and differences."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from localchat.measure.records import BenchRecord
+from localchat.measure.statistics import Difference, Percentiles, PointFigures, difference
+from localchat.measure.sweep import (
+    Point,
+    PointKey,
+    ServedVariant,
+    point_series,
+    rates,
+    saturation,
+)
+from localchat.measure.workload import Shape
+from localchat.units import counted, percent, rate, size, tokens
+
+_BAR_CELLS: Final = 40
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+_MIN_PERCENTILE_COUNT: Final = 20
+"""Number of values below which the 90th and 99th percentile mean little."""
+_SHORT_SHARE: Final = 0.9
+"""Share of the requested length below which short answers are reported."""
+_GOOD_SHARE: Final = 0.99
+"""Share of the requests that must meet a target."""
+_AT_ROOF: Final = 0.7
+"""Share of the memory bandwidth from which it is the limit."""
+
+
+class ReportTable(NamedTuple):
+    """A table, whose first `left` columns are aligned to the left."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 0
+
+
+def heading(record: BenchRecord, series: list[Point]) -> str:
+    """Name the conditions of a series: model, settings, shape."""
+    key = series[0].key
+    shape = _shape(record, key)
+    # A shape of lengths states them in its name.
+    lengths = "" if "+" in shape.name else f" ({shape.prompt_tokens}+{shape.output_tokens} tokens)"
+    text = f"{key.variant} · {shape.name}{lengths}"
+    if key.context_tokens:
+        text += f", after {key.context_tokens:,} tokens of context"
+    return text
+
+
+def _shape(record: BenchRecord, key: PointKey) -> Shape:
+    return next(shape for shape in record.spec.shapes if shape.name == key.shape)
+
+
+def _served(record: BenchRecord, key: PointKey) -> ServedVariant | None:
+    return next((served for served in record.served if served.variant.name == key.variant), None)
+
+
+def times_table(series: list[Point]) -> ReportTable:
+    """Tabulate throughput and times of a series, in milliseconds.
+
+    Times are p50/p90/p99, or the median with minimum and maximum below 20 requests.
+    """
+    head = ("CLIENTS", "N", "TOK/S", "REQ/S", "TTFT ms", "PER TOKEN ms", "GAP ms")
+    rows = [
+        (
+            str(point.key.clients),
+            f"{point.figures.requests:,}",
+            _number(point.figures.tokens_per_s),
+            f"{point.figures.requests_per_s:.2f}",
+            _times(point.figures.ttft_ms),
+            _times(point.figures.tpot_ms),
+            _times(point.figures.gap_ms),
+        )
+        for point in series
+    ]
+    return ReportTable(head, rows)
+
+
+def server_table(series: list[Point]) -> ReportTable | None:
+    """Tabulate what the server and the sensors report; None if they report nothing."""
+    clients = [str(point.key.clients) for point in series]
+    figures = [point.figures for point in series]
+    columns: list[tuple[str, list[str]]] = [
+        ("CLIENTS", clients),
+        ("GOOD", [_share(point.good_share) for point in figures]),
+        ("GOOD REQ/S", [_cell(point.good_requests_per_s, ".2f") for point in figures]),
+        ("PREFIX", [_share(point.prefix_hits) for point in figures]),
+        ("KV", [_share(point.kv_used_share) for point in figures]),
+        ("DRAFTS", [_drafts(point) for point in figures]),
+        ("PREEMPTED", [_cell(point.preemptions, ",") for point in figures]),
+        ("FAILED", [_cell(point.failed or None, ",") for point in figures]),
+        ("J/TOKEN", [_joules(point) for point in figures]),
+        ("ROOF", [_share(point.roof_share) for point in figures]),
+    ]
+    columns = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]
+    if len(columns) < 2:
+        return None
+    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    return ReportTable([name for name, _ in columns], rows)
+
+
+def bars(series: list[Point], width: int) -> Iterator[str]:
+    """Draw the throughput by clients as bars in a terminal of this width."""
+    best = max(point.figures.tokens_per_s for point in series)
+    digits = len(str(series[-1].key.clients))
+    labels = [rate(point.figures.tokens_per_s) for point in series]
+    cells = max(min(_BAR_CELLS, width - digits - max(map(len, labels)) - 2), 1)
+    for point, label in zip(series, labels, strict=True):
+        eighths = round(point.figures.tokens_per_s / best * cells * 8)
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        yield f"{point.key.clients:>{digits}} {bar} {label}"
+
+
+def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
+    """Explain a series: saturation, limit, memory roof and short answers."""
+    if saturated := saturation(series):
+        last = series[-1].key.clients
+        if saturated.reached:
+            yield (
+                f"Saturated from {counted(saturated.clients, 'client')} on: "
+                f"{rate(saturated.tokens_per_s)} at most; more clients only wait."
+            )
+        elif record.complete:
+            flag = "--clients" if record.spec.clients else "--max-clients"
+            yield f"Still rising at {counted(last, 'client')}: {flag} {last * 4} goes on."
+        else:
+            yield f"Still rising at {counted(last, 'client')}, the last measured."
+    yield from limit_sentences(record, series)
+    yield from _roof_sentences(record, series)
+    output_tokens = _shape(record, series[0].key).output_tokens
+    answer_tokens = min(point.figures.completion_tokens for point in series)
+    if answer_tokens < _SHORT_SHARE * output_tokens:
+        yield (
+            f"Answers had {answer_tokens:.0f} of {output_tokens} tokens: the server ends them by itself, so "
+            "compare this shape with care."
+        )
+
+
+def _roof_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
+    served = _served(record, series[0].key)
+    if served is None or served.roof is None or series[0].figures.roof_share is None:
+        return
+    roof = served.roof
+    source = "measured" if roof.measured else "the driver's peak"
+    cached = ""
+    if max(point.figures.roof_share or 0 for point in series) > 1:
+        cached = "; above 100% the weights stay in the processor's cache"
+    yield (
+        f"The roof: a step reads {size(roof.weights_bytes)} of weights and "
+        f"{size(roof.kv_bytes_per_token)} of KV for each cached token, and the memory reads "
+        f"{size(roof.bytes_per_s)}/s ({source}){cached}."
+    )
+
+
+def limit_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterator[str]:
+    """Name the limit of a series: KV cache, slots, bandwidth or compute. Empty while it still rises."""
+    last = series[-1]
+    if sentence := _kv_limit(last) or _slot_limit(record, last):
+        yield sentence
+        return
+    saturated = saturation(list(series))
+    if saturated is None or not saturated.reached:
+        return
+    best = max(series, key=lambda point: point.figures.tokens_per_s)
+    roof_share = best.figures.roof_share
+    if roof_share is None or not best.figures.kv_total_tokens:
+        return
+    if roof_share >= _AT_ROOF:
+        yield (
+            f"The limit is the memory bandwidth: {roof_share:.0%} is in use. A smaller quantization reads "
+            "less."
+        )
+    else:
+        yield (
+            "The limit is compute: KV cache and slots have room. More cores (--threads), a GPU or a smaller "
+            "model raise it."
+        )
+
+
+def _kv_limit(point: Point) -> str:
+    """Report a KV cache that cannot hold all clients; empty if it can."""
+    figures = point.figures
+    clients = point.key.clients
+    length = figures.prompt_tokens + figures.completion_tokens + point.key.context_tokens
+    if not figures.kv_total_tokens or length < 1:
+        return ""
+    room = int(figures.kv_total_tokens // length)
+    if room >= clients:
+        return ""
+    return (
+        f"The limit is the KV cache: its {tokens(figures.kv_total_tokens)} have room for "
+        f"{counted(room, 'request')} of {length:,.0f} tokens, and {clients - room} of {clients} clients wait "
+        "for it. A larger --parallel, --ctx or --kv-gb raises it."
+    )
+
+
+def _slot_limit(record: BenchRecord, point: Point) -> str:
+    """Report more clients than slots; empty if all have one, or the slots are unknown."""
+    served = _served(record, point.key)
+    if served is None:
+        return ""
+    slots = served.variant.parallel or served.properties.get("total_slots")
+    clients = point.key.clients
+    if not isinstance(slots, int) or clients <= slots:
+        return ""
+    return (
+        f"The limit is the number of slots: the server computes {counted(slots, 'request')} at once, and "
+        f"{clients - slots} of {clients} clients wait. --parallel {clients} raises it."
+    )
+
+
+def missed_targets(record: BenchRecord) -> list[str]:
+    """Report points where requests missed the targets of --ttft and --tpot.
+
+    All numbers of clients that the user named must meet them. An open-ended sweep goes on until they are
+    missed, so only its first number must.
+    """
+    points = record.points
+    if not record.spec.clients:
+        first = min((point.key.clients for point in points), default=0)
+        points = tuple(point for point in points if point.key.clients == first)
+    missed = []
+    for point in points:
+        share = point.figures.good_share
+        if share is not None and share < _GOOD_SHARE:
+            missed.append(
+                f"target missed: {point.key.variant}, {counted(point.key.clients, 'client')}: "
+                f"{share:.0%} of the requests met it"
+            )
+    return missed
+
+
+def differences_table(record: BenchRecord) -> ReportTable | None:
+    """Compare the throughput of each variant with the first; None for a single variant."""
+    base_name, *names = (variant.name for variant in record.spec.variants)
+    rows: list[Sequence[str]] = []
+    keys = dict.fromkeys(point.key for point in record.points if point.key.variant == base_name)
+    for base_key in keys:
+        base = rates(record.points, base_key)
+        for name in names:
+            values = rates(record.points, _with_variant(base_key, name))
+            if values and base:
+                mean = _number(statistics.fmean(values))
+                change = _difference(difference(values, base))
+                rows.append((name, *_condition_cells(base_key), mean, *change))
+    head = ("", "SHAPE", "CONTEXT", "CLIENTS", "TOK/S", f"AGAINST {base_name}", "")
+    if not rows:
+        return None
+    return ReportTable(head, rows, left=2)
+
+
+def comparison_table(first: BenchRecord, second: BenchRecord) -> ReportTable:
+    """Compare throughput and median times of two records under the conditions that both have."""
+    head = ("", "SHAPE", "CONTEXT", "CLIENTS", "TOK/S", "", "TTFT ms", "", "PER TOKEN ms", "")
+    rows: list[Sequence[str]] = []
+    second_points = {
+        _shared_key(second, point.key): point
+        for series in point_series(second.points)
+        for point in series
+    }
+    for series in point_series(first.points):
+        for point in series:
+            match = second_points.get(_shared_key(first, point.key))
+            if match is not None:
+                rows.append(
+                    (
+                        point.key.variant,
+                        *_condition_cells(point.key),
+                        *_change(point.figures.tokens_per_s, match.figures.tokens_per_s),
+                        *_change(point.figures.ttft_ms.p50, match.figures.ttft_ms.p50),
+                        *_change(_median(point.figures.tpot_ms), _median(match.figures.tpot_ms)),
+                    )
+                )
+    return ReportTable(head, rows, left=2)
+
+
+def comparison_sentences(first: BenchRecord, second: BenchRecord) -> Iterator[str]:
+    """Explain what makes two records hard to compare."""
+    facts = (
+        ("machine", _machine(first), _machine(second)),
+        ("version", first.localchat, second.localchat),
+        ("models", ", ".join(first.models), ", ".join(second.models)),
+        ("temperature", first.spec.temperature, second.spec.temperature),
+    )
+    differing = [
+        f"{name}: {value} and {other_value}"
+        for name, value, other_value in facts
+        if value != other_value
+    ]
+    if differing:
+        yield f"They differ in more than time: {'; '.join(differing)}."
+    if min(first.spec.rounds, second.spec.rounds) < 2:
+        yield "A record of one round shows no noise; --rounds 3 does."
+
+
+def _machine(record: BenchRecord) -> str:
+    machine = record.machine
+    return " + ".join([f"{machine.cpu} ({machine.cores} cores)", *machine.gpus])
+
+
+def _with_variant(key: PointKey, variant: str) -> PointKey:
+    return PointKey(variant, key.shape, key.context_tokens, key.clients)
+
+
+def _shared_key(record: BenchRecord, key: PointKey) -> PointKey:
+    """Return the key that matches in another record. A single variant matches any other single one."""
+    if len(record.spec.variants) > 1:
+        return key
+    return _with_variant(key, "")
+
+
+def _condition_cells(key: PointKey) -> tuple[str, str, str]:
+    return key.shape, f"{key.context_tokens:,}", str(key.clients)
+
+
+def _difference(change: Difference) -> tuple[str, str]:
+    if change.margin is None:
+        return f"{change.share:+.1%}", "one round: noise unknown"
+    text = f"{change.share:+.1%} ±{change.margin:.1%}"
+    if change.beyond_noise:
+        return text, "more than noise"
+    return text, "within noise"
+
+
+def _change(first: float | None, second: float | None) -> tuple[str, str]:
+    if first is None or second is None:
+        return "-", ""
+    text = f"{_number(first)} {_number(second)}"
+    if not first:
+        return text, ""
+    return text, f"{second / first - 1:+.1%}"
+
+
+def _median(times: Percentiles | None) -> float | None:
+    if times is None:
+        return None
+    return times.p50
+
+
+def _times(times: Percentiles | None) -> str:
+    if times is None:
+        return "-"
+    if 0 < times.count < _MIN_PERCENTILE_COUNT:
+        return f"{_number(times.p50)} [{_number(times.low)}-{_number(times.high)}]"
+    return "/".join(map(_number, (times.p50, times.p90, times.p99)))
+
+
+def _number(value: float) -> str:
+    """Format a number with three digits or more."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
+
+
+def _cell(value: float | None, spec: str) -> str:
+    """Format a value that may be unknown."""
+    if value is None:
+        return "-"
+    return format(value, spec)
+
+
+def _share(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return percent(share, 1)
+
+
+def _drafts(figures: PointFigures) -> str:
+    if figures.drafted:
+        return f"{figures.accepted or 0:,}/{figures.drafted:,}"
+    return "-"
+
+
+def _joules(figures: PointFigures) -> str:
+    if figures.joules is None:
+        return "-"
+    return _number(figures.joules / (figures.completion_tokens * figures.requests))

@@ -1,0 +1,114 @@
+"""Quality results as text and tables."""
+
+from collections.abc import Iterator, Sequence
+
+from localchat.measure.records import QualityRecord, TaskOutcome, VariantQuality
+from localchat.units import size
+
+HEAD = (
+    *("MODEL", "SIZE", "KV", "PERPLEXITY", "BITS/BYTE", "KL", "KL P99", "TOP-1"),
+    *("SAME TEXT", "JSON", "TOOLS", "NEEDLES", "RIGHT"),
+)
+
+
+def rows(record: QualityRecord) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each variant. A figure that was not measured is a dash."""
+    for measured in record.measured:
+        yield _row(measured)
+
+
+def _row(measured: VariantQuality) -> tuple[str, ...]:
+    perplexity = bits_per_byte = kl_mean = kl_p99 = top_1 = same_texts = "-"
+    if measured.perplexity is not None:
+        figures = measured.perplexity
+        perplexity = f"{figures.perplexity:.4g} ±{figures.margin:.2g}"
+        bits_per_byte = f"{figures.bits_per_byte:.3f}"
+    if measured.divergence is not None:
+        divergence = measured.divergence
+        bound = "" if divergence.complete else "≥"
+        kl_mean = f"{bound}{divergence.kl_mean:.2g}"
+        kl_p99 = f"{bound}{divergence.kl_p99:.2g}"
+        top_1 = f"{divergence.same_top_share:.1%}"
+    texts = measured.greedy
+    # The texts of the first variant differ from no others.
+    if texts and (measured.divergence or any(text.same is not None for text in texts)):
+        same_texts = f"{sum(text.same is None for text in texts)}/{len(texts)}"
+    return (
+        measured.variant.name,
+        size(measured.file_bytes) if measured.file_bytes else "-",
+        measured.kv_type or "-",
+        *(perplexity, bits_per_byte, kl_mean, kl_p99, top_1, same_texts),
+        _passed(measured.json),
+        _passed(measured.tools),
+        _passed(measured.needles),
+        _passed(measured.questions),
+    )
+
+
+def _passed(tasks: Sequence[TaskOutcome]) -> str:
+    if not tasks:
+        return "-"
+    return f"{sum(task.passed for task in tasks)}/{len(tasks)}"
+
+
+def sentences(record: QualityRecord) -> Iterator[str]:
+    """Report where greedy texts differ, skipped tests, and the verdicts last."""
+    for measured in record.measured:
+        name = measured.variant.name
+        differing = [text for text in measured.greedy if text.same is not None]
+        if differing:
+            first = min(differing, key=lambda text: text.same or 0)
+            yield (
+                f"{name}: greedy texts differ after {first.same} tokens at the earliest: "
+                f"{first.prompt!r}"
+            )
+        for test in measured.left_out:
+            yield f"{name}: skipped: {test}"
+    yield from record.verdicts
+
+
+def needle_grid(record: QualityRecord) -> Iterator[str]:
+    """Draw the needles: a line for each length, a mark for each depth."""
+    for measured in record.measured:
+        if not any(task.passed for task in measured.needles):
+            continue
+        yield needle_heading(measured)
+        for length, tasks in needles_by_length(measured):
+            marks = "".join("█" if task.passed else "·" for task in tasks)
+            yield f"{length:>9,} {marks}"
+
+
+def needle_heading(measured: VariantQuality) -> str:
+    """Return the heading of a variant's needles."""
+    return f"{measured.variant.name}: needles from the start of the text to its end"
+
+
+def needles_by_length(measured: VariantQuality) -> Iterator[tuple[int, list[TaskOutcome]]]:
+    """Yield each text length with its needles, by depth."""
+    for length in sorted({task.length for task in measured.needles}):
+        yield length, [task for task in measured.needles if task.length == length]
+
+
+def comparison_rows(first: QualityRecord, second: QualityRecord) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of variants that both records have, those of the first record first."""
+    first_names = {measured.variant.name for measured in first.measured}
+    second_names = {measured.variant.name for measured in second.measured}
+    for number, record in enumerate((first, second), 1):
+        for measured in record.measured:
+            if measured.variant.name in first_names & second_names:
+                yield (str(record.id or number), *_row(measured))
+
+
+def differing_conditions(first: QualityRecord, second: QualityRecord) -> Iterator[str]:
+    """Report conditions that make two records hard to compare."""
+    conditions = (
+        ("text", first.spec.text_digest, second.spec.text_digest),
+        ("window", first.spec.window_tokens, second.spec.window_tokens),
+        ("windows", first.spec.most_windows, second.spec.most_windows),
+        ("version", first.localchat, second.localchat),
+        ("machine", first.machine.cpu, second.machine.cpu),
+        ("questions", first.spec.questions, second.spec.questions),
+    )
+    for name, value, other_value in conditions:
+        if value != other_value:
+            yield f"Not the same {name}: {value} and {other_value}."

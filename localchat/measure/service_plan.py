@@ -1,0 +1,365 @@
+"""Plan of a service: copies of a model for a number of users, their waiting, memory, energy and money."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from localchat.config.prices import Prices
+from localchat.config.routes import Route
+from localchat.errors import UsageError
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.measure.capacity import (
+    QueueFigures,
+    RequestLengths,
+    ServerCosts,
+    capacity,
+    cost_model,
+    highest_rate,
+    simulate,
+    turn_s,
+)
+from localchat.measure.records import BenchRecord
+from localchat.measure.statistics import LatencyTarget
+from localchat.measure.sweep import Point, point_series
+from localchat.units import rate
+
+DEFAULT_SLOTS: Final = 16
+DEFAULT_LARGE_SHARE: Final = 0.25
+"""Share of a route's answers that the large model gives, if the user states none."""
+_GPU_BUDGET_S: Final = 0.1
+_CPU_BUDGET_S: Final = 0.25
+"""Time budget of an engine step that reads prompts too."""
+_MAX_LOAD: Final = 0.8
+"""Planned load as a share of capacity, which leaves headroom."""
+_THOUSAND: Final = 1000
+_HOUR_S: Final = 3600.0
+_KWH_J: Final = 3.6e6
+_MILLION: Final = 1e6
+_ASSUMED_PREFILL_RATIO: Final = {True: 40.0, False: 4.0}
+"""Prompt tokens read in the time of one decoded token. True: on a GPU."""
+_ASSUMED_SLOPE: Final = {True: 0.03, False: 0.5}
+"""Growth of a decode step per additional request, as a share. True: on a GPU."""
+
+
+class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests that the service has to answer."""
+
+    requests_per_s: float | None = None
+    """Rate of all users; None for as many as one copy can answer."""
+    every_s: float = 60.0
+    """Time between two requests of one user."""
+    prompt_tokens: float
+    output_tokens: float
+    target: LatencyTarget = LatencyTarget()
+
+
+class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Costs of a thousand answers. None if the hardware or the prices are unknown."""
+
+    joules: float | None = None
+    joules_by_path: dict[str, float] = {}
+    """Energy of `prefill`, and of `decode` with its `wasted drafts`. `saved by prefix hits` was not spent."""
+    machine_money: float | None = None
+    energy_money: float | None = None
+    hosted_money: float | None = None
+    """Costs of a hosted API at the given prices."""
+
+    @property
+    def own_money(self) -> float | None:
+        """Costs of energy and machines together; None without prices."""
+        parts = [cost for cost in (self.energy_money, self.machine_money) if cost is not None]
+        if not parts:
+            return None
+        return sum(parts)
+
+
+class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Plan for one model."""
+
+    model: str
+    basis: str
+    """Source of the costs of a request, as messages show it."""
+    measured: bool
+    demand: ServiceDemand
+    costs: ServerCosts
+    copies: int
+    """Number of copies; 0 if no number of copies meets the target."""
+    requests_per_s: float
+    """Rate of all copies: the demand, or the most that one copy answers within the target."""
+    capacity_per_s: float
+    """Requests per second of one copy at saturation."""
+    running_at_capacity: int
+    queue: QueueFigures | None
+    """Times at one copy; None if no number of copies meets the target."""
+    memory_bytes: int | None
+    """Memory of one copy."""
+    conversations: int | None
+    """Conversations of this length that fit in the memory of one copy."""
+    price: AnswerCosts
+
+    @property
+    def headroom(self) -> float | None:
+        """Free share of the capacity."""
+        if self.queue is None:
+            return None
+        return 1 - self.queue.load
+
+
+class CostSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs of a model on a machine, measured or estimated."""
+
+    model: str
+    basis: str
+    costs: ServerCosts
+    series: tuple[Point, ...] = ()
+    """Measured points; empty for an estimate."""
+    kv_tokens: int | None = None
+    """Size of the KV cache."""
+    memory_bytes: int | None = None
+
+
+def measured_source(record: BenchRecord, model: str | None = None) -> CostSource:
+    """Return the costs from a benchmark: its first series of the model without context.
+
+    Raises UsageError if there is no such series.
+    """
+    served_by_name = {served.variant.name: served for served in record.served}
+    for series in point_series(record.points):
+        key = series[0].key
+        served = served_by_name[key.variant]
+        if key.context_tokens or (model is not None and served.variant.model != model):
+            continue
+        # More clients than slots only wait, so the last number of clients does not show the slots.
+        best = max(series, key=lambda point: point.figures.tokens_per_s)
+        usual_slots = best.key.clients if served.url else DEFAULT_SLOTS
+        slots = served.variant.parallel or served.properties.get("total_slots") or usual_slots
+        budget_s = _GPU_BUDGET_S if record.machine.gpus else _CPU_BUDGET_S
+        basis = f"measured: benchmark {record.id} of {record.at[:10]}, shape {key.shape}"
+        if record.disturbed:
+            basis += ", while other programs used the CPU"
+        kv_totals = [total for point in series if (total := point.figures.kv_total_tokens)]
+        return CostSource(
+            model=served.model or served.variant.model,
+            basis=basis,
+            costs=_capped(cost_model(series, slots, budget_s), series),
+            series=tuple(series),
+            kv_tokens=max(kv_totals, default=None),
+        )
+    subject = "" if model is None else f" of {model}"
+    raise UsageError(
+        f"benchmark {record.id} has no series{subject} without context to plan from",
+        hint=f"it has {', '.join(record.models)}; localchat bench --list shows the others",
+    )
+
+
+def _capped(costs: ServerCosts, series: Sequence[Point]) -> ServerCosts:
+    """Slow a cost model down until it promises no more than the best measured point."""
+    best = max(series, key=lambda point: point.figures.requests_per_s).figures
+    lengths = RequestLengths(best.prompt_tokens, best.completion_tokens)
+    promised = capacity(costs, lengths).requests_per_s
+    if promised <= best.requests_per_s or not best.requests_per_s:
+        return costs
+    factor = promised / best.requests_per_s
+    return msgspec.structs.replace(
+        costs,
+        prefill_s=costs.prefill_s * factor,
+        overhead_s=costs.overhead_s * factor,
+        steps_s=tuple((count, step_s * factor) for count, step_s in costs.steps_s),
+    )
+
+
+def predicted_source(
+    model: str, tokens_per_s: float, plan: MemoryPlan, slots: int, source: str = ""
+) -> CostSource:
+    """Return rough costs from an estimated decode speed, whose `source` is a phrase."""
+    on_gpu = plan.gpu_layers > 0
+    step_s = 1 / tokens_per_s
+    slope = _ASSUMED_SLOPE[on_gpu]
+    costs = ServerCosts(
+        prefill_s=step_s / _ASSUMED_PREFILL_RATIO[on_gpu],
+        steps_s=tuple((count, step_s * (1 + slope * (count - 1))) for count in range(1, slots + 1)),
+        slots=slots,
+        budget_s=_GPU_BUDGET_S if on_gpu else _CPU_BUDGET_S,
+    )
+    return CostSource(
+        model=model,
+        basis=(
+            f"predicted from {rate(tokens_per_s)} ({source or 'an estimate'}); it may be off by a factor "
+            "of two, localchat bench measures it"
+        ),
+        costs=costs,
+        kv_tokens=plan.kv_tokens or None,
+        memory_bytes=plan.total_bytes,
+    )
+
+
+def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> ServicePlan:
+    """Plan copies, waiting, memory and costs for a demand.
+
+    Raises UsageError if the KV cache of a copy is too small for one request.
+    """
+    lengths = RequestLengths(demand.prompt_tokens, demand.output_tokens)
+    length = max(int(demand.prompt_tokens + demand.output_tokens), 1)
+    conversations = None
+    if source.kv_tokens is not None:
+        conversations = source.kv_tokens // length
+        if conversations == 0:
+            raise UsageError(
+                f"{source.model}: a request of {length:,} tokens is longer than the KV cache, which holds "
+                f"{source.kv_tokens:,}",
+                hint="--in and --out are the tokens of a request; --ctx makes room for longer ones",
+            )
+        slots = min(source.costs.slots, conversations)
+        costs = msgspec.structs.replace(source.costs, slots=slots)
+        source = msgspec.structs.replace(source, costs=costs)
+    saturated = capacity(source.costs, lengths)
+    max_rate = highest_rate(source.costs, lengths, demand.target, _MAX_LOAD)
+    total_rate = max_rate if demand.requests_per_s is None else demand.requests_per_s
+    copies = 0
+    copy_rate = 0.0
+    if max_rate:
+        copies = max(math.ceil(total_rate / max_rate), 1)
+        copy_rate = total_rate / copies
+    return ServicePlan(
+        model=source.model,
+        basis=source.basis,
+        measured=bool(source.series),
+        demand=demand,
+        costs=source.costs,
+        copies=copies,
+        requests_per_s=total_rate,
+        capacity_per_s=saturated.requests_per_s,
+        running_at_capacity=saturated.running,
+        queue=simulate(source.costs, lengths, copy_rate) if copy_rate else None,
+        memory_bytes=source.memory_bytes,
+        conversations=conversations,
+        price=_price(source, lengths, prices, copy_rate),
+    )
+
+
+def _price(
+    source: CostSource, lengths: RequestLengths, prices: Prices, copy_rate: float
+) -> AnswerCosts:
+    """Return the costs of a thousand answers. A copy costs money while it idles too."""
+    joules, by_path = _joules(source, lengths)
+    energy_money = machine_money = hosted_money = None
+    if joules is not None and prices.kwh is not None:
+        energy_money = joules / _KWH_J * prices.kwh
+    if prices.machine_hour is not None and copy_rate:
+        machine_money = prices.machine_hour / (copy_rate * _HOUR_S) * _THOUSAND
+    if prices.hosted_in is not None and prices.hosted_out is not None:
+        per_million = lengths.prompt * prices.hosted_in + lengths.output * prices.hosted_out
+        hosted_money = per_million / _MILLION * _THOUSAND
+    return AnswerCosts(
+        joules=joules,
+        joules_by_path=by_path,
+        machine_money=machine_money,
+        energy_money=energy_money,
+        hosted_money=hosted_money,
+    )
+
+
+def _joules(source: CostSource, lengths: RequestLengths) -> tuple[float | None, dict[str, float]]:
+    """Return the energy of a thousand answers at the best measured point, and its parts."""
+    if not source.series:
+        return None, {}
+    point = max(source.series, key=lambda point: point.figures.tokens_per_s)
+    figures = point.figures
+    if figures.joules is None:
+        return None, {}
+    watts = figures.joules / figures.duration_s
+    running = min(point.key.clients, source.costs.slots)
+    total = turn_s(source.costs, lengths, running) / running * watts * _THOUSAND
+    prefill = lengths.prompt * source.costs.prefill_s * watts * _THOUSAND
+    by_path = {"prefill": prefill, "decode": total - prefill}
+    if figures.drafted:
+        output_tokens = figures.completion_tokens * figures.requests
+        rejected = figures.drafted - (figures.accepted or 0)
+        wasted_share = rejected / (output_tokens + figures.drafted)
+        by_path["wasted drafts"] = (total - prefill) * wasted_share
+    if figures.prefix_hits:
+        saved_s = figures.prefix_hits * figures.prompt_tokens * source.costs.prefill_s
+        by_path["saved by prefix hits"] = saved_s * watts * _THOUSAND
+    return total, by_path
+
+
+def parse_price(argument: str, names: Mapping[str, float | str | None]) -> tuple[str, float]:
+    """Parse `kwh=0.30` as a name and a number. Raises UsageError."""
+    name, equals, text = argument.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if name.strip() not in names or not equals or not 0 <= value < float("inf"):
+        raise UsageError(
+            f"--price {argument} is not a price",
+            hint=f"use one of {', '.join(names)}, as --price kwh=0.30",
+        )
+    return name.strip(), value
+
+
+class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Plan for both models of a route, beside the large model alone."""
+
+    route: str
+    large_share: float
+    """Share of the answers that the large model gives."""
+    waits: bool
+    """True if the small model answers first, and its answer may be discarded."""
+    small: ServicePlan
+    large: ServicePlan
+    large_alone: ServicePlan
+    """Plan for the large model with all requests."""
+
+    @property
+    def answer_money(self) -> float | None:
+        """Costs of a thousand answers; None without prices."""
+        small = self.small.price.own_money
+        large = self.large.price.own_money
+        if small is None or large is None:
+            return None
+        small_share = _small_share(self.large_share, waits=self.waits)
+        return small * small_share + large * self.large_share
+
+
+def plan_route(
+    route: Route,
+    source_of: Callable[[str], CostSource],
+    demand: ServiceDemand,
+    prices: Prices,
+    large_share: float,
+) -> RoutePlan:
+    """Plan both models of a route. Without a rate, plan for what one copy of each answers together."""
+    small_share = _small_share(large_share, waits=route.waits)
+    small = source_of(route.small)
+    large = source_of(route.large)
+    total_rate = demand.requests_per_s
+    if total_rate is None:
+        total_rate = min(
+            make_plan(source, demand, prices).requests_per_s / share
+            for source, share in ((small, small_share), (large, large_share))
+            if share
+        )
+
+    def plan(source: CostSource, share: float) -> ServicePlan:
+        part = msgspec.structs.replace(demand, requests_per_s=total_rate * share)
+        return make_plan(source, part, prices)
+
+    return RoutePlan(
+        route=route.word,
+        large_share=large_share,
+        waits=route.waits,
+        small=plan(small, small_share),
+        large=plan(large, large_share),
+        large_alone=plan(large, 1.0),
+    )
+
+
+def _small_share(large_share: float, *, waits: bool) -> float:
+    """Return the share of the requests that reach the small model."""
+    if waits:
+        # It answers everything first.
+        return 1.0
+    return 1 - large_share

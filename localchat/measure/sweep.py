@@ -1,0 +1,360 @@
+"""Sweep of a benchmark: variants in interleaved rounds, shapes, contexts, and rising numbers of clients.
+
+Observers receive events. `Sweep.points` holds all results so far, also after an interruption.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from localchat.config.remotes import Remote
+from localchat.errors import LocalchatError
+from localchat.measure.client import is_refusal
+from localchat.measure.endpoint import BenchEndpoint, prepared
+from localchat.measure.energy import EnergyMeter
+from localchat.measure.load import LoadProgress, LoadSpec, ask_each, run_load
+from localchat.measure.memory_roof import MemoryRoof
+from localchat.measure.server_metrics import WatchedCounters, watched_counters
+from localchat.measure.statistics import LatencyTarget, PointFigures, figures
+from localchat.measure.variants import BenchVariant
+from localchat.measure.workload import Shape, earlier_turn, messages
+
+_RISE: Final = 1.05
+"""Factor over all lower levels from which a level counts as faster."""
+_LEVELS_WITHOUT_RISE: Final = 2
+"""Levels in a row that end a sweep. A single one may be slow by chance."""
+_SATURATED: Final = 0.95
+"""Share of the best throughput from which a server counts as saturated."""
+_PROPERTIES: Final = (
+    *("build_info", "model_alias", "architecture", "quantization", "kv_type", "total_slots"),
+)
+"""Properties of a server that describe its build and its load."""
+
+
+class ServedVariant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A variant as its server describes itself."""
+
+    variant: BenchVariant
+    model: str
+    """Name that the server uses."""
+    url: str = ""
+    """Address of a running server; empty for a server of the benchmark."""
+    properties: dict[str, Any] = {}
+    roof: MemoryRoof | None = None
+
+
+class PointKey(msgspec.Struct, frozen=True):
+    """Conditions of a point, which identify it within a sweep."""
+
+    variant: str
+    shape: str
+    context_tokens: int
+    clients: int
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Result of one round at one number of clients."""
+
+    key: PointKey = msgspec.field(name="place")
+    round: int
+    """Number of the round, from 0."""
+    figures: PointFigures
+
+
+class ServerStarted(NamedTuple):
+    """The server of a variant starts to load its model."""
+
+    variant: str
+
+
+class PointStarted(NamedTuple):
+    """A point starts."""
+
+    key: PointKey
+    done: int
+    """Points before it."""
+    total: int
+    """Points of the sweep, unless the throughput stops rising earlier."""
+
+
+class PointAdvanced(NamedTuple):
+    """Requests of the running point were answered."""
+
+    key: PointKey
+    requests: int
+    tokens_per_s: float
+    failed: int
+
+
+class PointMeasured(NamedTuple):
+    """A point is complete."""
+
+    point: Point
+
+
+class PointRefused(NamedTuple):
+    """The server rejects these requests, for instance because they exceed its context."""
+
+    key: PointKey
+    reason: str
+
+
+SweepEvent: TypeAlias = ServerStarted | PointStarted | PointAdvanced | PointMeasured | PointRefused
+OpenServer = Callable[
+    [BenchVariant], "AbstractContextManager[tuple[BenchEndpoint, MemoryRoof | None]]"
+]
+"""Serves a variant during the block, or returns the address of a running server."""
+
+
+class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Extent of a sweep."""
+
+    variants: tuple[BenchVariant, ...]
+    shapes: tuple[Shape, ...]
+    contexts: tuple[int, ...] = (0,)
+    """Tokens of an earlier turn before each request, which may hit the server's prefix cache."""
+    clients: tuple[int, ...] = ()
+    """Numbers of clients; empty for 1, 2, 4, ... until the throughput stops rising."""
+    max_clients: int = 64
+    rounds: int = 1
+    requests: int | None = None
+    """Requests of each client; None for as many as start within `seconds`."""
+    seconds: float = 10.0
+    target: LatencyTarget = LatencyTarget()
+    temperature: float = 0.0
+
+    def levels(self) -> list[int]:
+        """Return the numbers of clients, rising."""
+        if self.clients:
+            return sorted(set(self.clients))
+        levels = [1]
+        while levels[-1] * 2 <= self.max_clients:
+            levels.append(levels[-1] * 2)
+        return levels
+
+
+class _SeriesKey(NamedTuple):
+    """Conditions that the points of one series share."""
+
+    variant: str
+    shape: str
+    context_tokens: int
+
+
+class _Series(NamedTuple):
+    """Series of points of a round, with its server."""
+
+    key: _SeriesKey
+    shape: Shape
+    round: int
+    endpoint: BenchEndpoint
+    roof: MemoryRoof | None
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Runs a sweep and collects its points."""
+
+    spec: SweepSpec
+    open_server: OpenServer
+    show: Callable[[SweepEvent], None]
+    run_id: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Seed of all texts. Two benchmarks must not hit each other's entries of a prefix cache."""
+    points: list[Point] = field(default_factory=list)
+    served: dict[str, ServedVariant] = field(default_factory=dict)
+    """Servers by the names of their variants."""
+    meter: EnergyMeter = field(default_factory=EnergyMeter)
+    _levels: dict[_SeriesKey, list[int]] = field(default_factory=dict)
+    """Numbers of clients that an earlier round of a series measured."""
+    _done: int = 0
+
+    def run(self) -> None:
+        """Measure everything. Raises LocalchatError; Ctrl+C leaves the points measured so far."""
+        variants = self.spec.variants
+        for round_ in range(self.spec.rounds):
+            for variant in variants if round_ % 2 == 0 else reversed(variants):
+                self.show(ServerStarted(variant.name))
+                with self.open_server(variant) as (opened, roof):
+                    endpoint = prepared(opened, self.run_id, self.spec.temperature)
+                    self._run_variant(variant, endpoint, roof, round_)
+
+    def _run_variant(
+        self, variant: BenchVariant, endpoint: BenchEndpoint, roof: MemoryRoof | None, round_: int
+    ) -> None:
+        self.served[variant.name] = ServedVariant(
+            variant=variant,
+            model=endpoint.model,
+            url="" if endpoint.own else endpoint.url,
+            properties=_short_properties(endpoint.properties),
+            roof=roof,
+        )
+        for shape in self.spec.shapes:
+            for context_tokens in self.spec.contexts:
+                key = _SeriesKey(variant.name, shape.name, context_tokens)
+                self._run_series(_Series(key, shape, round_, endpoint, roof))
+
+    def _run_series(self, series: _Series) -> None:
+        # Later rounds repeat the levels of the first one, so that all rounds are comparable.
+        earlier = self._levels.get(series.key)
+        measured: list[int] = []
+        best = 0.0
+        levels_without_rise = 0
+        for clients in self.spec.levels() if earlier is None else earlier:
+            key = PointKey(*series.key, clients)
+            self.show(PointStarted(key, self._done, self._total()))
+            try:
+                point = self._measure(series, key)
+            except LocalchatError as problem:
+                if not is_refusal(problem):
+                    raise
+                self.show(PointRefused(key, problem.message))
+                break
+            finally:
+                self._done += 1
+            self.points.append(point)
+            measured.append(clients)
+            self.show(PointMeasured(point))
+            rate = point.figures.tokens_per_s
+            levels_without_rise += 1
+            if rate >= best * _RISE:
+                levels_without_rise = 0
+            best = max(best, rate)
+            is_open_ended = earlier is None and not self.spec.clients
+            if is_open_ended and levels_without_rise == _LEVELS_WITHOUT_RISE:
+                break
+        if earlier is None:
+            self._levels[series.key] = measured
+
+    def _measure(self, series: _Series, key: PointKey) -> Point:
+        endpoint = series.endpoint
+        shape = series.shape
+        seed = f"{self.run_id} {key.variant} {shape.name} {key.context_tokens} {key.clients} {series.round}"
+        contexts = [
+            earlier_turn(key.context_tokens, endpoint.scale, f"{seed} {client}")
+            for client in range(key.clients)
+        ]
+
+        def body(client: int, number: int) -> dict[str, Any]:
+            own = messages(shape, endpoint.scale, f"{seed} {client} {number}", self.run_id)
+            return endpoint.body([*contexts[client], *own], shape.output_tokens)
+
+        def on_answer(progress: LoadProgress) -> None:
+            tokens = sum(sample.completion_tokens for sample in progress.samples)
+            rate = tokens / (time.perf_counter() - progress.began_s)
+            self.show(PointAdvanced(key, len(progress.samples), rate, progress.failed))
+
+        # Many servers are slow at the first request of a length. With a context, each client has its own.
+        warm_ups = key.clients if key.context_tokens else 1
+        ask_each(endpoint.client, [_shortened(body(client, -1)) for client in range(warm_ups)])
+        load = LoadSpec(key.clients, self.spec.requests, self.spec.seconds)
+        with watched_counters(endpoint.url, endpoint.key) as counters:
+            self.meter.restart()
+            result = run_load(endpoint.client, load, body, on_answer)
+            joules = self.meter.joules()
+        if not Remote("", endpoint.url).here:
+            # The meter counts this machine.
+            joules = None
+        point = _with_counters(figures(result, self.spec.target), counters)
+        roof_share = None
+        if series.roof is not None:
+            roof_share = series.roof.share(point, key.clients, key.context_tokens)
+        point = msgspec.structs.replace(point, joules=joules, roof_share=roof_share)
+        return Point(key, series.round, point)
+
+    def _total(self) -> int:
+        """Return the points of the whole sweep, as far as they are predictable."""
+        spec = self.spec
+        level_counts = [
+            len(self._levels.get(_SeriesKey(variant.name, shape.name, context), spec.levels()))
+            for variant in spec.variants
+            for shape in spec.shapes
+            for context in spec.contexts
+        ]
+        return sum(level_counts) * spec.rounds
+
+
+def _shortened(body: dict[str, Any]) -> dict[str, Any]:
+    """Limit the answer of a request to two tokens, to fill caches."""
+    limit = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
+    return {**body, limit: 2}
+
+
+def _with_counters(point: PointFigures, counters: WatchedCounters) -> PointFigures:
+    """Add the server's counters to the figures of the samples."""
+    peak = counters.peak
+    changes: dict[str, Any] = {"preemptions": counters.growth("preemptions")}
+    if point.drafted is None:
+        changes["drafted"] = counters.growth("drafted")
+        changes["accepted"] = counters.growth("accepted")
+        if changes["drafted"]:
+            changes["acceptance"] = (changes["accepted"] or 0) / changes["drafted"]
+    if total := peak.get("kv_total_tokens"):
+        used = max(peak.get("kv_used_tokens", 0.0), point.kv_used_tokens or 0)
+        changes["kv_used_tokens"] = round(used)
+        changes["kv_total_tokens"] = round(total)
+        changes["kv_used_share"] = used / total
+    elif point.kv_used_share is None:
+        changes["kv_used_share"] = peak.get("kv_used_share")
+    return msgspec.structs.replace(point, **changes)
+
+
+def _short_properties(properties: Mapping[str, object]) -> dict[str, Any]:
+    """Select the properties worth storing. Templates and others are too long."""
+    selected: dict[str, Any] = {
+        name: properties[name] for name in _PROPERTIES if name in properties
+    }
+    settings = properties.get("default_generation_settings")
+    if isinstance(settings, dict) and "n_ctx" in settings:
+        selected["context_tokens"] = settings["n_ctx"]
+    return selected
+
+
+def point_series(points: Iterable[Point]) -> Iterator[list[Point]]:
+    """Yield the points of each variant, shape and context by rising clients.
+
+    Several rounds are represented by the one with the median throughput.
+    """
+    groups: dict[_SeriesKey, dict[int, list[Point]]] = {}
+    for point in points:
+        key = point.key
+        group = groups.setdefault(_SeriesKey(key.variant, key.shape, key.context_tokens), {})
+        group.setdefault(key.clients, []).append(point)
+    for group in groups.values():
+        yield [_median(group[clients]) for clients in sorted(group)]
+
+
+def _median(points: list[Point]) -> Point:
+    ranked = sorted(points, key=lambda point: point.figures.tokens_per_s)
+    return ranked[len(ranked) // 2]
+
+
+def rates(points: Iterable[Point], key: PointKey) -> list[float]:
+    """Return the throughput under these conditions, round by round."""
+    rounds = sorted((point for point in points if point.key == key), key=lambda point: point.round)
+    return [point.figures.tokens_per_s for point in rounds]
+
+
+class Saturation(NamedTuple):
+    """Load beyond which more clients only wait."""
+
+    clients: int
+    tokens_per_s: float
+    """Best throughput of the series."""
+    reached: bool
+    """False if the throughput still rose at the largest number of clients."""
+
+
+def saturation(series: list[Point]) -> Saturation | None:
+    """Find the saturation of a series; None for a single number of clients."""
+    if len(series) < 2:
+        return None
+    throughputs = [point.figures.tokens_per_s for point in series]
+    best = max(throughputs)
+    first = next(point for point in series if point.figures.tokens_per_s >= best * _SATURATED)
+    reached = throughputs[-1] < max(throughputs[:-1]) * _RISE
+    return Saturation(first.key.clients, best, reached)

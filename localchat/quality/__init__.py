@@ -1,1 +1,0 @@
-"""Quality of models beside each other: perplexity, divergence, needles, JSON, tool calls and questions."""

@@ -1,0 +1,45 @@
+"""Base of the endpoints that answer a conversation."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.server.chat.request import ChatRequest
+from localchat.server.chat.template_variants import template_variants
+from localchat.server.generation import GenerationSpec
+from localchat.server.leases import AsyncLease
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationEndpoint:
+    """An Endpoint of a conversation. Each protocol adds its formatter."""
+
+    chat: ChatRequest
+    request: GenerateRequest
+    """The conversation as a request of the engine."""
+    loop_guard: bool
+
+    @property
+    def model(self) -> str | None:
+        return self.chat.fields.model
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.chat.fields.stream)
+
+    @property
+    def requested_tokens(self) -> int | None:
+        max_tokens = self.chat.max_tokens
+        return max_tokens.get("max_completion_tokens") or max_tokens.get("max_tokens")
+
+    async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        prompt = self.request.prompt
+        assert isinstance(prompt, Messages)
+        variants = await template_variants(lease, prompt)
+        return GenerationSpec(
+            [[msgspec.structs.replace(self.request, prompt=variant) for variant in variants]],
+            single_call=self.chat.single_call,
+            loop_guard=self.loop_guard,
+            progress=self.streams and bool(self.chat.fields.return_progress),
+        )

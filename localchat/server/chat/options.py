@@ -1,0 +1,259 @@
+"""Options of an answer: sampling, limits and structure, with the checks that all protocols share."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from localchat.config.parameters import SAMPLERS
+from localchat.engine.request import GenerateRequest, Prompt, Sampling
+from localchat.server.chat.structure import StructureFields, requested_grammar
+from localchat.server.config import ServerLimits
+from localchat.server.errors import bad_request
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
+"""Biases by token id or text, also as llama.cpp's list of pairs. False forbids the token."""
+
+
+class GenerationFields(StructureFields, frozen=True, kw_only=True):
+    """Fields that chats, plain completions and llama.cpp's routes share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    typ_p: float | None = None
+    """Name of `typical_p` in llama.cpp's own chat page."""
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    """Token ids that end the answer. This and the next three fields are vLLM's."""
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    bad_words: str | list[str] | None = None
+    min_new_tokens: int | None = None
+    """SGLang's name of `min_tokens`."""
+    no_stop_trim: bool | None = None
+    """SGLang's name of `include_stop_str_in_output`."""
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    speculation: bool | None = None
+    return_progress: bool | None = None
+    """Begin a stream with the progress of the prompt. From llama.cpp."""
+    timings: bool | None = None
+    """Add this request's metrics to the timings."""
+    timings_per_token: bool | None = None
+    """Add the timings so far to every piece of a stream. From llama.cpp."""
+
+
+CLIENTS: Final = "clients of the server"
+"""Owner of KV that belongs to no stored conversation. The salt is added for each API key."""
+CHAT_PRIORITY: Final = 0
+INFILL_PRIORITY: Final = 1
+"""A completion in an editor must arrive within milliseconds, while a chat can wait."""
+_SEED_MASK: Final = (1 << 64) - 1
+_MAX_LOGPROBS: Final = 20
+_MAX_TOKEN_ID: Final = (1 << 31) - 1
+_FORBIDDEN: Final = -1e9
+_MAX_BIAS: Final = 100.0
+
+
+class Client(NamedTuple):
+    """The sender of a request."""
+
+    salt: str = ""
+    """Separates the prefix caches of clients."""
+    user: str = ""
+    """Name in the engine's status."""
+
+
+def generate_request(
+    fields: GenerationFields,
+    prompt: Prompt,
+    limits: ServerLimits,
+    *,
+    client: Client,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    priority: int = CHAT_PRIORITY,
+    format_field: str = "response_format",
+) -> GenerateRequest:
+    """Return the engine's request for a prompt, with every option checked. Raises ApiError.
+
+    format_field: the protocol's name of `response_format`, for errors of the engine.
+    """
+    return GenerateRequest(
+        prompt=prompt,
+        sampling=_sampling(fields, limits),
+        n=checked_choices(fields, limits),
+        max_tokens=max_tokens,
+        min_tokens=_min_tokens(fields, max_tokens),
+        stop=_stop_strings(fields.stop, limits),
+        stop_tokens=tuple(fields.stop_token_ids or ()),
+        keep_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
+        bad_words=tuple(filter(None, _as_list(fields.bad_words))),
+        grammar=requested_grammar(fields, limits, format_field),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        # A request's own salt separates its cache further, but cannot join that of another client.
+        salt="\0".join(filter(None, (client.salt, fields.cache_salt))),
+        priority=priority,
+        speculation=fields.speculation is not False,
+        ignore_eos=bool(fields.ignore_eos),
+        user=client.user,
+        owner=f"{CLIENTS} {client.salt}".rstrip(),
+    )
+
+
+def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
+    biases, text_biases = _biases(fields.logit_bias or {}, limits)
+    values: dict[str, Any] = {key: _sampler_value(fields, key) for key in SAMPLERS}
+    if values["top_k"] is not None:
+        values["top_k"] = max(0, values["top_k"])
+    seed = fields.seed
+    if seed is not None:
+        # Clients send negative and longer seeds. The engine takes 64 bits.
+        seed &= _SEED_MASK
+    return Sampling(
+        **values,
+        logit_bias=biases,
+        text_bias=text_biases,
+        seed=seed,
+    )
+
+
+def _sampler_value(fields: GenerationFields, key: str) -> float | None:
+    """Return the value of a field, or of its alias. Raises ApiError if it is out of range."""
+    sampler = SAMPLERS[key]
+    # The engine's ranges are wider than what a client can mean.
+    low, high = sampler.client_range or sampler.engine_range
+    result: float | None = None
+    for name in filter(None, (sampler.alias, key)):
+        value: float | None = getattr(fields, name)
+        if value is None:
+            continue
+        if not low <= value <= high:
+            raise bad_request(
+                f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
+            )
+        result = value
+    return result
+
+
+def _biases(
+    logit_bias: LogitBias, limits: ServerLimits
+) -> tuple[dict[int, float], dict[str, float]]:
+    """Return biases by token id and by text. Raises ApiError."""
+    if isinstance(logit_bias, dict):
+        logit_bias = list(logit_bias.items())
+    pairs: list[tuple[int | str, float | bool]] = logit_bias
+    if len(pairs) > limits.biases:
+        raise bad_request(
+            f"There are {len(pairs)} biases; the limit is {limits.biases}.", param="logit_bias"
+        )
+    if any(bias is True or not -_MAX_BIAS <= bias <= _MAX_BIAS for _, bias in pairs):
+        raise bad_request(
+            f"A bias must be between {-_MAX_BIAS:g} and {_MAX_BIAS:g}, or false.",
+            param="logit_bias",
+        )
+    by_token: dict[int, float] = {}
+    by_text: dict[str, float] = {}
+    for key, value in pairs:
+        bias = _FORBIDDEN if value is False else float(value)
+        if isinstance(key, int) or key.isdecimal():
+            by_token[int(key)] = bias
+        elif key:
+            by_text[key] = bias
+    if not all(map(_is_token_id, by_token)):
+        raise bad_request("The keys must be token ids or texts.", param="logit_bias")
+    return by_token, by_text
+
+
+def _is_token_id(token: int) -> bool:
+    return 0 <= token <= _MAX_TOKEN_ID
+
+
+def checked_token_ids(tokens: list[Any]) -> tuple[int, ...]:
+    """Return token ids, checked as far as possible without a vocabulary. Raises ApiError."""
+    if not all(map(_is_token_id, tokens)):
+        raise bad_request("The prompt contains numbers that are not token ids.", param="prompt")
+    return tuple(tokens)
+
+
+def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
+    """Return the number of answers. Raises ApiError."""
+    n = fields.n
+    if n is None:
+        return 1
+    if not 1 <= n <= limits.choices:
+        raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
+    return n
+
+
+def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum: int) -> int:
+    """Return the smallest requested length of the answer, within the server's limit. Raises ApiError.
+
+    requested: tokens by field name. Some clients send -1 for no limit.
+    """
+    for name, tokens in requested.items():
+        if tokens < minimum and tokens != -1:
+            raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
+    return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
+
+
+def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
+    """Return the minimum length of the answer in tokens. Raises ApiError."""
+    name = "min_tokens"
+    tokens = fields.min_tokens
+    if tokens is None:
+        name = "min_new_tokens"
+        tokens = fields.min_new_tokens or 0
+    if not 0 <= tokens <= max_tokens:
+        raise bad_request(
+            f"The field {name!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
+            param=name,
+        )
+    return tokens
+
+
+def _as_list(texts: str | list[str] | None) -> list[str]:
+    if isinstance(texts, str):
+        return [texts]
+    return texts or []
+
+
+def _stop_strings(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:
+    texts = tuple(filter(None, _as_list(stop)))
+    if len(texts) > limits.stops:
+        raise bad_request(
+            f"There are {len(texts)} stop strings; the limit is {limits.stops}.", param="stop"
+        )
+    if any(len(text.encode()) > limits.stop_bytes for text in texts):
+        raise bad_request(f"A stop string is longer than {limits.stop_bytes} bytes.", param="stop")
+    return texts
+
+
+def checked_logprobs(count: int, param: str) -> int:
+    """Return the number of alternatives for each token. Raises ApiError."""
+    if not 0 <= count <= _MAX_LOGPROBS:
+        raise bad_request(
+            f"The field {param!r} is {count}; it must be 0 to {_MAX_LOGPROBS}.", param=param
+        )
+    return count

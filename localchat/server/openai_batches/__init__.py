@@ -1,1 +1,0 @@
-"""OpenAI's files and batches: requests in a file, answered when no one waits for the engine."""

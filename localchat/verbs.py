@@ -1,0 +1,121 @@
+"""Table of the verbs of the command line. Their modules are imported when they are used."""
+
+from keyword import iskeyword
+from typing import Final, NamedTuple
+
+HEADINGS: Final = {
+    "chat": "Chat",
+    "models": "Models",
+    "measure": "Measure",
+    "serving": "Serve",
+    "settings": "Settings",
+}
+"""Heading of each folder of verbs in `--help`, in order."""
+
+
+class Verb(NamedTuple):
+    """Verb of the command line, `localchat NAME`."""
+
+    name: str
+    folder: str
+    """Folder of localchat/cli that contains the module of the verb."""
+    about: str
+    """Line in the overview, equal to the first line of the verb's own help."""
+
+    @property
+    def module(self) -> str:
+        """Module whose `command` runs the verb."""
+        name = f"{self.name}_" if iskeyword(self.name) else self.name
+        return f"localchat.cli.{self.folder}.{name}"
+
+
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb("run", "chat", "Chat with a model, or ask it one question."),
+        Verb("learn", "chat", "Index documents, then ask about them with @NAME."),
+        Verb("history", "chat", "List, search, show and export conversations."),
+        Verb("cache", "chat", "Show or clear the KV cache on disk."),
+        Verb("pull", "models", "Download a model, or resume a download."),
+        Verb("list", "models", "List the models on this machine."),
+        Verb("show", "models", "Show a model's size, license and capabilities."),
+        Verb("fit", "models", "Check whether a model fits in memory, and how to make it fit."),
+        Verb("rm", "models", "Remove models, aliases and imported links."),
+        Verb("import", "models", "Add a model file under a name, or all models of a folder."),
+        Verb("bench", "measure", "Measure a model or a server under load."),
+        Verb(
+            "quality", "measure", "Compare the answers of models, quantizations and KV cache types."
+        ),
+        Verb("tune", "measure", "Find the fastest settings of a model on this machine."),
+        Verb("plan", "measure", "Estimate how many users a model can serve, and at what cost."),
+        Verb("serve", "serving", "Serve models over the OpenAI, Anthropic and Ollama APIs."),
+        Verb("batch", "serving", "Answer a file of prompts."),
+        Verb("ps", "serving", "List the models that the running server has loaded."),
+        Verb("stop", "serving", "Stop the running server, or unload one of its models."),
+        Verb("config", "settings", "Show and change settings, presets and aliases."),
+        Verb("doctor", "settings", "Show what this machine and this build can do."),
+    )
+}
+
+ALIASES: Final = {
+    "ls": ("list",),
+    "cp": ("config", "cp"),
+    "preset": ("config", "preset"),
+    "completion": ("config", "completion"),
+}
+"""Other words for a verb. Shell start-up files run `localchat completion`; `--help` lists none of them."""
+
+
+class OtherWord(NamedTuple):
+    """Advice for words of other programs."""
+
+    words: tuple[str, ...]
+    shell: str = ""
+    """Advice for the word as a verb."""
+    slash: str = ""
+    """Advice for the word as a slash command."""
+
+
+OTHER_WORDS: Final = (
+    OtherWord(
+        ("search",),
+        "localchat list shows the models here, localchat pull NAME fetches one, "
+        "and localchat history search TEXT searches conversations",
+    ),
+    OtherWord(("download", "get", "fetch", "install"), "localchat pull NAME", "/pull NAME"),
+    OtherWord(("delete",), "localchat rm NAME", "/history"),
+    OtherWord(("remove",), "localchat rm NAME"),
+    OtherWord(("info",), "localchat show NAME"),
+    OtherWord(("benchmark", "measure"), "localchat bench NAME"),
+    OtherWord(("perf",), "localchat bench NAME, and localchat tune NAME for faster settings"),
+    OtherWord(("optimize",), "localchat tune NAME"),
+    OtherWord(("capacity",), "localchat plan NAME --users N"),
+    OtherWord(("diagnose",), "localchat doctor"),
+    OtherWord(("check",), "localchat doctor, or localchat fit NAME"),
+    OtherWord(("status",), "localchat ps, or localchat doctor", "/stats"),
+    OtherWord(("settings",), "localchat config", "/set"),
+    OtherWord(("export",), "localchat history export ID; localchat history lists them"),
+    OtherWord(("create",), "localchat config preset add NAME, or localchat config cp MODEL NAME"),
+    OtherWord(("models", "list", "ls", "load", "run", "switch", "use"), slash="/model"),
+    OtherWord(("reset", "restart"), slash="/new"),
+    OtherWord(("prompt", "instructions"), slash="/system"),
+    OtherWord(("config", "configure", "options", "parameters", "params"), slash="/set"),
+    OtherWord(("retry", "redo", "again", "regenerate"), slash="/regen"),
+    OtherWord(("save", "write"), slash="/export FILE"),
+    OtherWord(("resume", "conversations", "sessions", "chats", "open", "rename"), slash="/history"),
+    OtherWord(("metrics", "usage", "tokens", "cost"), slash="/stats"),
+    OtherWord(("reasoning", "effort"), slash="/think"),
+    OtherWord(("commands", "keys", "shortcuts", "h"), slash="/help"),
+    OtherWord(("file", "read", "attach", "add", "include"), slash="@FILE in a message"),
+    OtherWord(("theme", "themes", "dark", "light", "colors"), slash="F2"),
+)
+
+
+def shell_advice(name: str) -> str:
+    """Return what to run for a verb of another program, or an empty string."""
+    return next((entry.shell for entry in OTHER_WORDS if name in entry.words), "")
+
+
+def slash_advice(name: str) -> str:
+    """Return what to type for a slash command of another program, or an empty string."""
+    return next((entry.slash for entry in OTHER_WORDS if name in entry.words), "")

@@ -1,0 +1,81 @@
+"""Benchmark reports: tables, sentences, comparison and bars."""
+
+import msgspec
+import pytest
+
+from localchat.measure.bench_report import (
+    bars,
+    comparison_sentences,
+    comparison_table,
+    differences_table,
+    sentences,
+    server_table,
+    times_table,
+)
+from localchat.measure.sweep import point_series
+from tests.support.bench_samples import point, record
+
+
+def test_a_table_shows_only_what_was_told() -> None:
+    (line,) = point_series([point(100, 1), point(190, 2)])
+    head, rows, _ = times_table(line)
+    assert rows[0][0] == "1" and rows[0][2] == "100" and rows[1][0] == "2"
+    assert rows[0][head.index("TTFT ms")] == "40.0/60.0/80.0"
+    assert server_table(line) is None
+    told = msgspec.structs.replace(line[0].figures, preemptions=3, good_share=0.5)
+    found = server_table([msgspec.structs.replace(line[0], figures=told)])
+    assert found == (["CLIENTS", "GOOD", "PREEMPTED"], [("1", "50%", "3")], 0)
+
+
+def test_the_saturation_is_named() -> None:
+    line = [point(100, 1), point(190, 2), point(192, 4)]
+    (said,) = sentences(record(*line), line)
+    assert said.startswith("Saturated from 2 clients on: 192.0 tok/s")
+    rising = [point(100, 1), point(190, 2)]
+    assert "--max-clients 8" in next(sentences(record(*rising), rising))
+
+
+def test_answers_that_end_early_are_pointed_out() -> None:
+    figures = msgspec.structs.replace(point(100).figures, completion_tokens=30.0)
+    line = [msgspec.structs.replace(point(100), figures=figures)]
+    assert "30 of 200 tokens" in next(sentences(record(*line), line))
+
+
+def test_variants_are_set_beside_the_first() -> None:
+    points = [
+        point(rate, variant=name, round_=at)
+        for name, values in (("a", (100, 90, 110)), ("b", (150, 135, 164)), ("c", (101, 89, 111)))
+        for at, rate in enumerate(values)
+    ]
+    found = differences_table(record(*points, variants=("a", "b", "c"), rounds=3))
+    assert found is not None
+    b, c = found.rows
+    assert b[0] == "b" and b[-2].startswith("+49.7%") and b[-1] == "more than noise"
+    assert c[-1] == "within noise"
+    assert differences_table(record(point(1))) is None
+
+
+def test_two_records_are_compared_at_the_places_of_both() -> None:
+    one, other = record(point(100, 1), point(190, 2)), record(point(110, 1), point(200, 4))
+    assert [row[3:6] for row in comparison_table(one, other).rows] == [("1", "100 110", "+10.0%")]
+    elsewhere = msgspec.structs.replace(other, localchat="9.9")
+    said = list(comparison_sentences(one, elsewhere))
+    assert "9.9" in said[0] and "--rounds 3" in said[1]
+
+
+@pytest.mark.parametrize("width", [20, 44, 120])
+def test_bars_fit_into_the_terminal(width: int) -> None:
+    (line,) = point_series([point(1234.5, clients=1), point(98.7, clients=64)])
+    drawn = list(bars(line, width))
+    assert max(map(len, drawn)) <= width
+    assert drawn[0].count("█") > 4 * drawn[1].count("█") and drawn[1].endswith("98.7 tok/s")
+
+
+def test_an_interrupted_sweep_proposes_no_other_end() -> None:
+    points = (point(100, clients=1), point(200, clients=2))
+    whole = record(*points)
+    (line,) = point_series(points)
+    assert "--max-clients 8 goes on" in " ".join(sentences(whole, line))
+    cut = msgspec.structs.replace(whole, complete=False)
+    said = " ".join(sentences(cut, line))
+    assert "Still rising at 2 clients" in said and "--max-clients" not in said

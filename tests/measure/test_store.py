@@ -1,0 +1,81 @@
+"""Store: numbers, damaged files, errors, and records of earlier versions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from localchat.errors import UsageError
+from localchat.measure.records import BenchRecord, QualityRecord
+from localchat.measure.store import RecordStore, bench_store, quality_store
+from tests.support.bench_samples import point, record
+
+STORED = Path(__file__).parent / "records"
+"""Records that version 0.1 stored, with all fields."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RecordStore[BenchRecord]:
+    return bench_store(tmp_path)
+
+
+def test_records_are_numbered_and_loaded_again(
+    store: RecordStore[BenchRecord], tmp_path: Path
+) -> None:
+    first = store.add(record(point(10)))
+    second = store.add(record(point(20)))
+    assert (first.id, second.id) == (1, 2)
+    assert store.find("1") == first
+    assert store.find("last") == second
+    assert list(store) == [first, second]
+    file = tmp_path / "copy.json"
+    file.write_bytes(msgspec.json.encode(second))
+    assert store.find(str(file)) == second
+
+
+def test_a_damaged_record_is_named_and_hides_no_other(
+    store: RecordStore[BenchRecord], tmp_path: Path
+) -> None:
+    store.add(record(point(10)))
+    (tmp_path / "benchmarks" / "0002.json").write_text("{")
+    assert [entry.id for entry in store] == [1]
+    with pytest.raises(UsageError, match="is not a benchmark"):
+        store.find("2")
+
+
+@pytest.mark.parametrize(
+    ("count", "hint"),
+    [
+        (0, "none is stored yet, localchat bench MODEL makes one"),
+        (2, "choose one of 1 to 2, see localchat bench --list"),
+    ],
+)
+def test_an_unknown_number_is_refused_with_the_stored_ones(
+    store: RecordStore[BenchRecord], count: int, hint: str
+) -> None:
+    for _ in range(count):
+        store.add(record(point(10)))
+    with pytest.raises(UsageError, match="no benchmark '7'") as caught:
+        store.find("7")
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("make_store", "name"), [(bench_store, "benchmark"), (quality_store, "quality")]
+)
+def test_records_of_earlier_versions_load_and_keep_their_json(
+    make_store: Callable[[Path], RecordStore[Any]], name: str, tmp_path: Path
+) -> None:
+    path = STORED / f"{name}.json"
+    stored = make_store(tmp_path).find(str(path))
+    assert json.loads(msgspec.json.encode(stored)) == json.loads(path.read_text())
+
+
+def test_each_kind_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    quality = msgspec.json.decode((STORED / "quality.json").read_bytes(), type=QualityRecord)
+    assert quality_store(tmp_path).add(quality).id == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["quality"]
+    assert list(bench_store(tmp_path)) == []

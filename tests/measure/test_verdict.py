@@ -1,0 +1,70 @@
+"""Thresholds of `quality --gate`, and verdicts that follow the table."""
+
+from typing import Any
+
+import pytest
+
+from localchat.errors import UsageError
+from localchat.measure.records import (
+    DivergenceFigures,
+    GreedyText,
+    TaskOutcome,
+    VariantQuality,
+)
+from localchat.measure.variants import BenchVariant
+from localchat.measure.verdict import failures, parse_gates, verdict
+
+
+def measured(name: str, **figures: Any) -> VariantQuality:
+    return VariantQuality(variant=BenchVariant(name, name, {}, None), model=name, **figures)
+
+
+def tasks(passed: int, of: int) -> tuple[TaskOutcome, ...]:
+    return tuple(TaskOutcome(str(number), number < passed) for number in range(of))
+
+
+def greedy(equal: int, of: int) -> tuple[GreedyText, ...]:
+    return tuple(GreedyText("p", ("a",), None if number < equal else 3) for number in range(of))
+
+
+FAR = DivergenceFigures(0.0052, 0.03, 0.4, 0.94, complete=True)
+BASE = measured("f16", questions=tasks(2, 3), greedy=greedy(6, 6))
+OTHER = measured("q8", questions=tasks(0, 3), greedy=greedy(1, 6), divergence=FAR)
+
+
+def test_a_verdict_tells_lost_tasks_and_changed_texts() -> None:
+    text = verdict(BASE, OTHER)
+    assert "same greedy text 1 of 6" in text
+    assert "questions 0 of 3 (first: 2)" in text
+    assert "most answers stay the same" not in text
+    assert "too few tasks to tell (ask 6 or more)" in text
+
+
+def test_greedy_texts_alone_are_a_comparison() -> None:
+    text = verdict(measured("a", greedy=greedy(6, 6)), measured("b", greedy=greedy(0, 6)))
+    assert "nothing could be compared" not in text and "0 of 6" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "missed"),
+    [
+        ("kl=0.01", False),
+        ("kl=0.001", True),
+        ("top1=0.9", False),
+        ("top1=0.95", True),
+        ("greedy=0.5", True),
+        ("questions=2", False),
+        ("questions=1", True),
+        ("needles=0", True),  # it was not measured
+        ("grade=weaker", False),
+        ("grade=safe", True),
+    ],
+)
+def test_a_gate_fails_beyond_its_limit(word: str, missed: bool) -> None:
+    assert bool(list(failures((BASE, OTHER), parse_gates([word])))) is missed
+
+
+@pytest.mark.parametrize("word", ["kl", "kl=x", "kl=-1", "kl=inf", "speed=3", "grade=fine", "="])
+def test_an_unknown_gate_is_a_usage_error(word: str) -> None:
+    with pytest.raises(UsageError, match="--gate"):
+        parse_gates([word])
