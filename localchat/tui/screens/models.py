@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from textual import work
 from textual.binding import BindingType
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from localchat.tui.screens.used_models import UsedModels
 
 
+Kind: TypeAlias = Literal["here", "adopted", "catalogue", "unusable"]
+
+
 class ModelChoice(NamedTuple):
     """The chosen model."""
 
@@ -36,37 +39,37 @@ class ModelChoice(NamedTuple):
     pull: bool = False
     """Whether it must be downloaded first."""
     about: str = ""
-    """Size and verdict of a model to download."""
+    """Size and verdict of a model to download, for the confirmation."""
 
 
 class ModelEntry(NamedTuple):
     """A line of the list."""
 
     name: str
-    kind: Literal["here", "adopted", "catalogue", "unusable"]
+    kind: Kind
     size_bytes: int
     about: str
-    """A sentence about it, or why it cannot run."""
+    """Sentence about the model, or why it cannot run."""
 
 
 class FitVerdict(NamedTuple):
-    """Whether a model fits, in words, and the size of its files."""
+    """Whether a model fits, and the size of its files."""
 
     words: str
     size_bytes: int
     fits: bool | None = None
-    """None if it is not known."""
+    """None if unknown."""
     speed: "ExpectedSpeed | None" = None
-    """Measured or expected; None if it is not known."""
+    """Measured or expected speed. None if unknown."""
 
 
+_MARKS = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}
 _NARROW = 60
 _WITH_MEMORY = 80
 _WITH_SPEED = 100
 _WITH_WORDS = 120
-"""Widths of the window from which a line says more than whether the model fits."""
-_NAME_CELLS = 40
-"""At most."""
+"""Widths of the window from which a line shows more than whether the model fits."""
+_MAX_NAME_CELLS = 40
 _SECTIONS = {
     "recommended": "Recommended for this computer",
     "here": "On this computer",
@@ -78,7 +81,7 @@ _SECTIONS = {
 
 
 class ModelScreen(ListDialog[ModelChoice]):
-    """Shows the list at once; a thread adds the verdicts one by one, the marked model first.
+    """Shows the list at once, and adds the verdicts one by one, the marked model first.
 
     Models of the catalogue are planned from their published shape.
     """
@@ -90,7 +93,7 @@ class ModelScreen(ListDialog[ModelChoice]):
     def __init__(
         self, context: "SessionContext", read_used: "Callable[[], UsedModels] | None" = None
     ) -> None:
-        """`read_used`: tells which models were used, and which is in use. Called in a thread."""
+        """`read_used` returns which models were used, and which is in use. Called in a thread."""
         super().__init__()
         self._session_context = context
         self._read_used = read_used
@@ -102,7 +105,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._filter = ""
         self._room = 0
         self._entered_early = False
-        """Enter came before there were entries: the first of those that match is chosen then."""
+        """Whether Enter was pressed before the list was read. It then takes the first match."""
         self.verdicts_complete = False
 
     def on_mount(self) -> None:
@@ -113,41 +116,44 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._refill(keep=False)
 
     def _refill(self, *, keep: bool = True) -> None:
-        found = _matching(self._filter, tuple(self._models.values()))
-        if not found:
+        entries = _matching(self._filter, tuple(self._models.values()))
+        if not entries:
             self.show_nothing(f"no model matches {self._filter}" if self._models else "searching …")
             return
         rows: list[tuple[str, Content]] = []
-        sections = list(_SECTIONS)
-        if not self._filter.strip():  # a search has its own order
-            ranks = {name: rank for rank, name in enumerate(self._recommended)}
-            found.sort(
-                key=lambda entry: (
-                    sections.index(self._section(entry)),
-                    ranks.get(entry.name, len(ranks)),
-                )
-            )
-        before = ""
-        for entry in found:
+        # A search has its own order, without sections.
+        has_sections = not self._filter.strip()
+        if has_sections:
+            entries.sort(key=self._rank)
+        last_section = ""
+        for entry in entries:
             section = self._section(entry)
-            if section != before and not self._filter.strip():
+            if has_sections and section != last_section:
                 rows.append(("", Content.styled(self._heading(section), "$primary")))
-            before = section
+            last_section = section
             rows.append((entry.name, self._line(entry)))
         self.set_entries(rows, keep=keep)
+
+    def _rank(self, entry: ModelEntry) -> tuple[int, int]:
+        """Return the sort key of a model: its section, then the order of the recommendations."""
+        section = list(_SECTIONS).index(self._section(entry))
+        recommended = list(self._recommended)
+        if entry.name in recommended:
+            return section, recommended.index(entry.name)
+        return section, len(recommended)
 
     def width_changed(self) -> None:
         self._refill()
 
     def _heading(self, section: str) -> str:
-        """The heading of a section, which promises nothing while models have no verdict yet."""
+        """Return the heading of a section, which claims nothing until all verdicts are known."""
         title = _SECTIONS[section]
         if len(self._verdicts) == len(self._models):
             return title
         return title.partition(":")[0]
 
     def _section(self, entry: ModelEntry) -> str:
-        """The section of a model: by its verdict, before that by its size."""
+        """Return the section of a model: by its verdict, or by its size before that."""
         if entry.kind != "catalogue":
             return entry.kind
         if entry.name in self._recommended:
@@ -160,59 +166,60 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = "$error" if verdict.fits is False else "$foreground 70%"
-        speed = self._speed_column(verdict)
         cells = self.app.size.width
-        narrow = self.app.size.width < _NARROW
+        is_narrow = cells < _NARROW
+        speed = self._speed_column(verdict)
         width = _name_cells(cells, len(speed))
         name = sanitize_line(_label(entry))
-        name = name if len(name) <= width else f"{name[: width - 1]}…"
-        taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>7} "
-        words = verdict.words
-        if cells < _WITH_WORDS:  # the whole verdict stands below the list
-            words = words.replace("does not fit", "no room").replace(" tokens", " tok")
-        if cells < _WITH_MEMORY:
-            words = words.partition(":")[0].partition(",")[0]
+        if len(name) > width:
+            name = f"{name[: width - 1]}…"
+        file_size = size(verdict.size_bytes) if verdict.size_bytes else ""
+        file_size = f"{file_size:>7} "
+        style = "$error" if verdict.fits is False else "$foreground 70%"
+        words = _shortened(verdict.words, cells)
         if entry.name in self._recommended and entry.kind == "catalogue":
             words = self._recommended[entry.name]
             speed = ""
-            taken = ""
+            file_size = ""
             style = "$success"
         used = self._used.words(entry.name) if self._used is not None else ""
         parts = [used, words]
-        if narrow:
+        if is_narrow:
+            file_size = ""
             parts = [used] if used == "in use" else [words]
-        words = " · ".join(filter(None, parts))
-        mark = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
-        mark = "●" if used == "in use" else mark
+        mark = "●" if used == "in use" else _MARKS[entry.kind]
         return Content.assemble(
-            (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
+            (f"{mark} ", "$error" if entry.kind == "unusable" else "$accent"),
             f"{name:<{width}}",
-            (f" {'' if narrow else taken} ", "$foreground 70%"),
+            (f" {file_size} ", "$foreground 70%"),
             (speed, "$accent"),
-            (words, style),
+            (" · ".join(filter(None, parts)), style),
         )
 
     def _speed_column(self, verdict: FitVerdict) -> str:
-        """The speed in a column of its own; none in a narrow window, or where no speed is known."""
-        speeds = (each.speed for each in self._verdicts.values() if each.fits)
+        """Return the speed as a column. Empty in a narrow window, or if no speed is known."""
+        speeds = [other.speed for other in self._verdicts.values() if other.fits]
         if self.app.size.width < _WITH_SPEED or not any(speeds):
             return ""
-        speed = verdict.speed if verdict.fits else None
-        if speed is None:
-            return " " * 15
-        mark = "" if speed.is_measured else "~"
-        return f"{mark + rate(speed.tokens_per_s):>13}  "
+        text = ""
+        if verdict.fits and verdict.speed is not None:
+            mark = "" if verdict.speed.is_measured else "~"
+            text = mark + rate(verdict.speed.tokens_per_s)
+        return f"{text:>13}  "
 
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
         if entry is None:
             return ""
         verdict = self._verdicts.get(id_)
-        words = f"\n{verdict.words}" if verdict is not None and verdict.words else ""
-        if verdict is not None and verdict.fits and verdict.speed is not None:
-            words += f", {verdict.speed.words}, {verdict.speed.basis}"
-        return f"{sanitize_line(entry.about)}{words}"
+        text = sanitize_line(entry.about)
+        if verdict is None:
+            return text
+        if verdict.words:
+            text += f"\n{verdict.words}"
+        if verdict.fits and verdict.speed is not None:
+            text += f", {verdict.speed.words}, {verdict.speed.basis}"
+        return text
 
     def text_entered(self, text: str) -> None:
         self._entered_early = not self._models
@@ -227,8 +234,10 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _choice(self, entry: ModelEntry, *, pull: bool) -> ModelChoice:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        fetched = f"{size(verdict.size_bytes)} to download" if verdict.size_bytes else ""
-        parts = (sanitize_line(entry.about), fetched, verdict.words)
+        parts = [sanitize_line(entry.about)]
+        if verdict.size_bytes:
+            parts.append(f"{size(verdict.size_bytes)} to download")
+        parts.append(verdict.words)
         return ModelChoice(entry.name, pull, "\n".join(filter(None, parts)))
 
     def action_pull(self) -> None:
@@ -257,8 +266,8 @@ class ModelScreen(ListDialog[ModelChoice]):
                 verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
                 self._verdicts[entry.name] = verdict
                 self._show_verdict(entry)
-            self._refill()  # into the sections that the verdicts say
-            # Speeds come last: the first of them takes a benchmark.
+            self._refill()  # the verdicts may change the sections
+            # Speeds come last, because the first one may take a second.
             done = {name for name, verdict in self._verdicts.items() if not verdict.fits}
             while (entry := self._next(done)) is not None:
                 done.add(entry.name)
@@ -268,7 +277,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             self.verdicts_complete = True
 
     async def _recommend(self) -> None:
-        """Put the recommended models first, unless they are on this computer already."""
+        """Put the recommended models first, unless they are already on this computer."""
         try:
             recommendations = await asyncio.to_thread(self._session_context.recommended)
         except LocalchatError as problem:
@@ -281,99 +290,112 @@ class ModelScreen(ListDialog[ModelChoice]):
         }
 
     def _add_speed(self, entry: ModelEntry, speed: "ExpectedSpeed") -> None:
-        is_first = not any(each.speed for each in self._verdicts.values())
+        is_first = not any(verdict.speed for verdict in self._verdicts.values())
         self._verdicts[entry.name] = self._verdicts[entry.name]._replace(speed=speed)
         if is_first:
-            self._refill()  # every line gets a column for it
+            self._refill()  # every line gets a column of speeds
         else:
             self._show_verdict(entry)
 
     def _show_verdict(self, entry: ModelEntry) -> None:
-        """Draw the line of a model again, and the words below if it is the marked one."""
+        """Redraw the line of a model, and the text below the list if the model is marked."""
         if self._shows(entry.name):
-            at = self.entries.get_option_index(entry.name)
-            self.entries.replace_option_prompt_at_index(at, self._line(entry))
+            index = self.entries.get_option_index(entry.name)
+            self.entries.replace_option_prompt_at_index(index, self._line(entry))
             if entry.name == self.marked and self.shows_entry:
                 self.show_about()
 
     def _next(self, done: Container[str]) -> ModelEntry | None:
-        """The next model that is not done: the marked one, then those that the filter shows, then others."""
-        names = (
-            self.marked or "",
-            *(option.id or "" for option in self.entries.options),
-            *self._models,
-        )
-        known = (self._models[name] for name in names if name in self._models)
-        remaining = (one for one in known if one.kind != "unusable" and one.name not in done)
-        return next(remaining, None)
+        """Return the next model that is not done: the marked one, the shown ones, then others."""
+        shown = (option.id for option in self.entries.options)
+        for name in (self.marked, *shown, *self._models):
+            entry = self._models.get(name or "")
+            if entry is not None and entry.kind != "unusable" and entry.name not in done:
+                return entry
+        return None
 
     def _shows(self, name: str) -> bool:
         return any(option.id == name for option in self.entries.options)
 
 
+def _shortened(words: str, cells: int) -> str:
+    """Return a verdict as a line of this width shows it. The text below the list has all of it."""
+    if cells < _WITH_WORDS:
+        words = words.replace("does not fit", "no room").replace(" tokens", " tok")
+    if cells < _WITH_MEMORY:
+        words = words.partition(":")[0].partition(",")[0]
+    return words
+
+
 def _label(entry: ModelEntry) -> str:
-    """The name of a model in the list; of a path its last part."""
+    """Return the name of a model in the list: of a path, its last part."""
     if entry.name.startswith("/"):
         return PurePath(entry.name).name
     return entry.name
 
 
 def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[ModelEntry, ...]:
-    """Local models, then the models of the catalogue that are not local."""
+    """Return local models, then the models of the catalogue that are not local."""
     from localchat.models.catalog import read_catalog
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
 
-    found: list[ModelEntry] = []
+    entries: list[ModelEntry] = []
     models = read_index(context.paths, context.environ).models
     listed = {os.path.realpath(model.path) for model in models if model.path is not None}
     paths = [] if used is None else used.paths()
     for path in paths:
         if os.path.realpath(path) not in listed:
-            found.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
+            entries.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
     for model in models:
         trouble = model.trouble or inspect(model).trouble
-        kind = "unusable" if trouble else "adopted" if model.kind == "adopted" else "here"
-        found.append(
-            ModelEntry(model.name, kind, model.size_bytes, trouble or model.origin)  # type: ignore[arg-type]
-        )
+        about = trouble or model.origin
+        kind: Kind = "adopted" if model.kind == "adopted" else "here"
+        if trouble:
+            kind = "unusable"
+        entries.append(ModelEntry(model.name, kind, model.size_bytes, about))
     order = list(_SECTIONS)
-    found.sort(key=lambda entry: order.index(entry.kind))
-    here = {entry.name.rpartition("-")[0] for entry in found} | {entry.name for entry in found}
-    for name, entry in read_catalog(context.paths).items():
-        if name not in here:
-            size_bytes = _published_bytes(entry) or _estimate(entry.parameters)
-            found.append(ModelEntry(name, "catalogue", size_bytes, entry.about))
-    return tuple(found)
+    entries.sort(key=lambda entry: order.index(entry.kind))
+    names = {entry.name for entry in entries}
+    local = names | {name.rpartition("-")[0] for name in names}
+    for name, published in read_catalog(context.paths).items():
+        if name not in local:
+            size_bytes = _published_bytes(published) or _estimate(published.parameters)
+            entries.append(ModelEntry(name, "catalogue", size_bytes, published.about))
+    return tuple(entries)
 
 
 def _bytes_of(path: Path) -> int:
-    """Size of a file; of a folder that of the files in it."""
-    files = path.iterdir() if path.is_dir() else (path,)
+    """Return the size of a file, or of the files in a folder."""
+    files = list(path.iterdir()) if path.is_dir() else [path]
     with suppress(OSError):
         return sum(file.stat().st_size for file in files)
     return 0
 
 
 def _name_cells(cells: int, speed: int) -> int:
-    """The column of names in a window of so many cells, beside a column of speeds. dialog.tcss has the width
-    of the list; the rest of a line is a mark, the size of the file, and "no room" or the memory."""
+    """Return the width of the column of names in a window of this width, beside a column of speeds.
+
+    The width of the list is that of dialog.tcss. The rest of a line is a mark, the size of the file, and the
+    verdict.
+    """
     if cells < _NARROW:
         return cells - 16
     line = min(cells * 92 // 100, 100) - 7
     if cells < _WITH_MEMORY:
         return line - 19
-    return min(_NAME_CELLS, line - (50 if cells >= _WITH_WORDS else 42) - speed)
+    rest = 50 if cells >= _WITH_WORDS else 42
+    return min(_MAX_NAME_CELLS, line - rest - speed)
 
 
 _BITS = 4.9
 """Bits per weight of Q4_K_M, the default of a pull, embeddings included."""
 _WITH_CACHE = 1.15
-"""Rough factor for a short context and buffers; the header gives the exact numbers after the download."""
+"""Rough factor for a short context and buffers. After the download, the header has exact numbers."""
 
 
 def _published_bytes(entry: "CatalogEntry") -> int:
-    """Size of the default file by its published shape, the same as after the verdict; 0: unknown."""
+    """Return the size of the default file by its published shape. 0 if unknown."""
     from localchat.models.names import parse
     from localchat.models.published_shapes import published_model
 
@@ -386,7 +408,7 @@ def _estimate(parameters: int) -> int:
 
 
 def _room_bytes() -> int:
-    """Memory that a model may use now. Takes some tenths of a second."""
+    """Return the memory that a model may use now. Takes some tenths of a second."""
     from localchat.fit.hardware import read_machine
     from localchat.fit.memory_plan import spendable_gpu, spendable_ram
 
@@ -395,7 +417,7 @@ def _room_bytes() -> int:
 
 
 def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> FitVerdict:
-    """The verdict of the planner that also decides at the load."""
+    """Return the verdict of the planner that also decides at the load."""
     try:
         if entry.kind != "catalogue":
             setup = context.resolve(entry.name, {})
@@ -415,7 +437,7 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
 
 
 def _usual_context(context: "SessionContext", setup: "ModelSetup") -> "LoadOptions":
-    """The load with a usual context, as the largest one makes a small model look large."""
+    """Return the load with a usual context: the largest one makes a small model look large."""
     import msgspec
 
     from localchat.fit.report import USUAL_LENGTH
@@ -428,13 +450,13 @@ def _usual_context(context: "SessionContext", setup: "ModelSetup") -> "LoadOptio
 
 
 def _speed(context: "SessionContext", entry: ModelEntry) -> "ExpectedSpeed | None":
-    """The decode rate of a model that fits; None if it is not known. May take a second."""
+    """Return the decode rate of a model that fits, or None. May take a second."""
     try:
         if entry.kind == "catalogue":
             return context.catalog_speed(entry.name)
         return context.speed(context.resolve(entry.name, {}))
     except LocalchatError:
-        return None  # its verdict says what is wrong
+        return None  # The verdict reports the error.
 
 
 def _fits(plan: "MemoryPlan") -> bool:
@@ -454,5 +476,5 @@ def _matching(text: str, entries: Sequence[ModelEntry]) -> list[ModelEntry]:
     if not text.strip():
         return list(entries)
     search = FuzzySearch(case_sensitive=False)
-    scored = [(search.match(text, entry.name)[0], n, entry) for n, entry in enumerate(entries)]
-    return [entry for score, _, entry in sorted(scored, key=lambda s: (-s[0], s[1])) if score > 0]
+    scores = [(-search.match(text, entry.name)[0], index) for index, entry in enumerate(entries)]
+    return [entries[index] for score, index in sorted(scores) if score < 0]

@@ -27,22 +27,24 @@ from localchat.tui.transcript.markdown.layout import code_rows, plain_rows
 from localchat.tui.transcript.markdown.parser import split_long
 from localchat.tui.transcript.markdown.rows import EMPTY, MUTED, PLAIN
 from localchat.tui.transcript.markdown.wrap import wrap
+from localchat.units import counted
 
 _INDENT: Final = Piece("  ", PLAIN)
 _BLANK: Final = Row((_INDENT,), 1)
 _SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
 _BAR_CELLS: Final = 40
-_PREVIEW_ROWS: Final = 3  # of the arguments of a folded tool call
+_PREVIEW_ROWS: Final = 3
+"""Rows of arguments that a folded tool call shows."""
 
 
 class RowHit(NamedTuple):
-    """The effect of a click on a row: accept an offer, or open and fold the block if `action` is empty."""
+    """Effect of a click on a row: accept an offer, or without an action toggle the block."""
 
     action: str = ""
 
 
 class BlockRows(NamedTuple):
-    """Rows of one block."""
+    """Rows of a block."""
 
     rows: list[Row]
     hits: dict[int, RowHit]
@@ -62,8 +64,11 @@ def block_rows(
     rows: list[Row] | None = None,
     unfinished: list[Highlighting] | None = None,
 ) -> BlockRows:
-    """Rows of a block. `rows`: the laid-out and indented Markdown of an answer, if it exists already.
-    `unfinished` gets the highlighting of its code that is not complete yet."""
+    """Lay out a block.
+
+    `rows` is the indented Markdown of an answer, if it is already laid out. `unfinished` collects the
+    incomplete highlighting of its code.
+    """
     match block:
         case UserBlock():
             return _user(block, width, is_open)
@@ -72,8 +77,7 @@ def block_rows(
         case ReasoningBlock():
             return _reasoning(block, width, is_open)
         case TriesBlock():
-            title = f"{'▾' if is_open else '▸'} {sanitize_line(block.label)}"
-            return _folded(title, block.text, width, is_open)
+            return _folded(sanitize_line(block.label), block.text, width, is_open)
         case ToolCallBlock():
             return _tool_call(block, width, is_open)
         case SummaryBlock():
@@ -90,7 +94,7 @@ def clean(text: str) -> str:
 
 
 def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
-    """An estimate of a block's height in rows, without laying it out."""
+    """Estimate the height of a block in rows, without laying it out."""
     room = text_width(width)
     folded = isinstance(block, ReasoningBlock | SummaryBlock | TriesBlock) and not is_open
     if folded:
@@ -98,6 +102,10 @@ def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
     text = block.arguments if isinstance(block, ToolCallBlock) else block.text
     lines = text.count("\n") + 1
     return 2 + max(lines, lines // 2 + len(text) // room)
+
+
+def _fold_sign(is_open: bool) -> str:
+    return "▾" if is_open else "▸"
 
 
 def _user(block: UserBlock, width: int, is_open: bool) -> BlockRows:
@@ -125,7 +133,7 @@ def _folded_lines(block: UserBlock, is_open: bool) -> Iterator[list[Piece]]:
             if line and is_open:
                 yield line
                 line = []
-            sign = "▾" if is_open else "▸"
+            sign = _fold_sign(is_open)
             line.append(Piece(f" {sign} {sanitize_line(fold.label)} ", Look("chip")))
             if not is_open:
                 continue
@@ -146,16 +154,16 @@ def _words(text: str) -> list[Piece]:
 
 
 def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
-    """Parts of the text, each with its fold if it is one."""
-    at = 0
+    """Yield the parts of the text, each with its fold if it is folded."""
+    position = 0
     for fold in sorted(block.folds, key=lambda fold: fold.start):
-        if at <= fold.start <= fold.end <= len(block.text):
-            if fold.start > at:
-                yield block.text[at : fold.start], None
+        if position <= fold.start <= fold.end <= len(block.text):
+            if fold.start > position:
+                yield block.text[position : fold.start], None
             yield block.text[fold.start : fold.end], fold
-            at = fold.end
-    if at < len(block.text) or at == 0:
-        yield block.text[at:], None
+            position = fold.end
+    if position < len(block.text) or position == 0:
+        yield block.text[position:], None
 
 
 def _answer(
@@ -178,14 +186,14 @@ def _answer(
 
 
 def indent_row(row: Row) -> Row:
-    """A row of text after the gutter."""
+    """Return a row of text after the gutter."""
     if row is EMPTY:
         return _BLANK
     return Row((_INDENT, *row.pieces), row.lead + 1, row.joint, row.ground, row.bare + 1)
 
 
 def _decoration(text: str, width: int, look: Look = MUTED) -> Iterator[Row]:
-    """Rows of text by localchat, which is never part of copied text."""
+    """Yield rows of text by localchat, which are never part of copied text."""
     for row in wrap([Piece(text, look)], text_width(width) + GUTTER, (_INDENT,)):
         yield row._replace(lead=len(row.pieces))
 
@@ -199,14 +207,14 @@ def _branch(branch: Branch) -> str:
 def _reasoning(block: ReasoningBlock, width: int, is_open: bool) -> BlockRows:
     words = len(block.text.split())
     spent = "thinking" if block.seconds is None else f"thought for {block.seconds:,.1f} s"
-    title = f"{'▾' if is_open else '▸'} {spent} · {words:,} word{'' if words == 1 else 's'}"
+    title = f"{spent} · {counted(words, 'word')}"
     return _folded(title, block.text, width, is_open)
 
 
 def _folded(title: str, text: str, width: int, is_open: bool) -> BlockRows:
-    """A title that a click opens, and the text below it then."""
+    """Lay out a title that a click opens, and the text below it."""
     look = Look("muted", italic=True)
-    rows = [EMPTY, *_decoration(title, width, look)]
+    rows = [EMPTY, *_decoration(f"{_fold_sign(is_open)} {title}", width, look)]
     hits = {number: RowHit() for number in range(1, len(rows))}
     if is_open:
         bar = (_INDENT, Piece("│ ", Look("rule")))
@@ -226,9 +234,12 @@ def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
     body = list(code_rows(lines, "", text_width(width) + GUTTER, lead))
     hits = {}
     if len(body) > _PREVIEW_ROWS + 1:
-        more = f"▾ {len(body)} lines" if is_open else f"▸ {len(body) - _PREVIEW_ROWS} more lines"
         hits = {number: RowHit() for number in range(1, len(rows))}
-        body = body if is_open else body[:_PREVIEW_ROWS]
+        if is_open:
+            more = f"▾ {len(body)} lines"
+        else:
+            more = f"▸ {len(body) - _PREVIEW_ROWS} more lines"
+            body = body[:_PREVIEW_ROWS]
         body += [
             row._replace(pieces=(_INDENT, *row.pieces), lead=row.lead + 1)
             for row in _decoration(more, width - GUTTER)
@@ -238,7 +249,7 @@ def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
 
 
 def _pretty(arguments: str) -> str:
-    """JSON with one value per line; text that is not (yet) JSON unchanged."""
+    """Return JSON with one value per line. Text that is not (yet) JSON is unchanged."""
     if len(arguments) > 64 * 1024:
         return clean(arguments)
     try:
@@ -248,11 +259,11 @@ def _pretty(arguments: str) -> str:
 
 
 def _summary(block: SummaryBlock, width: int, is_open: bool) -> BlockRows:
-    sign = "▾" if is_open else "▸"
-    messages = f"{block.messages:,} message{'' if block.messages == 1 else 's'}"
-    tokens = f", {block.tokens:,} tokens" if block.tokens else ""
-    known = ": this is what the model knows of them" if is_open else ""
-    title = f"{sign} summary of {messages}{tokens}{known}"
+    title = f"{_fold_sign(is_open)} summary of {counted(block.messages, 'message')}"
+    if block.tokens:
+        title += f", {block.tokens:,} tokens"
+    if is_open:
+        title += ": this is what the model knows of them"
     rows = [EMPTY, *_decoration(title, width, Look("bullet", italic=True))]
     hits = {number: RowHit() for number in range(1, len(rows))}
     if is_open:

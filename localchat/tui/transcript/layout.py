@@ -1,5 +1,4 @@
-"""Layout of a transcript: blocks in order, laid out when needed, and the row at which each begins. No
-Textual."""
+"""Layout of a transcript: blocks in order, laid out when needed, and their first rows. No Textual."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -33,7 +32,7 @@ from localchat.tui.transcript.markdown.code import Highlighting
 class BlockHeights:
     """Heights of blocks in rows, with running sums.
 
-    A change costs time for the blocks after it: none for the last one, which streams.
+    A change costs time for the blocks after it, so none for the last one, which streams.
     """
 
     def __init__(self, heights: Iterable[int] = ()) -> None:
@@ -52,7 +51,7 @@ class BlockHeights:
         return self.top(len(self._heights))
 
     def top(self, index: int) -> int:
-        """The first row of a block; for the index after the last one, the total."""
+        """Return the first row of a block, or the total for the index after the last block."""
         while self._valid < index:
             top = self._tops[self._valid] + self._heights[self._valid]
             self._valid += 1
@@ -63,12 +62,12 @@ class BlockHeights:
         return self._tops[index]
 
     def index_at(self, row: int) -> int:
-        """The block that contains a row, else the nearest one; -1 if there is none."""
+        """Return the block that contains a row, or the nearest one. -1 without blocks."""
         if not self._heights:
             return -1
         self.top(len(self._heights))
-        found = bisect_right(self._tops, row, 0, len(self._heights)) - 1
-        return min(max(found, 0), len(self._heights) - 1)
+        index = bisect_right(self._tops, row, 0, len(self._heights)) - 1
+        return min(max(index, 0), len(self._heights) - 1)
 
     def set(self, index: int, height: int) -> None:
         if self._heights[index] != height:
@@ -88,11 +87,11 @@ class BlockHeights:
 
 
 _MAX_CACHED_ROWS: Final = 8_000
-"""Rows of blocks to keep, about 1 KB each; other blocks are laid out again when they are shown."""
+"""Rows to cache, about 1 KB each. Other blocks are laid out again when they are shown."""
 
 
 class RowPosition(NamedTuple):
-    """A row of a block, by index of both."""
+    """Index of a block, and of a row in it."""
 
     block: int
     row: int
@@ -104,24 +103,24 @@ class LaidOutBlock:
 
     block: Block
     number: int
-    """Orders blocks; the number of a block never changes."""
+    """Number that orders the blocks and never changes."""
     is_open: bool = False
     width: int = 0
-    """Width that its height belongs to; 0 while the height is an estimate."""
+    """Width that the height belongs to. 0 while the height is an estimate."""
     block_rows: BlockRows | None = None
-    """None while not laid out, or discarded to save memory."""
+    """Rows of the block. None if it is not laid out, or if they were discarded to save memory."""
     markdown: IncrementalMarkdown | None = None
-    """The text of an answer while it streams."""
+    """Text of a streaming answer."""
     drawn_rows: list[Row] = field(default_factory=list)
-    """The rows of the last redraw."""
+    """Rows of the last redraw."""
     frozen: tuple[IncrementalMarkdown | None, list[Row]] = (None, [])
-    """Indented rows of a streaming text that do not change any more, and that text."""
+    """A streaming text, and its indented rows that no longer change."""
 
     unfinished: list[Highlighting] = field(default_factory=list)
-    """Highlighting of its code that is not complete yet."""
+    """Incomplete highlighting of its code."""
 
     def lay_out(self, width: int) -> BlockRows:
-        """The rows at a width, kept until block or width change."""
+        """Return the rows at a width, cached until block or width change."""
         if self.block_rows is None or self.width != width:
             self.block_rows = self._rows_at(width)
             self.width = width
@@ -140,18 +139,24 @@ class LaidOutBlock:
         )
 
     def _streaming_rows(self, markdown: IncrementalMarkdown) -> list[Row]:
-        """Indented rows of a streaming text. Frozen ones are indented once: a long answer has hundreds."""
+        """Return the indented rows of a streaming text.
+
+        A long answer has hundreds of frozen rows, so each of them is indented only once.
+        """
         rows = markdown.rows()
-        known, kept = self.frozen
-        if known is not markdown:
-            kept = []
-            self.frozen = (markdown, kept)
-        kept += map(indent_row, rows[len(kept) : markdown.frozen])
-        return kept + [indent_row(row) for row in rows[len(kept) :]]
+        frozen_text, frozen_rows = self.frozen
+        if frozen_text is not markdown:
+            frozen_rows = []
+            self.frozen = (markdown, frozen_rows)
+        frozen_rows += map(indent_row, rows[len(frozen_rows) : markdown.frozen])
+        return frozen_rows + [indent_row(row) for row in rows[len(frozen_rows) :]]
 
 
 class BlockLayout:
-    """Blocks and their rows, numbered from 0 at the top of the first block."""
+    """Blocks and their rows, numbered from 0 at the top of the first block.
+
+    Size: every operation on a block changes the heights and the cache too.
+    """
 
     def __init__(self) -> None:
         self.width = 0
@@ -159,7 +164,8 @@ class BlockLayout:
         self._index: dict[str, int] = {}
         self._heights = BlockHeights()
         self._next_number = 0
-        self._cached: dict[int, LaidOutBlock] = {}  # by number, least recently used first
+        self._cached: dict[int, LaidOutBlock] = {}
+        """Blocks with rows by number, least recently used first."""
         self._cached_rows = 0
 
     @property
@@ -169,7 +175,7 @@ class BlockLayout:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether the last block is an answer that still grows."""
+        """Whether the last block is a growing answer."""
         return bool(self.items) and self.items[-1].markdown is not None
 
     def replace(self, blocks: Iterable[Block]) -> None:
@@ -186,12 +192,14 @@ class BlockLayout:
         return self._index.get(id_)
 
     def last_offers(self) -> NoticeBlock | None:
-        """The last notice that offers something."""
-        notices = (each.block for each in reversed(self.items))
-        return next((one for one in notices if isinstance(one, NoticeBlock) and one.offers), None)
+        """Return the last notice with offers."""
+        for item in reversed(self.items):
+            if isinstance(item.block, NoticeBlock) and item.block.offers:
+                return item.block
+        return None
 
     def open_offers(self) -> tuple[Offer, ...]:
-        """The offers of the last notice that has some, while nothing was said after it."""
+        """Return the offers of the last notice with offers, unless a message followed it."""
         for item in reversed(self.items):
             if not isinstance(item.block, NoticeBlock):
                 return ()
@@ -200,14 +208,15 @@ class BlockLayout:
         return ()
 
     def question(self, start: int, step: int) -> int | None:
-        """The nearest question before (`step` -1) or after (1) the block at index `start`; None if there is
-        none."""
+        """Return the index of the nearest question before (`step` -1) or after (1) an index, or None."""
         end = -1 if step < 0 else len(self.items)
-        indices = range(start + step, end, step)
-        return next((n for n in indices if isinstance(self.items[n].block, UserBlock)), None)
+        for index in range(start + step, end, step):
+            if isinstance(self.items[index].block, UserBlock):
+                return index
+        return None
 
     def put(self, block: Block) -> int:
-        """Add a block, or replace the one with its id; returns its index."""
+        """Add a block, or replace the one with its id. Return its index."""
         index = self._index.get(block.id)
         if index is None:
             self.items.append(LaidOutBlock(block, self._next_number))
@@ -216,25 +225,25 @@ class BlockLayout:
             self._index[block.id] = len(self.items) - 1
             return len(self.items) - 1
         item = self.items[index]
-        before = item.block
+        old = item.block
         item.block = block
-        if isinstance(block, AnswerBlock) and isinstance(before, AnswerBlock):
-            self._extend_answer(item, before.text, block.text)
-        if before != block:
+        if isinstance(block, AnswerBlock) and isinstance(old, AnswerBlock):
+            self._extend_answer(item, old.text, block.text)
+        if old != block:
             self._discard_rows(item)
         return index
 
-    def _extend_answer(self, item: LaidOutBlock, before: str, text: str) -> None:
+    def _extend_answer(self, item: LaidOutBlock, old: str, text: str) -> None:
         """Keep the incremental Markdown of an answer if the new text continues the old one."""
-        if text.startswith(before) and (item.markdown is not None or len(text) > len(before) > 0):
+        if text.startswith(old) and (item.markdown is not None or len(text) > len(old) > 0):
             if item.markdown is None:
-                item.markdown = IncrementalMarkdown(text_width(self.width), before)
-            item.markdown.append(text[len(before) :])
-        elif text != before:
+                item.markdown = IncrementalMarkdown(text_width(self.width), old)
+            item.markdown.append(text[len(old) :])
+        elif text != old:
             item.markdown = None
 
     def append(self, id_: str, piece: str) -> int | None:
-        """Append to an answer, to reasoning or to a tool call's arguments; returns the index of the block."""
+        """Append to an answer, reasoning or a tool call. Return the index of the block, or None."""
         index = self._index.get(id_)
         if index is None:
             return None
@@ -255,7 +264,7 @@ class BlockLayout:
         return index
 
     def finish(self, id_: str) -> int | None:
-        """Lay out a complete text once as a whole; returns the index of the block."""
+        """Lay out a complete text as a whole. Return the index of the block, or None."""
         index = self._index.get(id_)
         if index is None:
             return None
@@ -272,8 +281,8 @@ class BlockLayout:
         self._discard_rows(self.items[index])
         del self.items[index]
         self._heights.remove(index)
-        for at in range(index, len(self.items)):
-            self._index[self.items[at].block.id] = at
+        for position in range(index, len(self.items)):
+            self._index[self.items[position].block.id] = position
         return True
 
     def toggle(self, index: int) -> None:
@@ -284,7 +293,7 @@ class BlockLayout:
         item.width = 0
 
     def resize(self, width: int) -> None:
-        """Change the width and estimate all heights anew."""
+        """Change the width, and estimate all heights again."""
         self.width = width
         self._cached = {}
         self._cached_rows = 0
@@ -294,58 +303,64 @@ class BlockLayout:
             self._heights.set(index, self._estimate(item))
 
     def top(self, index: int) -> int:
-        """The first row of a block."""
+        """Return the first row of a block."""
         return self._heights.top(index)
 
     def height(self, index: int) -> int:
         return self._heights[index]
 
     def position(self, row: int) -> RowPosition | None:
-        """The block and its row at a row of the transcript; None outside."""
+        """Return the position of a row of the transcript. None outside of it."""
         if not 0 <= row < self.total:
             return None
         index = self._heights.index_at(row)
         return RowPosition(index, row - self._heights.top(index))
 
     def rows(self, index: int) -> BlockRows:
-        """Rows of a block. Lays it out if needed; its height is exact from then on."""
+        """Return the rows of a block. Lays it out if needed, which makes its height exact."""
         item = self.items[index]
-        known = item.block_rows is not None and item.width == self.width
-        laid = item.lay_out(self.width)
-        if not known:
-            self._heights.set(index, len(laid.rows))
-            self._cached_rows += len(laid.rows)
+        is_cached = item.block_rows is not None and item.width == self.width
+        block_rows = item.lay_out(self.width)
+        if not is_cached:
+            self._heights.set(index, len(block_rows.rows))
+            self._cached_rows += len(block_rows.rows)
         self._cached[item.number] = self._cached.pop(item.number, item)
         if self._cached_rows > _MAX_CACHED_ROWS:
             self._evict(item)
-        return laid
+        return block_rows
 
     def row(self, position: RowPosition) -> Row:
         rows = self.rows(position.block).rows
         return rows[position.row] if position.row < len(rows) else EMPTY
 
     def visible_rows(self, first: int, count: int) -> Iterator[tuple[RowPosition, Row]]:
-        """`count` rows from `first` on, with their positions; fewer at the end."""
+        """Yield up to `count` rows from `first` on, with their positions."""
         position = self.position(first)
-        while position is not None and count > 0:
-            rows = self.rows(position.block).rows
-            height = self._heights[position.block]
-            for at in range(position.row, min(height, position.row + count)):
-                yield RowPosition(position.block, at), rows[at] if at < len(rows) else EMPTY
-            count -= max(0, height - position.row)
-            position = (
-                RowPosition(position.block + 1, 0) if position.block + 1 < len(self.items) else None
-            )
+        if position is None:
+            return
+        block, first_row = position
+        while block < len(self.items) and count > 0:
+            rows = self.rows(block).rows
+            height = self._heights[block]
+            for row in range(first_row, min(height, first_row + count)):
+                yield RowPosition(block, row), rows[row] if row < len(rows) else EMPTY
+            count -= max(0, height - first_row)
+            block += 1
+            first_row = 0
 
     def measure_from(self, position: RowPosition, height: int) -> int:
-        """Lay out what is visible with `position` at the top; returns its row. If the height of its block was
-        an estimate, the rows below the block stay where they are."""
-        before = self._heights[position.block]
-        unmeasured = self.items[position.block].width != self.width
+        """Lay out the view with `position` at its top, and return the row of the transcript there.
+
+        If the height of its block was an estimate, the rows below the block do not move.
+        """
+        estimate = self._heights[position.block]
+        was_estimated = self.items[position.block].width != self.width
         self.rows(position.block)
-        after = self._heights[position.block]
-        row = position.row + (after - before if unmeasured else 0)
-        top = self._heights.top(position.block) + min(max(row, 0), max(after - 1, 0))
+        exact = self._heights[position.block]
+        row = position.row
+        if was_estimated:
+            row += exact - estimate
+        top = self._heights.top(position.block) + min(max(row, 0), max(exact - 1, 0))
         index = position.block + 1
         while index < len(self.items) and self._heights.top(index) < top + height:
             self.rows(index)
@@ -353,7 +368,7 @@ class BlockLayout:
         return top
 
     def measure_end(self, height: int) -> int:
-        """Lay out what is visible with the end at the bottom; returns the row at the top."""
+        """Lay out the view with the end at its bottom, and return the row at its top."""
         index = len(self.items)
         rows = 0
         while index > 0 and rows < height:
@@ -362,19 +377,22 @@ class BlockLayout:
         return max(0, self.total - height)
 
     def unmeasured(self, start: int) -> Iterator[int]:
-        """Blocks with estimated heights: first those before `start`, nearest first, then the others."""
+        """Yield the blocks with estimated heights: those before `start`, nearest first, then the others."""
         for index in (*range(start - 1, -1, -1), *range(start, len(self.items))):
             if self.items[index].width != self.width:
                 yield index
 
     def unhighlighted(self, first: int, count: int) -> LaidOutBlock | None:
-        """A block in `count` rows from `first` on whose code has no final colours yet."""
+        """Return a block in `count` rows from `first` on whose code is not highlighted yet, or None."""
         start = self._heights.index_at(first)
         end = self._heights.index_at(first + count - 1)
-        return next((each for each in self.items[max(0, start) : end + 1] if each.unfinished), None)
+        for item in self.items[max(0, start) : end + 1]:
+            if item.unfinished:
+                return item
+        return None
 
     def highlight(self, item: LaidOutBlock, budget_s: float) -> bool:
-        """Highlight code of a block for about this long. True once it has its final colours."""
+        """Highlight code of a block for about this long. Return True once it is complete."""
         item.unfinished[0].advance(budget_s)
         if item.unfinished[0].is_complete:
             del item.unfinished[0]
@@ -383,7 +401,7 @@ class BlockLayout:
         return not item.unfinished
 
     def text(self, index: int) -> list[tuple[str, str | None]]:
-        """Text of each row of a block for copying: without decoration, and with its joint to the next row."""
+        """Return the text of each row of a block without decoration, and its joint to the next row."""
         return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
 
     def _estimate(self, item: LaidOutBlock) -> int:
@@ -395,16 +413,17 @@ class BlockLayout:
             item.block_rows = None
         self._cached.pop(item.number, None)
 
-    def _evict(self, but: LaidOutBlock) -> None:
+    def _evict(self, current: LaidOutBlock) -> None:
+        """Discard the rows of half of the cache, except those of the current block."""
         for item in list(self._cached.values()):
             if self._cached_rows <= _MAX_CACHED_ROWS // 2:
                 return
-            if item is not but:
+            if item is not current:
                 self._discard_rows(item)
 
 
 def code_blocks(block: Block) -> list[str]:
-    """Contents of the code blocks of an answer, as the model wrote them."""
+    """Return the contents of the code blocks of an answer, unchanged."""
     from localchat.tui.transcript.markdown import parser
 
     if not isinstance(block, AnswerBlock | SummaryBlock):
@@ -414,18 +433,19 @@ def code_blocks(block: Block) -> list[str]:
 
 
 def common_prefix(old: list[Row], new: list[Row]) -> int:
-    """How many rows at the beginning are equal."""
-    for index, (before, after) in enumerate(zip(old, new, strict=False)):
-        if before is not after and before != after:
+    """Return the number of equal rows at the beginning."""
+    for index, (old_row, new_row) in enumerate(zip(old, new, strict=False)):
+        # Most rows are identical objects, which is the faster test.
+        if old_row is not new_row and old_row != new_row:
             return index
     return min(len(old), len(new))
 
 
 def link_at(row: Row, x: int) -> str:
-    """The link in cell `x` of a row; empty if there is none."""
-    at = 0
+    """Return the link in cell `x` of a row, or an empty string."""
+    end = 0
     for piece in row.pieces:
-        at += cell_len(piece.text)
-        if x < at:
+        end += cell_len(piece.text)
+        if x < end:
             return piece.look.link
     return ""

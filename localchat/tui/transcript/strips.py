@@ -40,11 +40,12 @@ _TINTS: Final[Mapping[str, str]] = {
     "error": "error",
     "number": "primary",
 }
-"""Theme colour of each tint; other tints have the colour of text."""
+"""Theme colour of each tint. Other tints have the colour of text."""
 
 _MUTED: Final = ("muted", "rule", "quote")
 _MAX_CACHED_STRIPS: Final = 3000
-_CONTRAST: Final = 4.5  # of WCAG, for text
+_CONTRAST: Final = 4.5
+"""Minimal contrast of text in WCAG."""
 _ANSI: Final[Mapping[str, int]] = {
     "black": 0,
     "red": 1,
@@ -58,7 +59,7 @@ _ANSI: Final[Mapping[str, int]] = {
 
 
 class Palette:
-    """Styles of one theme. `variables`: the app's theme variables, by name without the dollar sign."""
+    """Styles of a theme. `variables` are the app's theme variables, without the dollar sign."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -66,7 +67,7 @@ class Palette:
         self.ansi = variables.get("background", "").startswith("ansi")
 
     def style(self, look: Look, ground: str = "", dimmed: bool = False) -> Style:
-        """Style of a piece. A dimmed one loses its colour only."""
+        """Return the style of a piece. A dimmed piece loses only its colour."""
         key = (look, ground, dimmed)
         style = self._styles.get(key)
         if style is None:
@@ -121,14 +122,14 @@ class Palette:
         return self._readable(self._color(role), self._ground_color(ground)).rich_color
 
     def _readable(self, color: Color, ground: Color) -> Color:
-        """The colour, blended with that of text as far as needed for contrast: themes choose accents for
-        borders, and many are too pale on a light ground."""
+        """Blend a colour with that of text until the contrast is sufficient.
+
+        Themes choose accents for borders, and many are too pale on a light ground.
+        """
         text = self._color("foreground")
+        ground_color = ground.rich_color.get_truecolor()
         for _ in range(8):
-            if (
-                contrast(color.rich_color.get_truecolor(), ground.rich_color.get_truecolor())
-                >= _CONTRAST
-            ):
+            if contrast(color.rich_color.get_truecolor(), ground_color) >= _CONTRAST:
                 break
             color = color.blend(text, 0.2)
         return color
@@ -168,10 +169,10 @@ class Palette:
         return RichColor.from_ansi(number + 8 * name.startswith("bright_"))
 
 
-def contrast(one: ColorTriplet, other: ColorTriplet) -> float:
-    """Contrast ratio of WCAG 2: 1 for equal colours, 21 for black on white."""
-    luminances = sorted(_luminance(color) for color in (one, other))
-    return (luminances[1] + 0.05) / (luminances[0] + 0.05)
+def contrast(first: ColorTriplet, second: ColorTriplet) -> float:
+    """Return the contrast ratio of WCAG 2: 1 for equal colours, 21 for black on white."""
+    dark, light = sorted((_luminance(first), _luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def _luminance(color: ColorTriplet) -> float:
@@ -186,14 +187,14 @@ class StripRenderer:
     """Renders rows as strips of one width, and caches them."""
 
     def __init__(self, palette: Palette, width: int, column: int) -> None:
-        """`width`: cells of a strip. `column`: cell at which the background of a row ends."""
+        """`width` is that of a strip. The background of a row ends at cell `column`."""
         self.palette = palette
         self.width = width
         self.column = min(column, width)
         self._cache: LRUCache[tuple[Row, bool], Strip] = LRUCache(_MAX_CACHED_STRIPS)
 
     def strip(self, row: Row, *, dimmed: bool = False) -> Strip:
-        """The row, padded to the width."""
+        """Return the row, padded to the width."""
         key = (row, dimmed)
         strip = self._cache.get(key)
         if strip is None:
@@ -203,18 +204,20 @@ class StripRenderer:
     def overlaid_strip(
         self, row: Row, spans: list[tuple[int, int, Style]], *, dimmed: bool = False
     ) -> Strip:
-        """The row with styles over spans of its characters; not cached. A span that begins or ends inside a
-        grapheme covers all of it: half an emoji has another width."""
+        """Return the row with styles over spans of its characters. Not cached.
+
+        A span that begins or ends inside a grapheme covers all of it, because half an emoji has another width.
+        """
         segments: list[Segment] = []
-        at = 0
-        for text, style, _ in self._segments(row, dimmed):
-            for low, high in pairwise(_edges(text, at, spans)):
-                segment_style = style
-                for start, end, over in spans:
-                    if start < at + high and at + low < end:
-                        segment_style = over if segment_style is None else segment_style + over
-                segments.append(Segment(text[low:high], segment_style))
-            at += len(text)
+        offset = 0
+        for text, base, _ in self._segments(row, dimmed):
+            for low, high in pairwise(_edges(text, offset, spans)):
+                style = base or Style.null()
+                for start, end, overlay in spans:
+                    if start < offset + high and offset + low < end:
+                        style += overlay
+                segments.append(Segment(text[low:high], style))
+            offset += len(text)
         return self._filled(segments, row)
 
     def _new_strip(self, row: Row, dimmed: bool) -> Strip:
@@ -228,22 +231,26 @@ class StripRenderer:
         ]
 
     def _filled(self, segments: list[Segment], row: Row) -> Strip:
+        """Return a strip of the segments, filled with the background of the row and of the widget."""
         cells = sum(cell_len(segment.text) for segment in segments)
-        fills = [(self.column, row.ground), (self.width, "")] if row.ground else [(self.width, "")]
-        at = cells
+        fills = [(self.width, "")]
+        if row.ground:
+            fills.insert(0, (self.column, row.ground))
         for end, ground in fills:
-            if at < end:
-                segments.append(Segment(" " * (end - at), self.palette.ground(ground)))
-                at = end
-        strip = Strip(segments, at)
-        return strip if at <= self.width else strip.crop(0, self.width)
+            if cells < end:
+                segments.append(Segment(" " * (end - cells), self.palette.ground(ground)))
+                cells = end
+        strip = Strip(segments, cells)
+        if cells > self.width:
+            return strip.crop(0, self.width)
+        return strip
 
 
-def _edges(text: str, at: int, spans: list[tuple[int, int, Style]]) -> list[int]:
-    """Split positions of a segment that begins at character `at`, its ends included."""
-    edges = {edge - at for start, end, _ in spans for edge in (start, end)}
+def _edges(text: str, offset: int, spans: list[tuple[int, int, Style]]) -> list[int]:
+    """Return the split positions of a segment that begins at character `offset`, its ends included."""
+    edges = {edge - offset for start, end, _ in spans for edge in (start, end)}
     inside = {edge for edge in edges if 0 < edge < len(text)}
     if inside and not text.isascii():
-        whole = [start for start, _, _ in split_graphemes(text)[0]]
-        inside = {whole[bisect_right(whole, edge) - 1] for edge in inside}
+        graphemes = [start for start, _, _ in split_graphemes(text)[0]]
+        inside = {graphemes[bisect_right(graphemes, edge) - 1] for edge in inside}
     return sorted({0, *inside, len(text)})

@@ -1,9 +1,9 @@
 """The conversation on the screen: one widget that draws the rows of all blocks.
 
-One widget per message (or per paragraph, as Textual's Markdown does it) took 885 ms from key to screen at
-50,000 tokens; this takes 5. Blocks are laid out when they are first seen. The heights of the others are
-estimated and corrected later without moving the rows on the screen; a finished block is never laid out twice
-at the same width.
+One widget per message, or per paragraph as in Textual's Markdown, took 885 ms from key to screen at 50,000
+tokens. This widget takes 5 ms. Blocks are laid out when they are first seen. The heights of other blocks are
+estimated, and corrected later without moving the rows on the screen. A finished block is laid out only once
+per width.
 """
 
 import time
@@ -51,11 +51,14 @@ _MEASURE_SLICE_S: Final = 0.008
 _MEASURE_EVERY_S: Final = 0.05
 _COPIED_S: Final = 1.5
 _SOON_S: Final = 0.01
-"""A redraw due this soon happens at once, in the same frame as the metrics that arrived with the text."""
+"""A redraw that is due this soon happens at once, in the same frame as the metrics of the text."""
 
 
 class Transcript(ScrollView, can_focus=True):
-    """Blocks of a conversation. It follows the end unless the reader scrolled up."""
+    """Blocks of a conversation. Follows the end unless the reader scrolled up.
+
+    Size: drawing, scrolling, search and selection share the layout.
+    """
 
     ALLOW_SELECT = True
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("transcript")]
@@ -100,7 +103,7 @@ class Transcript(ScrollView, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self.following = True
-        """Whether the end is shown and new rows scroll it."""
+        """Whether the end is shown, and new rows scroll the view."""
         self.focused_id: str | None = None
         self._block_layout = BlockLayout()
         self._text_search = TranscriptSearch(self._block_layout)
@@ -113,14 +116,13 @@ class Transcript(ScrollView, can_focus=True):
         self._redrawn_s = float("-inf")
         self._render_s = 0.0
         self._drawn_rows = 0
-        self._end_slack = 0  # empty rows below the end, on a slow terminal
+        self._end_slack = 0
+        """Empty rows below the end, on a slow terminal."""
         self._measure_timer: Timer | None = None
         self._scrollbar_updates = ScrollbarUpdates(self)
         self._is_moving = False
         self._copied: tuple[str, int] = ("", 0)
-        """A code block that was just copied, by its answer and its number."""
-
-    # ------------------------------------------------------------------ blocks
+        """Answer and number of the code block that was just copied."""
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Replace all blocks and scroll to the end."""
@@ -132,9 +134,9 @@ class Transcript(ScrollView, can_focus=True):
 
     def put(self, block: Block) -> None:
         """Add a block at the end, or replace the one with its id."""
-        known = self._block_layout.find(block.id) is not None
+        is_new = self._block_layout.find(block.id) is None
         self._block_layout.put(block)
-        self._mark_changed(block.id, now=not known)
+        self._mark_changed(block.id, now=is_new)
 
     def append_text(self, id_: str, piece: str) -> None:
         """Append to the text of a block. Pieces are drawn together, at the redraw rate."""
@@ -142,7 +144,7 @@ class Transcript(ScrollView, can_focus=True):
             self._mark_changed(id_)
 
     def finish(self, id_: str) -> None:
-        """The text of a block is complete."""
+        """Mark the text of a block as complete."""
         if self._block_layout.finish(id_) is not None:
             self._end_slack = 0
             self._mark_changed(id_, now=True)
@@ -151,7 +153,8 @@ class Transcript(ScrollView, can_focus=True):
         """Remove a block."""
         if self._block_layout.remove(id_):
             self._changed_ids.discard(id_)
-            self.focused_id = None if self.focused_id == id_ else self.focused_id
+            if self.focused_id == id_:
+                self.focused_id = None
             self._reflow()
             self.refresh()
 
@@ -172,7 +175,7 @@ class Transcript(ScrollView, can_focus=True):
             self.toggle(id_)
 
     def block(self, id_: str) -> Block | None:
-        """The block with this id, with all text that has arrived."""
+        """Return the block with this id, with all text so far. None if it does not exist."""
         index = self._block_layout.find(id_)
         if index is None:
             return None
@@ -183,17 +186,17 @@ class Transcript(ScrollView, can_focus=True):
         return tuple(item.block for item in self._block_layout.items)
 
     def code_blocks(self, id_: str) -> list[str]:
-        """The code blocks of an answer, as the model wrote them."""
+        """Return the code blocks of an answer, unchanged."""
         block = self.block(id_)
         return [] if block is None else code_blocks(block)
 
     @property
     def open_offers(self) -> tuple[Offer, ...]:
-        """The offers of the last notice that has some, while nothing was said after it."""
+        """Offers of the last notice with offers, unless a message followed it."""
         return self._block_layout.open_offers()
 
     def take_offer(self, number: int) -> bool:
-        """Accept an offer of the last notice that has any, by its number. False where there is none."""
+        """Accept an offer of the last notice with offers. Return False if the number does not exist."""
         notice = self._block_layout.last_offers()
         if notice is None or not 0 <= number - notice.first < len(notice.offers):
             return False
@@ -201,26 +204,33 @@ class Transcript(ScrollView, can_focus=True):
         return True
 
     def focus_block(self, delta: int) -> str | None:
-        """Move the focus by `delta` blocks (from the end if none has it); returns the id of the block."""
-        count = len(self._block_layout.items)
-        if not count:
+        """Move the focus by `delta` blocks, from the end if no block has it. Return the id of the block."""
+        last = len(self._block_layout.items) - 1
+        if last < 0:
             return None
-        at = None if self.focused_id is None else self._block_layout.find(self.focused_id)
-        index = count - 1 if at is None else min(max(at + delta, 0), count - 1)
+        index = self._focused_index()
+        index = last if index is None else min(max(index + delta, 0), last)
         self.focused_id = self._block_layout.items[index].block.id
         self._scroll_to_block(index)
         self.refresh()
         return self.focused_id
 
+    def _focused_index(self) -> int | None:
+        return None if self.focused_id is None else self._block_layout.find(self.focused_id)
+
     def focus_question(self, step: int) -> bool:
         """Show the previous question (`step` -1) or the next one (1) at the top of the screen, and focus it.
-        False if there is none."""
+
+        Return False if there is no such question.
+        """
         layout = self._block_layout
-        focused = self.focused_id
-        at = layout.find(focused) if focused is not None else None
-        if at is None and (top := self._top_position()) is not None:
-            at = top.block + (step < 0 < top.row)
-        index = layout.question(len(layout.items) if at is None else at, step)
+        start = self._focused_index()
+        if start is None:
+            start = len(layout.items)
+            if (top := self._top_position()) is not None:
+                # A question that is cut at the top counts as the previous one.
+                start = top.block + (step < 0 < top.row)
+        index = layout.question(start, step)
         if index is None:
             return False
         self.focused_id = layout.items[index].block.id
@@ -230,14 +240,12 @@ class Transcript(ScrollView, can_focus=True):
         return True
 
     def unfocus_block(self) -> None:
-        """Take the focus from the block that has it."""
+        """Remove the focus from its block."""
         self.focused_id = None
         self.refresh()
 
-    # ------------------------------------------------------------------ search
-
     def search(self, text: str) -> int:
-        """Highlight all matches of `text`, ignoring case (none if it is empty); returns their number."""
+        """Highlight all matches of `text`, ignoring case, and return their number."""
         self._text_search.start(text)
         self.refresh()
         if not self._text_search.active:
@@ -246,8 +254,10 @@ class Transcript(ScrollView, can_focus=True):
             return self._text_search.count()
 
     def show_match(self, delta: int) -> int:
-        """Scroll to the next match (negative: the previous one, 0: the nearest), from the last one shown or
-        from the top of the screen. Wraps around. Returns the number of the match; 0 where there is none."""
+        """Scroll to the next match (1), the previous one (-1) or the nearest one (0), and return its number.
+
+        Starts at the last shown match or at the top of the screen, and wraps around. Returns 0 without a match.
+        """
         if not self._text_search.active or not self._block_layout.items:
             return 0
         with self._keeping_position():
@@ -263,7 +273,7 @@ class Transcript(ScrollView, can_focus=True):
         return self._text_search.number
 
     def _nearest_match(self, top: RowPosition) -> RowPosition | None:
-        """The first match on the screen, else the last one above it."""
+        """Return the first match on the screen, or the last one above it."""
         below = self._text_search.first_from(RowPosition(top.block, top.row - 1), 1)
         if below is not None and self._is_on_screen(below):
             return below
@@ -273,17 +283,15 @@ class Transcript(ScrollView, can_focus=True):
         row = self._block_layout.top(position.block) + position.row
         return 0 <= row - round(self.scroll_y) < self.size.height
 
-    # ------------------------------------------------------------------ redraw of text that grows
-
     @property
     def is_idle(self) -> bool:
-        """Whether everything is drawn and every height is known, so that no timer runs."""
+        """Whether everything is drawn and measured, so that no timer runs."""
         bar = self._scrollbar_updates
         timers = self._redraw_timer or self._measure_timer or bar.is_pending
         return not (self._changed_ids or timers)
 
     def _mark_changed(self, id_: str, *, now: bool = False) -> None:
-        """Redraw a block soon, together with others; at once with `now`."""
+        """Redraw a block soon, together with others, or at once with `now`."""
         self._changed_ids.add(id_)
         if not self.is_attached:
             return
@@ -293,40 +301,41 @@ class Transcript(ScrollView, can_focus=True):
                 self._redraw_timer = None
             self._redraw()
         elif self._redraw_timer is None and not self._redraw_posted:
-            clock = time.monotonic()
-            wait = self._redrawn_s + self._redraw_rate.wait_s(clock) - clock
-            if wait <= _SOON_S:
+            now_s = time.monotonic()
+            wait_s = self._redrawn_s + self._redraw_rate.wait_s(now_s) - now_s
+            if wait_s <= _SOON_S:
                 self._redraw_posted = self.post_message(events.Callback(callback=self._redraw))
             else:
-                self._redraw_timer = self.set_timer(wait, self._redraw)
+                self._redraw_timer = self.set_timer(wait_s, self._redraw)
 
     def _redraw(self) -> None:
         """Draw the rows that changed since the last redraw."""
         self._redraw_timer = None
         self._redraw_posted = False
         if not self._block_layout.width:
-            self._changed_ids.clear()  # hidden: everything is drawn when it is shown
+            # A hidden transcript draws everything when it is shown.
+            self._changed_ids.clear()
             return
         if not self._changed_ids:
             return
-        begun = time.monotonic()
+        started_s = time.monotonic()
         if output_is_pending(self.app):
-            self._redraw_rate.blocked(begun)
-            self._redraw_timer = self.set_timer(self._redraw_rate.wait_s(begun), self._redraw)
+            self._redraw_rate.blocked(started_s)
+            self._redraw_timer = self.set_timer(self._redraw_rate.wait_s(started_s), self._redraw)
             return
         position = self._top_position()
-        changed = self._lay_out_changed()
-        before = round(self.scroll_y)
+        first_changed = self._lay_out_changed()
+        old_top = round(self.scroll_y)
         self._reflow(position)
-        # Where the view scrolled, `watch_scroll_y` has refreshed all of it.
-        if round(self.scroll_y) == before and changed is not None:
-            self._refresh_rows(changed, max(self._drawn_rows, self._block_layout.total))
+        # If the view scrolled, `watch_scroll_y` has refreshed all of it.
+        if round(self.scroll_y) == old_top and first_changed is not None:
+            self._refresh_rows(first_changed, max(self._drawn_rows, self._block_layout.total))
         self._drawn_rows = self._block_layout.total
         self._redrawn_s = time.monotonic()
-        self._redraw_rate.drew(self._redrawn_s - begun + self._render_s)
+        self._redraw_rate.drew(self._redrawn_s - started_s + self._render_s)
 
     def _lay_out_changed(self) -> int | None:
-        """Lay out the blocks that changed; returns the first row that differs."""
+        """Lay out the blocks that changed, and return the first row that differs."""
         first: int | None = None
         for id_ in self._changed_ids:
             index = self._block_layout.find(id_)
@@ -349,8 +358,6 @@ class Transcript(ScrollView, can_focus=True):
         if top < bottom:
             self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
 
-    # ------------------------------------------------------------------ scroll position
-
     def to_end(self) -> None:
         """Scroll to the end and follow it."""
         self.following = True
@@ -359,13 +366,13 @@ class Transcript(ScrollView, can_focus=True):
         self.refresh()
 
     def _top_position(self) -> RowPosition | None:
-        """The row at the top of the screen; None while the end is followed."""
+        """Return the row at the top of the screen. None while the end is followed."""
         if self.following:
             return None
         return self._block_layout.position(round(self.scroll_y))
 
     def _reflow(self, position: RowPosition | None = None) -> None:
-        """Lay out what is visible with `position` at the top of the screen (None: the end at its bottom)."""
+        """Lay out the view with `position` at its top, or with the end at its bottom (None)."""
         height = self.size.height
         if not self._block_layout.width or not height:
             return
@@ -390,26 +397,28 @@ class Transcript(ScrollView, can_focus=True):
         self._reflow(position)
 
     def _end_top(self, height: int) -> int:
-        """The top row while the end is followed. On a slow terminal the end moves up by half a screen at once,
-        so that few redraws cover the whole screen."""
+        """Return the top row while the end is followed.
+
+        On a slow terminal the end moves up by half a screen at once, so that few redraws cover all of it.
+        """
         rows = self._block_layout.total + 1
         if not (self._block_layout.is_streaming and self._redraw_rate.slow(time.monotonic())):
             self._end_slack = 0
             return max(0, rows - height)
-        now = round(self.scroll_y)
-        if not now <= rows <= now + height:
-            now = max(0, rows + height // 2 - height) if rows > height else 0
-        self._end_slack = max(0, now + height - rows)
-        return now
+        top = round(self.scroll_y)
+        if not top <= rows <= top + height:
+            top = max(0, rows - height + height // 2) if rows > height else 0
+        self._end_slack = max(0, top + height - rows)
+        return top
 
     def _scroll_to_block(self, index: int) -> None:
-        """Scroll so that a block is visible, from its first row."""
+        """Scroll so that a block is visible from its first row."""
         self._block_layout.rows(index)
         top = self._block_layout.top(index)
         height = self.size.height
-        now = round(self.scroll_y)
         bottom = top + self._block_layout.height(index)
-        if now <= top and bottom <= now + height:
+        view_top = round(self.scroll_y)
+        if view_top <= top and bottom <= view_top + height:
             return
         self.following = bottom >= self._block_layout.total and bottom - top <= height
         self._reflow(None if self.following else RowPosition(index, 0))
@@ -417,7 +426,7 @@ class Transcript(ScrollView, can_focus=True):
     def _set_total_rows(self, rows: int) -> None:
         size = Size(self.scrollable_content_region.width, rows)
         if size != self.virtual_size:
-            # The reactive would lay out the whole screen again; the scroll bar is always there.
+            # The reactive would lay out the whole screen again, although the scroll bar is always visible.
             self.set_reactive(Widget.virtual_size, size)
 
     def _move(self, top: int) -> None:
@@ -447,10 +456,12 @@ class Transcript(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         position = self._top_position()
         if width != layout.width:
-            share = position.row / max(1, layout.height(position.block)) if position else 0.0
+            old_height = layout.height(position.block) if position is not None else 0
             layout.resize(width)
             self._strip_renderer = None
             if position is not None:
+                # Keep the same part of the block at the top.
+                share = position.row / max(1, old_height)
                 rows = len(layout.rows(position.block).rows)
                 position = RowPosition(position.block, int(share * rows))
         self._reflow(position)
@@ -459,24 +470,20 @@ class Transcript(ScrollView, can_focus=True):
         self._schedule_measuring()
         self.refresh()
 
-    # ------------------------------------------------------------------ scroll bar
-
     @property
     def vertical_scrollbar(self) -> ScrollBar:
         return flat_vertical_scrollbar(self)
-
-    # ------------------------------------------------------------------ work between redraws
 
     def _schedule_measuring(self) -> None:
         if self._measure_timer is None and self.is_attached:
             self._measure_timer = self.set_timer(_MEASURE_EVERY_S, self._measure_unseen)
 
     def _unhighlighted(self) -> LaidOutBlock | None:
-        """A block on the screen whose code has no final colours yet."""
+        """Return a block on the screen whose code is not highlighted yet."""
         return self._block_layout.unhighlighted(round(self.scroll_y), self.size.height)
 
     def _measure_unseen(self) -> None:
-        """Highlight code on the screen, else lay out blocks with an estimated height, for some milliseconds."""
+        """Highlight code on the screen, or lay out unmeasured blocks, for some milliseconds."""
         self._measure_timer = None
         if self._redraw_timer is None and (item := self._unhighlighted()) is not None:
             if self._block_layout.highlight(item, _MEASURE_SLICE_S):
@@ -485,40 +492,41 @@ class Transcript(ScrollView, can_focus=True):
             return
         if not self._block_layout.items or not self._block_layout.width:
             return
-        if self._redraw_timer is not None:  # text that grows goes first
+        if self._redraw_timer is not None:  # growing text has priority
             self._schedule_measuring()
             return
-        until = time.monotonic() + _MEASURE_SLICE_S
+        end_s = time.monotonic() + _MEASURE_SLICE_S
         top = self._top_position()
         start = top.block if top else len(self._block_layout.items)
-        before = round(self.scroll_y)
+        old_top = round(self.scroll_y)
         with self._keeping_position():
             for index in self._block_layout.unmeasured(start):
                 self._block_layout.rows(index)
-                if time.monotonic() >= until:
+                if time.monotonic() >= end_s:
                     self._schedule_measuring()
                     break
-        if round(self.scroll_y) != before:
+        if round(self.scroll_y) != old_top:
             self.refresh()
-
-    # ------------------------------------------------------------------ rendering
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._strip_renderer = None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Rows of a part of the widget. Bypasses Textual's cache of styled lines, which doubles the time:
-        there is no border or padding to draw, and the strip renderer keeps its strips."""
-        begun = time.monotonic()
+        """Return the rows of a part of the widget.
+
+        Bypasses Textual's cache of styled lines, which would double the time: the widget has no border or
+        padding, and the strip renderer caches its strips.
+        """
+        started_s = time.monotonic()
         self._drawn_rows = max(self._drawn_rows, self._block_layout.total)
         strips = self._row_strips(crop.y, crop.height)
         lines = rows_in(self, crop, lambda y: strips[y - crop.y])
-        self._render_s = time.monotonic() - begun
+        self._render_s = time.monotonic() - started_s
         return lines
 
     def render_line(self, y: int) -> Strip:
-        """One row with the offsets that Textual needs for mouse selection."""
+        """Return a row with the offsets that Textual needs for mouse selection."""
         (strip,) = self._row_strips(y, 1)
         position = self._position_at(y) if self._block_layout.width else None
         if position is None:
@@ -527,8 +535,8 @@ class Transcript(ScrollView, can_focus=True):
         return strip.apply_offsets(0, number * ROWS_PER_BLOCK + position.row)
 
     def _row_strips(self, first: int, count: int) -> list[Strip]:
-        """`count` rows of the widget from row `first` on."""
-        self._selection = self.text_selection  # asked once, not once a row
+        """Return `count` rows of the widget from row `first` on."""
+        self._selection = self.text_selection  # read once, not once a row
         renderer = self._strip_renderer or self._new_strip_renderer()
         strips: list[Strip] = []
         if self._block_layout.width:
@@ -563,8 +571,6 @@ class Transcript(ScrollView, can_focus=True):
             return renderer.overlaid_strip(row, overlays, dimmed=dimmed)
         return renderer.strip(row, dimmed=dimmed)
 
-    # ------------------------------------------------------------------ mouse
-
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         with self._keeping_position():
             return selected_text(self._block_layout, selection), "\n"
@@ -591,7 +597,7 @@ class Transcript(ScrollView, can_focus=True):
             self.toggle(item.block.id)
 
     def _copy_code(self, id_: str, number: int) -> None:
-        """Copy a code block of an answer; its corner says so for a moment."""
+        """Copy a code block of an answer, and show that in its corner for a moment."""
         blocks = self.code_blocks(id_)
         if number > len(blocks):
             return
@@ -605,5 +611,5 @@ class Transcript(ScrollView, can_focus=True):
         self.refresh()
 
     def _position_at(self, y: int) -> RowPosition | None:
-        """The row of a block at row `y` of the widget."""
+        """Return the row of a block at row `y` of the widget."""
         return self._block_layout.position(y + round(self.scroll_y))

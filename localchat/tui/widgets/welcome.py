@@ -1,4 +1,4 @@
-"""The welcome of an empty conversation: the model, how to begin, and on the first run models that fit."""
+"""The welcome of an empty conversation: the model, first steps, and models that fit on the first run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,9 @@ from localchat.tui.keymap import key_names, offer_key
 
 if TYPE_CHECKING:
     from localchat.models.onboarding import FirstRun
-    from localchat.models.recommended_models import Recommendation
 
 FETCH_PREFIX: Final = "fetch "
-"""First part of the action that asks whether to download a model: its name and a line about it follow."""
+"""Prefix of the action that asks whether to download a model. Its name and a line about it follow."""
 _LOW_ROWS: Final = 6
 _MAX_EXTERNAL: Final = 2
 _MAX_MODELS: Final = 4
@@ -44,13 +43,13 @@ class Greeting(NamedTuple):
     lines: tuple[str, ...] = ()
     usage: str = ""
     samples: tuple[str, ...] = ()
-    """Questions to begin with."""
+    """Sample questions."""
     models: tuple[Offer, ...] = ()
-    """Models to begin with."""
+    """Offers of models."""
     chooses_model: bool = False
-    """Whether choosing a model is offered."""
+    """Whether the welcome offers to choose a model."""
     searching: bool = False
-    """Whether models to begin with are being looked for."""
+    """Whether the search for models is running."""
 
 
 class WelcomeRow(NamedTuple):
@@ -58,15 +57,16 @@ class WelcomeRow(NamedTuple):
 
     text: Content
     rank: int
-    """The row with the highest rank is left out first where the window is low."""
+    """In a low window, the row with the highest rank is left out first."""
     action: str = ""
-    """What a click does."""
+    """Action of a click."""
 
 
 class Welcome(Widget):
     """A greeting, questions and models in the middle of the screen. A click or a key accepts one.
 
-    The keys of questions and models never change, also when the models appear seconds later."""
+    The keys of questions and models never change, even if the models appear seconds later.
+    """
 
     @dataclass
     class Taken(Message):
@@ -75,12 +75,12 @@ class Welcome(Widget):
         action: str
 
     def __init__(self, greeting: Greeting, keys: Mapping[str, str], *, id: str) -> None:  # noqa: A002 - textual's word
-        """`keys`: the keymap of the settings."""
+        """`keys` is the keymap of the settings."""
         super().__init__(id=id)
         self.greeting = greeting
         self._keys = keys
         self._actions: dict[int, str] = {}
-        """By the row of the widget."""
+        """Actions by row of the widget."""
 
     def set_greeting(self, greeting: Greeting) -> None:
         """Show another greeting."""
@@ -90,19 +90,19 @@ class Welcome(Widget):
     @property
     def offers(self) -> dict[int, str]:
         """Actions of all offers, by the number of their key."""
-        asked = {n: f"{ASK_PREFIX}{text}" for n, text in enumerate(self.greeting.samples, 1)}
-        first = len(self.greeting.samples) + 1
-        return asked | {n: offer.action for n, offer in enumerate(self.greeting.models, first)}
+        questions = [f"{ASK_PREFIX}{sample}" for sample in self.greeting.samples]
+        models = [offer.action for offer in self.greeting.models]
+        return dict(enumerate([*questions, *models], 1))
 
     @property
     def reserved(self) -> int:
-        """How many numbers belong to offers that are here or may still come."""
+        """Number of keys that belong to current or later offers."""
         if self.greeting.samples:
             return len(self.greeting.samples) + _MAX_MODELS
         return 0
 
     def choose(self, number: int) -> bool:
-        """Accept an offer by its number. False if there is none."""
+        """Accept an offer by its number. Return False if it does not exist."""
         action = self.offers.get(number)
         if action is not None:
             self.post_message(self.Taken(action))
@@ -118,14 +118,15 @@ class Welcome(Widget):
         if len(rows) > self.size.height:
             rows = _fit_rows(list(self._rows(width, whole=False)), self.size.height)
         above = max(0, (self.size.height - len(rows)) // 2)
-        self._actions = {above + at: row.action for at, row in enumerate(rows) if row.action}
+        self._actions = {y: row.action for y, row in enumerate(rows, above) if row.action}
         lines = _center([row.text for row in rows], self.size.width)
         return Content("\n" * above) + Content("\n").join(lines)
 
     def _rows(self, width: int, *, whole: bool) -> Iterator[WelcomeRow]:
-        """`whole`: sentences of the greeting are wrapped, never cut at a joint."""
+        """Yield all rows. With `whole`, sentences of the greeting are wrapped and never cut."""
         greeting = self.greeting
-        low = self.size.height < _LOW_ROWS  # half a sentence must show that it is half
+        # In a low window a sentence is cut, with an ellipsis.
+        is_low = self.size.height < _LOW_ROWS
         yield WelcomeRow(Content.styled("localchat", "bold $primary"), 0)
         yield _BLANK
         for number, line in enumerate(greeting.lines):
@@ -133,7 +134,7 @@ class Welcome(Widget):
             if whole and text.endswith("."):
                 rows = wrap(text, width)
             else:
-                rows = [_shorten(text, width)] if low else _wrap_line(text, width)
+                rows = [_shorten(text, width)] if is_low else _wrap_line(text, width)
             for row in rows:
                 yield WelcomeRow(Content.styled(row, "$foreground 70%"), 4 if number else 2)
         if greeting.usage:
@@ -179,15 +180,15 @@ def _choice(key: str, label: str, action: str, width: int, rank: int) -> Welcome
 
 
 def _fit_rows(rows: list[WelcomeRow], room: int) -> list[WelcomeRow]:
-    """The rows that fit a low window: those of the highest rank are left out, the last of them first."""
+    """Return the rows that fit a low window, without those of the highest rank."""
     while len(rows) > max(1, room):
-        worst = max(range(len(rows)), key=lambda at: (rows[at].rank, at))
-        del rows[worst]
+        index = max(range(len(rows)), key=lambda index: (rows[index].rank, index))
+        del rows[index]
     return rows
 
 
 def _wrap_line(line: str, width: int) -> list[str]:
-    """Wrap a sentence; shorten a line of parts."""
+    """Wrap a sentence, or shorten a line of parts."""
     shortened = _shorten(line, width)
     if shortened.endswith("…"):
         return wrap(line, width)
@@ -197,40 +198,35 @@ def _wrap_line(line: str, width: int) -> list[str]:
 def _shorten(line: str, width: int) -> str:
     """Shorten a line to a width: drop its last parts, or end it with an ellipsis if it has none."""
     while len(line) > width:
-        at = max(line.rfind(joint, 0, width + 1) for joint in (" · ", ", ", "; ", ": "))
-        if at < width // 3:
+        end = max(line.rfind(joint, 0, width + 1) for joint in (" · ", ", ", "; ", ": "))
+        if end < width // 3:
             return f"{line[: width - 1].rstrip()}…"
-        line = line[:at]
+        line = line[:end]
     return line
 
 
 def _center(lines: Sequence[Content], width: int) -> list[Content]:
     """Indent all lines by the same amount, so that the widest is centered."""
     widest = max((line.cell_length for line in lines), default=0)
-    before = " " * max(1, (width - widest) // 2)
-    return [Content(before) + line for line in lines]
+    indent = " " * max(1, (width - widest) // 2)
+    return [Content(indent) + line for line in lines]
 
 
 def greeting(setup: ModelSetup) -> Greeting:
-    """The greeting for the model in use."""
+    """Return the greeting for the model in use."""
     if setup.model.name != GUIDE:
         return Greeting((f"You're talking to {setup.model.name}.",), _USAGE)
     return Greeting(_GUIDE, "", _SAMPLES, chooses_model=True)
 
 
-def first_greeting(found: "FirstRun") -> Greeting:
-    """The greeting of the first run: hardware, models of other programs, and recommended models."""
-    here = [
+def first_greeting(first_run: "FirstRun") -> Greeting:
+    """Return the greeting of the first run: hardware, models of other programs, and recommendations."""
+    offers = [
         Offer(f"{model.name}, here already ({model.origin})", f"model {model.name}")
-        for model in found.external[:_MAX_EXTERNAL]
+        for model in first_run.external[:_MAX_EXTERNAL]
     ]
-    downloads = [
-        Offer(label := _download_label(one), f"{FETCH_PREFIX}{one.name} {label}")
-        for one in found.recommendations
-    ]
-    models = tuple((here + downloads)[:_MAX_MODELS])
-    return Greeting((*_GUIDE, found.hardware), "", _SAMPLES, models, chooses_model=True)
-
-
-def _download_label(recommendation: "Recommendation") -> str:
-    return f"{recommendation.name} · {recommendation.summary}"
+    for recommendation in first_run.recommendations:
+        label = f"{recommendation.name} · {recommendation.summary}"
+        offers.append(Offer(label, f"{FETCH_PREFIX}{recommendation.name} {label}"))
+    models = tuple(offers[:_MAX_MODELS])
+    return Greeting((*_GUIDE, first_run.hardware), "", _SAMPLES, models, chooses_model=True)

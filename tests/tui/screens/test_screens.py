@@ -306,7 +306,7 @@ def test_an_editor_that_is_not_there_leaves_the_screen_as_it_was(
     async def what(pilot: Pilot[int]) -> None:
         await pilot.press(*"draft", "ctrl+g")
         await until(pilot, lambda: notices(pilot))
-        assert "the editor no-such-editor cannot be started: No such file" in notices(pilot)[0]
+        assert "cannot start the editor no-such-editor: No such file" in notices(pilot)[0]
         assert told == ["given away", "taken back"]
         assert app_of(pilot).chat.composer.text == "draft"
 

@@ -1,7 +1,7 @@
 """Incremental layout of streaming Markdown: only text that may still change is parsed again.
 
-Text before the last top-level block cannot change any more, so its rows are frozen. An open fence, the only
-block that gets long while it is the last one, is laid out line by line. `finish` parses the whole text once.
+Text before the last top-level block can no longer change, so its rows are frozen. An open fence is the only
+last block that gets long, and it is laid out line by line. `finish` parses the whole text once.
 """
 
 import re
@@ -25,11 +25,13 @@ class IncrementalMarkdown:
     def __init__(self, width: int, text: str = "") -> None:
         self.width = width
         self._frozen: list[Row] = []
-        self._pending_cr = ""  # a \r that may be followed by \n
+        self._pending_cr = ""
+        """A carriage return that a newline may follow."""
         self._source: list[str] = []
         self._tail = ""
         self._first = True
-        self._code_blocks = 0  # in frozen rows
+        self._code_blocks = 0
+        """Number of code blocks in the frozen rows."""
         self._fence: _OpenFence | None = None
         self._changed = True
         self._rows: list[Row] = []
@@ -60,7 +62,7 @@ class IncrementalMarkdown:
 
     @property
     def frozen(self) -> int:
-        """Number of rows that do not change any more before `finish`."""
+        """Number of rows that no longer change before `finish`."""
         return len(self._frozen)
 
     def resize(self, width: int) -> None:
@@ -74,7 +76,7 @@ class IncrementalMarkdown:
         self._changed = True
 
     def finish(self) -> list[Row]:
-        """The rows of the complete text, parsed at once."""
+        """Return the rows of the complete text, parsed as a whole."""
         if self._pending_cr:
             self._pending_cr = ""
             self._source.append(sanitize("\r"))
@@ -102,10 +104,10 @@ class IncrementalMarkdown:
                 return self._fence.rows(self.width, first=self._first)
             self._fence = None
         elif len(self._tail) > _MAX_TAIL and "\n" in self._tail:
-            whole, _, rest = self._tail.rpartition("\n")
-            self._tail = whole
-            self._freeze(parser.blocks(whole))
-            # in the middle of a block: no blank row
+            lines, _, rest = self._tail.rpartition("\n")
+            self._tail = lines
+            self._freeze(parser.blocks(lines))
+            # The cut is inside a block, so no blank row follows.
             self._tail = rest
             self._first = True
             tokens = parser.blocks(rest)
@@ -124,7 +126,7 @@ class IncrementalMarkdown:
 
 
 class _OpenFence:
-    """Rows of a fence that is not closed yet. Each complete line is laid out once."""
+    """Rows of an open fence. Each complete line is laid out once."""
 
     def __init__(self, match: re.Match[str], number: int) -> None:
         marker = match.group(1)
@@ -133,23 +135,25 @@ class _OpenFence:
         self._label = code.label(match.group(2), number)
         self._number = number
         self._name = code.language(match.group(2))
-        self._at = match.end()
+        self._position = match.end()
         self._partial_line = ""
         self._new_lines: list[code.Line] = []
         self._rows: list[Row] = []
 
     def grow(self, tail: str) -> bool:
-        """Add the new text of `tail`; False once the fence is closed."""
-        while (end := tail.find("\n", self._at)) >= 0:
-            line = tail[self._at : end]
+        """Add the new text of `tail`. Return False once the fence is closed."""
+        while (end := tail.find("\n", self._position)) >= 0:
+            line = tail[self._position : end]
             if self._close.fullmatch(line):
                 return False
             self._new_lines.append(self._highlighted(line))
-            self._at = end + 1
-        while len(tail) - self._at > parser.MAX_LINE:
-            self._new_lines.append(self._highlighted(tail[self._at : self._at + parser.MAX_LINE]))
-            self._at += parser.MAX_LINE
-        self._partial_line = tail[self._at :]
+            self._position = end + 1
+        while len(tail) - self._position > parser.MAX_LINE:
+            self._new_lines.append(
+                self._highlighted(tail[self._position : self._position + parser.MAX_LINE])
+            )
+            self._position += parser.MAX_LINE
+        self._partial_line = tail[self._position :]
         return not (self._partial_line and self._close.fullmatch(self._partial_line))
 
     def rows(self, width: int, *, first: bool) -> list[Row]:

@@ -45,9 +45,8 @@ def _read(content: str, base: Look) -> Sequence[Line]:
     return _Lines(base).read(tokens)
 
 
-_read_cached = lru_cache(1024)(
-    _read
-)  # items of a list that grows, cells of a table, are read again and again
+# A growing answer is laid out many times, with the same list items and table cells.
+_read_cached = lru_cache(1024)(_read)
 
 
 def printable(text: str) -> str:
@@ -125,7 +124,7 @@ class _Lines:
     def _open_link(self, target: str, look: Look) -> None:
         link = web_link(target)
         self.targets.append("" if link else target)
-        self.looks.append(look._replace(tint="link", underline=True, link=link) if link else look)
+        self.looks.append(_linked(look, link))
 
     def _close_link(self) -> None:
         self.looks.pop()
@@ -138,7 +137,7 @@ class _Lines:
         link = web_link(target)
         label = token.content or target or "image"
         self._add("▧ ", look._replace(tint="muted"))
-        self._add(label, look._replace(tint="link", underline=True, link=link) if link else look)
+        self._add(label, _linked(look, link))
         if not link and target and target != label:
             self._add(f" ({target})", look._replace(tint="muted"))
 
@@ -147,7 +146,7 @@ class _Lines:
             self._add(text, look)
             return
         for part, link in _with_links(text):
-            self._add(part, look._replace(tint="link", underline=True, link=link) if link else look)
+            self._add(part, _linked(look, link))
 
     def _add(self, text: str, look: Look) -> None:
         if not text:
@@ -160,15 +159,23 @@ class _Lines:
             line.append(Piece(text, look))
 
 
+def _linked(look: Look, link: str) -> Look:
+    """Return the look of a link. Without a link, the look is unchanged."""
+    if not link:
+        return look
+    return look._replace(tint="link", underline=True, link=link)
+
+
 def _with_links(text: str) -> Iterator[tuple[str, str]]:
-    at = 0
+    """Yield the parts of a text, each with its link or an empty string."""
+    end = 0
     for match in _URL.finditer(text):
         url = match.group().rstrip(_TRAILING)
         while url.endswith(")") and url.count(")") > url.count("("):
             url = url[:-1].rstrip(_TRAILING)
-        if match.start() > at:
-            yield text[at : match.start()], ""
+        if match.start() > end:
+            yield text[end : match.start()], ""
         yield url, web_link(url)
-        at = match.start() + len(url)
-    if at < len(text):
-        yield text[at:], ""
+        end = match.start() + len(url)
+    if end < len(text):
+        yield text[end:], ""

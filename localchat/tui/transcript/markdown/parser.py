@@ -1,8 +1,8 @@
 """A markdown-it parser that drops no text.
 
-The presets silently drop blocks nested deeper than `maxNesting`, and all definitions of reference links. Here
-blocks that are too deep become plain text, definitions stay as they are (they would also change rows far
-above them), and HTML is text.
+The presets silently drop blocks that are nested deeper than `maxNesting`, and all definitions of reference
+links. This parser turns deep blocks into plain text, shows definitions, which would also change rows far
+above them, and treats HTML as text.
 """
 
 from functools import cache
@@ -21,23 +21,25 @@ _MAX_INLINE: Final = 32 * 1024
 _MAX_FORMULA: Final = 2_000
 _MAX_FORMULA_LINES: Final = 60
 _CLOSINGS: Final = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
-"""End of a formula by its beginning."""
+"""Closing delimiter of a formula by its opening one."""
 
 
 def split_long(text: str) -> str:
-    """`text` with a line end after every 10,000 characters of a line: longer lines take seconds to lay out."""
+    """Break lines after 10,000 characters, because longer lines take seconds to lay out."""
     if len(text) <= MAX_LINE:
         return text
     lines = text.split("\n")
     if max(map(len, lines)) <= MAX_LINE:
         return text
     return "\n".join(
-        line[at : at + MAX_LINE] for line in lines for at in range(0, max(1, len(line)), MAX_LINE)
+        line[start : start + MAX_LINE]
+        for line in lines
+        for start in range(0, max(1, len(line)), MAX_LINE)
     )
 
 
 def blocks(text: str) -> "list[Token]":
-    """Block tokens of a sanitized text. Their contents are not parsed (see `inline`)."""
+    """Return the block tokens of a sanitized text. `inline` parses their contents."""
     parser = _parser()
     tokens: list[Token] = []
     parser.block.parse(text, parser, {}, tokens)
@@ -45,7 +47,7 @@ def blocks(text: str) -> "list[Token]":
 
 
 def inline(content: str) -> "list[Token] | None":
-    """Inline tokens of a paragraph; None if it is too long to parse."""
+    """Return the inline tokens of a paragraph. None if it is too long to parse."""
     if len(content) > _MAX_INLINE:
         return None
     parser = _parser()
@@ -55,7 +57,7 @@ def inline(content: str) -> "list[Token] | None":
 
 
 def load() -> None:
-    """Import what the first answer needs: 30 ms or more, which would compete with the engine for a core."""
+    """Import what the first answer needs. It takes 30 ms or more of a core that the engine needs then."""
     import pygments.lexers  # type: ignore[import-untyped]  # noqa: F401
 
     _parser()
@@ -110,12 +112,12 @@ def _formula_block(state: "StateBlock", start: int, end: int, silent: bool) -> b
     if opening not in ("$$", "\\[") or state.is_code_block(start):
         return False
     line = start
-    at = first + 2
-    while (close := state.src.find(_CLOSINGS[opening], at, state.eMarks[line])) < 0:
+    searched = first + 2
+    while (close := state.src.find(_CLOSINGS[opening], searched, state.eMarks[line])) < 0:
         line += 1
         if line >= end or line - start > _MAX_FORMULA_LINES:
             return False
-        at = state.bMarks[line]
+        searched = state.bMarks[line]
     inside = state.src[first + 2 : close]
     if state.src[close + 2 : state.eMarks[line]].strip() or not _is_formula(opening, inside, ""):
         return False

@@ -1,4 +1,4 @@
-"""Tables wrapped to a width: columns share it, a long cell takes several rows."""
+"""Tables wrapped to a width: columns share it, and a long cell takes several rows."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -10,7 +10,7 @@ from localchat.tui.transcript.markdown.rows import Look, Piece, Row
 from localchat.tui.transcript.markdown.wrap import wrap
 
 MAX_ROWS: Final = 300
-"""Longer tables are shown as source text: their layout takes seconds."""
+"""Longer tables are shown as source text, because their layout takes seconds."""
 
 _GAP: Final = 2
 _MIN_COLUMN: Final = 8
@@ -23,20 +23,21 @@ class Table(NamedTuple):
     """Cells of a table."""
 
     rows: list[list[Line]]
-    """The header first."""
+    """Rows of cells, the header first."""
     aligns: list[str]
-    """`left`, `right` or `center`, by column."""
+    """Alignment of each column: `left`, `right` or `center`."""
 
 
 def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
-    room = max(2, width - sum(cell_len(piece.text) for piece in lead))
+    """Yield the rows of a table, or of its cells below each other if it is too wide."""
     columns = max(len(row) for row in table.rows)
+    room = max(2, width - _cells(lead)) - (columns - 1) * _GAP
     natural = _natural(table, columns)
-    widths = column_widths(natural, room - (columns - 1) * _GAP)
-    narrow = any(
-        cells < min(wanted, _MIN_COLUMN) for cells, wanted in zip(widths, natural, strict=True)
+    widths = column_widths(natural, room)
+    breaks_words = any(
+        cells < min(needed, _MIN_COLUMN) for cells, needed in zip(widths, natural, strict=True)
     )
-    if narrow:
+    if breaks_words or sum(widths) > room:
         yield from _stacked(table, width, lead)
         return
     for number, row in enumerate(table.rows):
@@ -47,7 +48,7 @@ def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Ro
 
 
 def column_widths(natural: Sequence[int], room: int) -> list[int]:
-    """Widths of columns: their natural widths if they fit, else the widest shrink first."""
+    """Return the widths of columns: the natural ones if they fit, or else the widest shrink first."""
     widths = [max(1, cells) for cells in natural]
     while sum(widths) > room:
         widest = max(widths)
@@ -81,24 +82,35 @@ def _line(
         list(wrap(row[column] if column < len(row) else [], room))
         for column, room in enumerate(widths)
     ]
+    last = len(widths) - 1
     for index in range(max(len(cell) for cell in cells)):
         pieces: list[Piece] = list(lead)
         for column, room in enumerate(widths):
             content = cells[column][index].pieces if index < len(cells[column]) else ()
             free = room - _cells(content)
-            align = aligns[column] if column < len(aligns) else "left"
-            before = free if align == "right" else free // 2 if align == "center" else 0
-            after = free - before + (_GAP if column < len(widths) - 1 else 0)
-            pieces += [
-                *([Piece(" " * before, _PLAIN)] if before else []),
-                *content,
-                *([Piece(" " * after, _PLAIN)] if after and column < len(widths) - 1 else []),
-            ]
+            left = _left_padding(free, aligns[column] if column < len(aligns) else "left")
+            if left:
+                pieces.append(Piece(" " * left, _PLAIN))
+            pieces += content
+            # No trailing blanks after the last column.
+            if column < last:
+                pieces.append(Piece(" " * (free - left + _GAP), _PLAIN))
         yield Row(tuple(pieces), len(lead))
 
 
+def _left_padding(free: int, align: str) -> int:
+    """Return how many of the free cells are to the left of the content."""
+    match align:
+        case "right":
+            return free
+        case "center":
+            return free // 2
+        case _:
+            return 0
+
+
 def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
-    """Lay out a table that is too wide: each cell on a line of its own, after the name of its column."""
+    """Lay out a table that is too wide: each cell on its own line, after the name of its column."""
     header, *body = table.rows
     if not body:
         for name in header:
