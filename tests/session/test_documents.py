@@ -78,6 +78,6 @@ def test_a_collection_that_is_gone_is_text_and_an_empty_one_is_refused(stage: St
         outcome = await chat.session.ask("@empty what?")
         assert outcome.end == "failed"
         assert not chat.session.busy
-        assert "@empty holds no text" in chat.page.notices()[-1].text
+        assert "@empty has no text" in chat.page.notices()[-1].text
 
     run(stage, play)
