@@ -38,7 +38,7 @@ _MAX_DRAFT_FAST = 31
 """Longest draft of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
 _MIN_GAIN = 1.02
 """Drafts that promise less than this over a plain step are not worth the risk."""
-_EARNED_PER_STEP = 0.012
+_EARNED_PER_STEP = 0.01
 _MAX_EARNED = 1.5
 """Plain steps that each plain step adds to a draft budget, and the limit for that."""
 _MAX_DEBT = 1.0
