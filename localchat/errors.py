@@ -93,8 +93,9 @@ class ModelInvalid(LocalchatError):
 
     @property
     def reason(self) -> str:
-        """Problem of the file, as the end of a sentence that starts with its name, empty if only `message`
-        has it.
+        """Problem of the file, as the end of a sentence that starts with its name.
+
+        Empty if only `message` has it.
         """
         return str(self.details.get("reason", ""))
 
@@ -119,7 +120,7 @@ class ContextExceeded(LocalchatError):
 
 
 class AnswerCut(LocalchatError):
-    """Raised if an answer ended at a limit or in a loop, and the caller requires complete answers."""
+    """Raised if an answer is incomplete, and the caller requires complete ones."""
 
     code = "answer_cut"
     exit_code = ExitCode.ANSWER_CUT
@@ -159,7 +160,7 @@ class Interrupted(LocalchatError):
 
 
 def reason(problem: Exception) -> str:
-    """Return the text of an OSError without its number and path, for a sentence that has the file name."""
+    """Return the text of an error without number and path. The sentence has the file name."""
     words = problem.strerror if isinstance(problem, OSError) else None
     return words or str(problem)
 

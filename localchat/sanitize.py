@@ -27,8 +27,9 @@ def _table() -> dict[int, str]:
 
 _DANGEROUS: Final = _table()
 _MAX_REPLACEMENTS: Final = 12
-"""Number of distinct characters up to which replacing them one by one is several times as fast as a table
-lookup for each letter.
+"""Number of distinct characters up to which replacing them one by one is faster.
+
+It is several times as fast as a table lookup for each letter.
 """
 
 

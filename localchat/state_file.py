@@ -49,10 +49,10 @@ class StateFile(Generic[T]):
             write_text(self.path, f"{text.decode()}\n")
 
     def update(self, change: Callable[[T], T], timeout_s: float) -> bool:
-        """Write `change` of the current value under a lock, so that no process loses another's changes.
+        """Write `change` of the current value under a lock.
 
-        Returns False if another process held the lock for `timeout_s`. Raises OSError if the file cannot be
-        written.
+        The lock prevents two processes from losing each other's changes. Returns False if another process
+        held the lock for `timeout_s`. Raises OSError if the file cannot be written.
         """
         if self.path is None:
             return False

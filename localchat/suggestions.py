@@ -18,7 +18,10 @@ def closest(
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a hint with the only name that starts like this one, the most similar name, or all names."""
+    """Return a hint for an unknown name.
+
+    It contains the only valid name with this start, the most similar name, or all names.
+    """
     ordered = sorted(names)
     matches: Sequence[str] = [valid for valid in ordered if valid.startswith(name.lower())]
     if len(matches) != 1:

@@ -12,9 +12,7 @@ _NO_DECIMALS_FROM: Final = 9.95
 
 
 def size(count_bytes: float) -> str:
-    """Format a size, such as `4.7 GB`, `640 MB` or `12 B`, in decimal units like those of disks and
-    downloads.
-    """
+    """Format a size in decimal units: `4.7 GB`, `640 MB`, `12 B`."""
     value, unit, digits = _scaled(count_bytes)
     return f"{value:.{digits}f} {unit}"
 

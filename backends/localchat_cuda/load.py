@@ -112,6 +112,7 @@ def load_runner(
     if isinstance(source, GgufWeights):
         formats = layer_formats(source.header)
     head_int8 = request.options.head_int8 and not config.head_format
+    # Safe mode avoids kernels that are not needed.
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
     with (

@@ -35,7 +35,7 @@ _NOT_GENERATIVE = frozenset(
 
 
 class LlamaCppBackend:
-    """Runs GGUF models on the CPU, and on GPUs if the library was built for them."""
+    """Runs GGUF models on the CPU, and on GPUs that the library supports."""
 
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
@@ -82,13 +82,15 @@ class LlamaCppBackend:
             return False
 
     def objection(self, model: ModelSummary) -> str:
-        """Look for the architecture's name in the library, and for parts of other kinds of models."""
+        """Check that the library supports the architecture, and that the file is a plain model."""
         if isinstance(model, Checkpoint):
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = model.architecture
         if not knows_architecture(name):
             other = other_library(name)
-            instead = f"; --llamacpp-library {other} supports it" if other else ""
+            instead = ""
+            if other:
+                instead = f"; --llamacpp-library {other} supports it"
             return f"this llama.cpp does not support its architecture, {name}{instead}"
         if model.images:
             return "it contains an image encoder in the same file, which llama.cpp expects apart"

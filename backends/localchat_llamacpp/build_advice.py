@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localchat.backend_api.interface import BuildInfo, Device, RebuildOffer, Remedy
-from localchat.fit.hardware import Machine
+from localchat.fit.hardware import Machine, read_cpu_flags
 from localchat_llamacpp.library_source import BINDING, PREBUILT, VARIABLE, LibraryFile, find_library
 from localchat_llamacpp.shared_object import section
 
@@ -61,7 +61,7 @@ def as_built(machine: Machine) -> Machine:
 
 
 def knows_architecture(name: str) -> bool:
-    """Return True if this build can load models of the architecture, or if there is no library."""
+    """Return True if this build supports the architecture, or if there is no library."""
     library = find_library().library
     return library is None or not name or _knows(library, name)
 
@@ -81,7 +81,7 @@ def _knows(library: LibraryFile, architecture: str) -> bool:
 
 
 def build_key(root: Path = Path("/")) -> str:
-    """Return a key of the library and this CPU with its features, under which safe mode is stored.
+    """Return a key of the library and this CPU, under which safe mode is stored.
 
     Empty without a library. root: the folder with /proc.
     """
@@ -151,24 +151,14 @@ def build_minutes(kind: str) -> float:
 
 
 def unused_instructions(root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the instruction sets of this CPU that the prebuilt library does not use. root: see can_offload."""
-    flags = _cpu_flags(root)
+    """Return the instruction sets of this CPU that the prebuilt library does not use."""
+    flags = read_cpu_flags(root)
     return tuple(name for name, needed in _INSTRUCTIONS.items() if needed in flags)
 
 
 def has_amx(root: Path = Path("/")) -> bool:
     """Return True if the CPU has AMX for integers. root: the folder with /proc."""
-    return "amx_int8" in _cpu_flags(root)
-
-
-def _cpu_flags(root: Path) -> frozenset[str]:
-    """Return the features of an x86-64 CPU as Linux names them. Empty elsewhere."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
+    return "amx_int8" in read_cpu_flags(root)
 
 
 def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
@@ -194,7 +184,7 @@ def amx_remedies() -> tuple[Remedy, Remedy]:
 
 
 def amx_at_risk(build: BuildInfo) -> bool:
-    """Return True for a build with AMX by GCC, some versions of which compile AMX wrongly."""
+    """Return True for an AMX build by GCC, which may have compiled it wrongly."""
     return "AMX_INT8" in build.features and _built_by_gcc(Path(build.library))
 
 

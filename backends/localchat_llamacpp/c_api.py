@@ -253,7 +253,9 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
         function for function in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, function)
     ]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        more = ""
+        if len(missing) > 3:
+            more = f" and {len(missing) - 3} more"
         raise LocalchatError(
             f"{name} cannot be used: it has no function {', '.join(missing[:3])}{more}.",
             hint=_OTHER,
@@ -325,13 +327,15 @@ class _Report:
         self._bytes, self._written = _returned(native, function)
 
     def problem(self, fields: Sequence[_Field]) -> str:
-        """Return the first mismatch with a layout. Empty if there is none."""
+        """Return the first mismatch with a layout, or an empty text."""
         kind = _struct("Checked", fields)
         values = kind.from_buffer_copy(self._bytes)
         for field in fields:
             value = getattr(values, field.name)
             if not _is_default(value, field.default):
-                shown = value if isinstance(value, int | float) else "a pointer"
+                shown = "a pointer"
+                if isinstance(value, int | float):
+                    shown = str(value)
                 return f"{self._function} reports {field.name} = {shown}"
         if self._written is None:
             return ""
@@ -378,7 +382,7 @@ def _returned(
 
 
 def _batch_problem(native: ctypes.CDLL) -> str:
-    """Return a mismatch in a batch that the library creates. Empty if there is none."""
+    """Return a mismatch in a batch that the library creates, or an empty text."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
     batch = NativeBatch.from_buffer_copy(room)
     lists = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits

@@ -47,9 +47,10 @@ class LlamaCppEmbedder:
         self._stop = False
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return a vector of length 1 for each text of 1 to `context_tokens` tokens, or a reranker's score.
+        """Return a vector of length 1 for each text, or a reranker's score.
 
-        Raises EngineClosed after `abort`, LocalchatError if the result is not a number.
+        A text has 1 to `context_tokens` tokens. Raises EngineClosed after `abort`, LocalchatError for a result
+        that is not a number.
         """
         embeddings: list[list[float]] = [[] for _ in texts]
         for group in _step_groups([len(text) for text in texts], self.context_tokens):
@@ -105,7 +106,7 @@ class LlamaCppEmbedder:
 def load_embedder(
     target: Target, pooling: str, request: LoadRequest, progress: Progress
 ) -> LlamaCppEmbedder:
-    """Load the weights, create the context, and run a step that reveals faults of the build.
+    """Load the weights, create the context, and run a wide test step.
 
     Raises ModelInvalid, DoesNotFit, EngineClosed.
     """

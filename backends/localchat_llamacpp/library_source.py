@@ -50,7 +50,9 @@ class LibraryFile(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the package."""
-        return "llama.cpp" if self.source == "named" else self.source
+        if self.source == "named":
+            return "llama.cpp"
+        return self.source
 
     @property
     def title(self) -> str:
@@ -81,7 +83,7 @@ class Search(NamedTuple):
     passed_over: tuple[str, ...] = ()
     """Sentences on the libraries that were rejected before."""
     hint: str = ""
-    """What to do without a library."""
+    """Advice to the user, if no library is usable."""
 
 
 class _Unusable(Exception):
@@ -94,7 +96,8 @@ def find_library(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     if requested and requested not in _SOURCES:
         return _named(Path(requested).expanduser())
     rejections: list[str] = []
-    for name in [requested] if requested else _SOURCES:
+    names = [requested] if requested else list(_SOURCES)
+    for name in names:
         try:
             library = _SOURCES[name](environ, root)
         except _Unusable as problem:
@@ -121,7 +124,9 @@ def _named(path: Path) -> Search:
     file = next((path / name for name in _NAMES if (path / name).is_file()), path)
     if file.is_file():
         return Search(LibraryFile("named", file.absolute(), _state(file), f"{VARIABLE} names it."))
-    problem = "is a folder without libllama" if path.is_dir() else "does not exist"
+    problem = "does not exist"
+    if path.is_dir():
+        problem = "is a folder without libllama"
     return Search(
         None,
         (f"{VARIABLE} or --llamacpp-library names {path}, which {problem}.",),
@@ -215,12 +220,9 @@ def _missing_features(root: Path) -> list[str]:
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
-    try:
-        text = (root / "proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return []
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    flags = set(line.partition(":")[2].split())
+    from localchat.fit.hardware import read_cpu_flags
+
+    flags = read_cpu_flags(root)
     return [name for name in _PREBUILT_CPU if flags and name not in flags]
 
 

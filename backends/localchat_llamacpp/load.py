@@ -29,24 +29,21 @@ from localchat_llamacpp.native_model import (
 )
 from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
-from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
-    "This model keeps one running state and cannot go back in it: an earlier prompt is reused only from the "
-    "places where its state was saved, shortly before a prompt's end and at an answer's, and where a draft is "
-    "rejected, the accepted ones before it are computed again."
+    "This model has a recurrent state that cannot be cut back. An earlier prompt is reused only from points "
+    "where the state was saved: shortly before a prompt's end, and at an answer's end. After a rejected draft, "
+    "the accepted tokens before it are computed again."
 )
 _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
     "again."
 )
 _WINDOW_SAVED = (
-    "This model looks back {} tokens in some layers, and of a text that waits in RAM those alone are kept: "
-    "going back in it computes it again."
+    "This model attends to only the last {} tokens in some layers, and text that is swapped to RAM keeps only "
+    "these. Going back in it computes it again."
 )
-
-
-_LONE = frozenset({"plamo2"})
+_SINGLE_TEXT = frozenset({"plamo2"})
 """Architectures whose graph aborts the process with three sequences in a step (0.3.36)."""
 _TILE_ROWS = 64
 """Prompt rows that flash attention computes as one tile on a CPU with f16 KV.
@@ -57,7 +54,7 @@ A narrower step reads all KV for each row (0.5B shapes after 3,000 tokens: 37 ms
 _MAPPED = "_Mapped"
 _IN_RAM = ("CPU", "AMX")
 """The library's names of buffers in RAM."""
-_ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
+_ALONE = "This llama.cpp computes one text of this model at a time. Other requests wait."
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,9 @@ def _with_context(
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
     max_slots = int(api.llama_max_parallel_sequences()) - 1
-    spare = SPARE_STATES if _is_stateful(weights.handle) else 0
+    spare = 0
+    if _is_stateful(weights.handle):
+        spare = SPARE_STATES
     spec = ContextSpec(
         context_tokens=room,
         slots=min(request.options.max_slots + spare, max_slots),
@@ -142,13 +141,15 @@ def _with_context(
             )
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
-        warm = WarmUp(context, batch, spec.slots, vocab_size)
-        can_truncate = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
+        step = min(spec.step_tokens, plan.context_tokens - 8)
+        can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
         files = [target.total_bytes]
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
-        used = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
+        used = [*weights.buffers, *buffers]
+        if drafter is not None:
+            used += drafter.buffers
         return LlamaCppRunner(
             weights,
             context,
@@ -167,6 +168,34 @@ def _with_context(
             drafter.close()
         api.llama_free(context)
         raise
+
+
+def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int) -> bool:
+    """Decode `tokens` tokens, then one more, and empty the slot. Return whether its tail can be removed.
+
+    This reads the weights and reveals faults of the build. The wide step comes first, because the fault of AMX
+    builds needs two rows. Raises RuntimeError if the library fails.
+    """
+    api = library().api
+    memory = api.llama_get_memory(context)
+
+    def decode(start: int, rows: int) -> None:
+        batch.clear()
+        ids = [(start + row) * 7919 % vocab_size for row in range(rows)]
+        batch.add(slot, start, ids, [rows - 1])
+        status = api.llama_decode(context, batch.native)
+        api.llama_synchronize(context)
+        if status != 0:
+            tail = "; ".join(library().log.tail(3))
+            raise RuntimeError(f"llama.cpp failed in warm-up (status {status}): {tail}")
+
+    try:
+        decode(0, tokens)
+        can_truncate = bool(api.llama_memory_seq_rm(memory, slot, tokens - 1, -1))
+        decode(tokens - 1 if can_truncate else tokens, 1)
+        return can_truncate
+    finally:
+        api.llama_memory_seq_rm(memory, slot, -1, -1)
 
 
 def _placement(plan: MemoryPlan, notify: Callable[[str], None]) -> Placement:
@@ -199,7 +228,7 @@ def _capabilities(
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind = "last_n"
         limits = (sentence.format(window),)
-    alone = target.architecture in _LONE
+    alone = target.architecture in _SINGLE_TEXT
     on_gpu = request.plan.gpu_layers != 0
     cells = context_cells(spec.context_tokens)
     return Capabilities(
@@ -229,8 +258,9 @@ def _capabilities(
 
 def _widths(spec: ContextSpec, request: LoadRequest) -> Widths:
     """Return the widths that fill tiles of attention."""
-    tiled = spec.flash_attention and spec.kv_type == "f16" and not request.plan.gpu_layers
-    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)) if tiled else ())
+    if not spec.flash_attention or spec.kv_type != "f16" or request.plan.gpu_layers:
+        return Widths(())
+    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)))
 
 
 def _is_stateful(model: int) -> bool:

@@ -112,8 +112,9 @@ class GgufModel:
         second = self.text_tokens(text)
         if second and second[0] == self._vocabulary.bos:
             del second[0]
-        between = [first[-1]] if first and self._separates_twice() else []
-        return [*first, *between, *second]
+        if first and self._separates_twice():
+            first.append(first[-1])
+        return [*first, *second]
 
     def _filled_tokens(self, template: str, query: str, text: str) -> list[int]:
         """Tokenize a template for pairs. Markup in the query or the text stays text."""

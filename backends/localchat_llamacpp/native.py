@@ -1,4 +1,4 @@
-"""The native library: loaded once, silenced, its log kept.
+"""Loads the native library once, and captures its log.
 
 Its functions are untyped (`Any`); everything that calls them stands in this package.
 """
@@ -25,7 +25,7 @@ _BUFFER = re.compile(r"(\S+)\s+(\S+)\s+buffer size\s*=\s*([\d.]+) MiB")
 
 
 class Buffer(NamedTuple):
-    """One allocation that the library reported."""
+    """An allocation that the library reported."""
 
     device: str
     purpose: str

@@ -1,4 +1,4 @@
-"""Loads a checked GGUF file into a native model and context, or raises a clear error."""
+"""Loads a checked GGUF file into a native model and context."""
 
 import ctypes
 import os
@@ -73,7 +73,7 @@ class Weights:
 
 
 def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
-    """Load a native model with the vocabulary alone, and return it with the log lines of the load.
+    """Load a native model with the vocabulary alone, and return it with its log lines.
 
     Takes 0.2 s for 152k tokens. Raises ModelInvalid.
     """

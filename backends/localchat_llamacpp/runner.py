@@ -1,11 +1,11 @@
 """Executes step plans with llama_decode.
 
-On a CPU `launch` only keeps the plan; `collect` works. So the engine core sends the events of the last step
-between the two, without a thread of ours that would fight llama.cpp's own for a core.
+On a CPU `launch` only stores the plan, and `collect` computes. So the engine core sends the events of the last
+step between the two, without a thread that would compete with llama.cpp's own for a core.
 
-On a GPU llama_decode returns early, and the logits wait for it. So `launch` begins a step that nothing is in
-front of, and `collect` begins the next one as soon as it has drawn the tokens of the one before: all that the
-engine core does meanwhile costs a GPU no time.
+On a GPU llama_decode returns early, and only the logits wait for it. So `launch` begins a step if no other is
+in flight, and `collect` begins the next one as soon as it has sampled the previous one. The engine core's work
+in between costs the GPU no time.
 """
 
 import ctypes
@@ -43,11 +43,10 @@ from localchat_llamacpp.thread_count import ThreadWatch
 class StopFlag:
     """Abort flag that llama.cpp reads after every node of its graph, without the interpreter's lock.
 
-    That is 190 times a step of the guide, a thousand times a step of a larger model. A callback in Python
-    takes the lock each time while the other threads wait at the barrier (measured: 70 to 140 µs of the
-    guide's 1,400 a step). So C's own `strlen` is the callback: it gets the address of a text of one character
-    or of none, and its length is the answer, 1 or 0. `set` may be called from any thread; it holds until
-    `clear`.
+    llama.cpp reads it 190 times per step of the guide, and a thousand times in a larger model. A Python
+    callback would take the lock each time while other threads wait at the barrier (measured: 70 to 140 of the
+    guide's 1,400 µs per step). So the callback is C's `strlen`: it gets the address of a text with one or no
+    character, and returns 1 or 0. Any thread may call `set`, which lasts until `clear`.
     """
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class StopFlag:
         self._text[0] = b"\0"
 
     def callback(self, kind: Any) -> tuple[Any, ctypes.c_void_p]:  # noqa: ANN401 - a type of the binding
-        """A `bool (*)(void *)` as a pointer of this `kind`, and its argument. Both must outlive their use."""
+        """Return a `bool (*)(void *)` of this `kind` and its argument. Both must outlive their use."""
         pointer = ctypes.cast(ctypes.CDLL(None).strlen, kind)
         return pointer, ctypes.c_void_p(ctypes.addressof(self._text))
 
@@ -76,10 +75,10 @@ class _SequenceState:
     tokens: list[int]
     sampling: SamplingParams
     counts: TokenCounts | None
-    """Only where penalties need them."""
+    """Token counts. None without penalties."""
 
     def counts_before(self, position: int, since: int) -> TokenCounts | None:
-        """Counts of the tokens before `position`; those from `since` on may have changed."""
+        """Return the counts of the tokens before `position`. Tokens from `since` on may have changed."""
         if self.counts is not None:
             begin = min(since, len(self.counts))
             self.counts.write(begin, self.tokens[begin:position])
@@ -88,7 +87,7 @@ class _SequenceState:
 
 @dataclass(slots=True)
 class _DecodePart:
-    """One llama_decode: stretches of rows, and the output index of each requested logits row."""
+    """A call of llama_decode: stretches of rows, and the index of each requested row of logits."""
 
     stretches: list[tuple[int, int, int]]
     """(row, first offset, end offset)."""
@@ -97,17 +96,17 @@ class _DecodePart:
 
 
 @dataclass(slots=True)
-class _Step:
+class _LaunchedStep:
     """A launched step."""
 
     plan: StepPlan
     parts: list[_DecodePart]
     started_s: float = 0.0
     void: bool = False
-    """The step before it came back short."""
+    """Whether the previous step returned fewer tokens than planned."""
     status: StepStatus = "ok"
     tokens: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each row; empty: nothing of it was computed."""
+    """Tokens of each row. Empty if the step was not computed."""
 
 
 class LlamaCppRunner:
@@ -128,8 +127,10 @@ class LlamaCppRunner:
         on_gpu: bool = False,
         window_only: bool = False,
     ) -> None:
-        """Own `weights`, `context` and `drafter` from here on. `on_gpu`: llama_decode returns early.
-        `window_only`: sliding-window layers keep no more than their window."""
+        """Take ownership of `weights`, `context` and `drafter`.
+
+        on_gpu: llama_decode returns early. window_only: sliding-window layers store only their window.
+        """
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
@@ -149,11 +150,11 @@ class LlamaCppRunner:
         self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(threads)
         self._on_gpu = on_gpu
-        self._launched: deque[_Step] = deque()
-        """Steps that were not begun."""
-        self._begun: _Step | None = None
+        self._launched: deque[_LaunchedStep] = deque()
+        """Launched steps that have not begun."""
+        self._begun: _LaunchedStep | None = None
         self._written: _DecodePart | None = None
-        """The part that the batch holds, but for tokens that the step before it draws."""
+        """Part in the batch, except for tokens that the previous step samples."""
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
         self._logits_address = 0
         self._stop = StopFlag()
@@ -169,12 +170,12 @@ class LlamaCppRunner:
         return self._drafter
 
     def launch(self, plan: StepPlan) -> None:
-        """Keep the plan for `collect`; on a GPU begin it, if nothing is in front of it."""
+        """Store the plan for `collect`. On a GPU, begin it if no other step is in flight."""
         in_flight = len(self._launched) + (self._begun is not None)
         assert in_flight < self.capabilities.depth, f"{in_flight} steps are in flight"
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
-        step = _Step(plan, self._parts(plan))
+        step = _LaunchedStep(plan, self._parts(plan))
         if self._on_gpu and self._begun is None:
             self._begun = self._begin(step)
             return
@@ -185,7 +186,7 @@ class LlamaCppRunner:
     def collect(self) -> StepResult:
         """Finish the oldest step and begin the next one.
 
-        Raises RuntimeError when llama.cpp fails for no reason of the plan.
+        Raises RuntimeError if llama.cpp fails for a reason other than the plan.
         """
         step = self._begun or self._begin(self._launched.popleft())
         plan = step.plan
@@ -193,7 +194,9 @@ class LlamaCppRunner:
         elapsed_s = time.perf_counter() - step.started_s
         earliest = self._earliest(plan)
         computed = self._computed(step)
-        follows = self._launched.popleft() if self._launched else None
+        follows = None
+        if self._launched:
+            follows = self._launched.popleft()
         short = step.status != "ok" and not step.void
         self._begun = self._begin(follows, void=short) if follows else None
         if step.status != "ok":
@@ -210,7 +213,7 @@ class LlamaCppRunner:
         self._stop.set()
 
     def warm_up_next(self) -> bool:
-        """Nothing: the load warmed up."""
+        """Return False: the load has warmed up."""
         return False
 
     def export_slot(self, slot: int, start: int, end: int) -> memoryview:
@@ -222,7 +225,7 @@ class LlamaCppRunner:
         return self._slots.export_saved(key, start, end)
 
     def memory(self) -> MemoryReport:
-        """Allocations that the library reported at the load; other: the output buffer and saved slots."""
+        """Return the allocations of the load. Saved slots count as other bytes."""
         other = self._report.other_bytes + self._slots.saved_bytes
         return self._report._replace(other_bytes=other)
 
@@ -236,13 +239,13 @@ class LlamaCppRunner:
             self._context = 0
             self._weights.close()
 
-    def _begin(self, step: _Step, *, void: bool = False) -> _Step:
-        """Change what a plan changes and begin to compute it."""
+    def _begin(self, step: _LaunchedStep, *, void: bool = False) -> _LaunchedStep:
+        """Apply a plan's memory operations, and begin to compute it."""
         plan = step.plan
         step.started_s = time.perf_counter()
         step.void = void
         self._stop.clear()
-        # Every operation runs, also after one that found no room: the KV cache manager counts on it.
+        # Apply every operation even if one had no room: the KV cache manager relies on it.
         done = [self._slots.apply(operation, behind_short=void) for operation in plan.memory]
         self._enter(plan)
         if void or not all(done):
@@ -253,8 +256,8 @@ class LlamaCppRunner:
             step.status = self._decode(step, step.parts[0])
         return step
 
-    def _draw(self, step: _Step) -> list[Sample]:
-        """Wait for the logits of a step and draw from them, part for part; sets its status."""
+    def _draw(self, step: _LaunchedStep) -> list[Sample]:
+        """Wait for the logits of a step, sample them, and set the step's status."""
         samples: list[Sample] = []
         stopped: set[tuple[int, int]] = set()
         for number, part in enumerate(step.parts):
@@ -266,8 +269,8 @@ class LlamaCppRunner:
             samples += self._sample(step.plan, part, step.tokens, stopped)
         return samples
 
-    def _computed(self, step: _Step) -> tuple[int, ...]:
-        """Per row, how many of its tokens the cache really holds."""
+    def _computed(self, step: _LaunchedStep) -> tuple[int, ...]:
+        """Return how many tokens of each row the cache stores."""
         if step.status == "ok":
             return tuple(map(len, step.tokens))
         if not step.tokens:
@@ -286,7 +289,7 @@ class LlamaCppRunner:
             self._sequences[entry.seq] = _sequence_state(entry)
 
     def _row_tokens(self, row: StepRow) -> tuple[int, ...]:
-        """The token ids that a row computes, written into what is known of its sequence."""
+        """Return the token ids that a row computes, and store them in its sequence."""
         state = self._sequences[row.seq]
         new_tokens = (state.tokens[row.start],) if row.tokens is LAST else row.tokens
         assert isinstance(new_tokens, tuple)
@@ -295,7 +298,7 @@ class LlamaCppRunner:
         return tokens
 
     def _parts(self, plan: StepPlan) -> list[_DecodePart]:
-        """The plan as one decode, or several where more logits are requested than one may bring."""
+        """Divide a plan into decodes, each with at most `outputs_max` rows of logits."""
         offsets: list[set[int]] = [set() for _ in plan.rows]
         for target in plan.positions:
             offsets[target.row].add(target.offset)
@@ -315,7 +318,7 @@ class LlamaCppRunner:
         return parts
 
     def _write(self, plan: StepPlan, part: _DecodePart) -> None:
-        """Write a part into the batch, with any token where a row's first one is not known yet."""
+        """Write a part into the batch, with placeholders for tokens not sampled yet."""
         self._batch.clear()
         for number, begin, end in part.stretches:
             row = plan.rows[number]
@@ -324,7 +327,7 @@ class LlamaCppRunner:
             self._batch.add(row.slot, row.start + begin, (tokens + row.drafts)[begin:end], offsets)
         self._written = part
 
-    def _decode(self, step: _Step, part: _DecodePart) -> StepStatus:
+    def _decode(self, step: _LaunchedStep, part: _DecodePart) -> StepStatus:
         if self._written is not part:
             self._write(step.plan, part)
         slots = self._slots
@@ -343,12 +346,14 @@ class LlamaCppRunner:
         if status == 0:
             return "ok"
         if status in (_NO_ROOM, _ABORTED):
-            return "out_of_memory" if status == _NO_ROOM else "aborted"
+            if status == _NO_ROOM:
+                return "out_of_memory"
+            return "aborted"
         tail = "; ".join(library().log.tail(4))
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
 
     def _view_logits(self, rows: int) -> None:
-        """Wait for the last decode, and make self._logits (rows or more, V) the library's own buffer of it."""
+        """Wait for the last decode, and view its logits (rows or more, V)."""
         if not rows:
             self._api.llama_synchronize(self._context)
             return
@@ -368,7 +373,9 @@ class LlamaCppRunner:
         if change is None:
             return ()
         self._api.llama_set_n_threads(self._context, change.threads, change.threads)
-        return (change.note,) if change.note else ()
+        if change.note:
+            return (change.note,)
+        return ()
 
     def _sample(
         self,
@@ -377,9 +384,9 @@ class LlamaCppRunner:
         tokens: list[tuple[int, ...]],
         stopped: set[tuple[int, int]],
     ) -> list[Sample]:
-        """Sample the positions whose logits this part brought.
+        """Sample the positions whose logits this part computed.
 
-        stopped: (row, sequence) whose last sample differs from its draft; their later positions are left out.
+        stopped: (row, sequence) whose last sample differs from its draft. Their later positions are skipped.
         """
         masks = {mask.index: mask.words for mask in plan.masks}
         samples = []
@@ -388,10 +395,12 @@ class LlamaCppRunner:
             if output is None or (target.row, target.seq) in stopped:
                 continue
             logits = self._logits[output]
-            assert target.kind != "embedding", "this model gives no embeddings"
+            assert target.kind != "embedding", "this model cannot compute embeddings"
             if target.kind == "prompt":
                 logprobs = self._sampler.logprobs(logits, target.token, target.top)
-                all_logprobs = self._sampler.all_logprobs(logits) if target.all else b""
+                all_logprobs = b""
+                if target.all:
+                    all_logprobs = self._sampler.all_logprobs(logits)
                 samples.append(
                     Sample(number, logprobs.token, logprobs.logprob, logprobs.top, all_logprobs)
                 )
@@ -424,5 +433,7 @@ class LlamaCppRunner:
 
 
 def _sequence_state(entry: Enter) -> _SequenceState:
-    counts = TokenCounts(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
+    counts = None
+    if entry.sampling.penalised:
+        counts = TokenCounts(entry.tokens, entry.prompt_tokens)
     return _SequenceState(list(entry.tokens), entry.sampling, counts)

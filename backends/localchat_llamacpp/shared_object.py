@@ -108,7 +108,7 @@ def _check(file: Path, again: str) -> None:
 
 
 def section(file: Path, name: str) -> bytes:
-    """Return a section of an ELF file, or the whole file if it lacks the section or has another format."""
+    """Return a section of an ELF file, or the whole file if there is no such section."""
     with file.open("rb") as data:
         head = data.read(64)
         if head[:5] == b"\x7fELF\x02":
@@ -186,7 +186,9 @@ def _too_old(file: Path, library: str, needed: str) -> LocalchatError:
             f"{file} needs glibc {needed}, and this system has {here}.",
             hint=f"Use a newer system. {own}",
         )
-    name = "libgomp" if library == "GOMP" else "libstdc++"
+    name = "libstdc++"
+    if library == "GOMP":
+        name = "libgomp"
     return LocalchatError(
         f"{file} needs a newer {name} than this system's ({library}_{needed}).", hint=own
     )

@@ -46,7 +46,7 @@ class ThreadWatch:
         self._whole_since_s: float | None = None
 
     def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> ThreadChange | None:
-        """Record the time of a step, and return a change of the number of threads, or None.
+        """Record the time of a step, and return a change of threads, or None.
 
         Compares steps of the same rows and about the same cells, because a long conversation is slower by
         itself. rows: tokens computed. cells: KV that the step read. now_s: a monotonic clock.
@@ -121,4 +121,6 @@ class ThreadWatch:
 
 
 def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+    if count == 1:
+        return "1 thread"
+    return f"{count} threads"

@@ -218,7 +218,7 @@ class LlamaTokenizer:
         return tuple(token for token in tokens if token.text)
 
     def special(self, name: str) -> int:
-        """Return the id of a token by its role, such as `fim_pre`, `eot` or `sep` (see _SPECIAL), or -1."""
+        """Return the id of a special token such as `fim_pre` or `eot` (_SPECIAL), or -1."""
         call = _SPECIAL.get(name)
         if call:
             return int(getattr(self._api, call)(self._handle()))

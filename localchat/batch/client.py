@@ -61,7 +61,7 @@ class BatchClient:
         await self._client.aclose()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> BatchReply:
-        """Post a request, up to eight times while the server is busy or failing or the connection breaks.
+        """Post a request, up to eight times if the server or the connection fails.
 
         Raises NetworkError if no try reached the server, and the server's error if it rejects the key.
         """

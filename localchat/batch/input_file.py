@@ -169,7 +169,7 @@ class BatchInput:
         return {"messages": messages}
 
     def _filled(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Add the defaults of the batch to a body, and remove fields that a batch cannot have."""
+        """Add the defaults of the batch to a body, and remove unsupported fields."""
         for name in _NOT_SENT:
             body.pop(name, None)
         if path == "/v1/embeddings":
@@ -205,7 +205,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _custom_id(line: RawLine) -> str:
-    """Return the custom_id of a line, empty if it has none or is not valid JSON."""
+    """Return the custom_id of a line. Empty if it has none or is not valid JSON."""
     if not line.content.startswith(b"{") or b'"custom_id"' not in line.content:
         return ""
     try:

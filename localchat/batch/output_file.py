@@ -102,7 +102,7 @@ class BatchOutput:
     def answered(
         self, hashes: "array[int]", *, retry_errors: bool = False
     ) -> tuple[bytearray, int]:
-        """Return which lines of the input have an answer, and how many of the answers are errors.
+        """Return which input lines have an answer, and how many answers are errors.
 
         hashes: hashes of the input lines by line number. The first result is 1 at the numbers of completed
         lines. An incomplete last line, which a kill may leave, is removed. retry_errors: remove error lines,

@@ -1,4 +1,4 @@
-"""Run of a batch, which keeps several requests in flight until every line has an answer."""
+"""Run of a batch. Several requests are in flight until every line has an answer."""
 
 import asyncio
 import time
@@ -87,7 +87,9 @@ class BatchProgress:
 def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
     """Return `length` or `repetition` if a choice ended early, otherwise an empty string."""
     choices = body.get("choices") if isinstance(body, dict) else None
-    for choice in choices if isinstance(choices, list) else []:
+    if not isinstance(choices, list):
+        return ""
+    for choice in choices:
         if isinstance(choice, dict) and choice.get("finish_reason") == "length":
             if choice.get("stop_reason") == "repetition":
                 return "repetition"
@@ -187,7 +189,10 @@ class BatchRun:
 
 
 def clients_for(slots: int) -> int:
-    """Return the number of requests that keeps the slots full, including a few that wait at the server."""
+    """Return the number of requests that keeps the slots full.
+
+    A few of them wait at the server.
+    """
     return slots + max(_MIN_SPARE, slots // _SPARE_SHARE)
 
 

@@ -5,6 +5,7 @@ labels work to some degree with every model, including base models.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.harmony_parser import ChannelParser
@@ -43,13 +44,17 @@ class PlainFormat:
         ends_with_answer = bool(conversation) and conversation[-1].role == "assistant"
         if not (messages.continue_last and ends_with_answer):
             blocks.append(_ANSWER)
-        tools = messages.tools if messages.tool_choice != "none" else ()
+        tools: tuple[dict[str, Any], ...] = ()
+        warnings = [NO_TEMPLATE]
+        if messages.tools and messages.tool_choice != "none":
+            tools = messages.tools
+            warnings.append(NO_TOOLS)
         return Rendered(
             text="\n\n".join(blocks),
             special=False,
             add_bos=True,
             stop=_STOP,
-            warnings=(NO_TEMPLATE, NO_TOOLS) if tools else (NO_TEMPLATE,),
+            warnings=tuple(warnings),
             tools=tools,
         )
 

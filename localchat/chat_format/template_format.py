@@ -111,13 +111,15 @@ class TemplateFormat:
         if "date_string" in variables:
             # Without this option, templates use a default date that is years old.
             options = {"date_string": self._now().strftime("%d %b %Y"), **options}
-        calls = any(message.tool_calls or message.role == "tool" for message in conversation)
-        dicts = to_dicts(
-            conversation, probe.convention if calls else None, self.tool_call_family.syntax
-        )
-        if messages.continue_last and conversation[-1].role == "assistant":
-            last = conversation[-1]
-            field = "reasoning_content" if last.reasoning and not last.content else "content"
+        convention = None
+        if any(message.tool_calls or message.role == "tool" for message in conversation):
+            convention = probe.convention
+        dicts = to_dicts(conversation, convention, self.tool_call_family.syntax)
+        last = conversation[-1]
+        if messages.continue_last and last.role == "assistant":
+            field = "content"
+            if last.reasoning and not last.content:
+                field = "reasoning_content"
             prompt = probe.template.continue_final(dicts, field=field, tools=tools, options=options)
             text, parts = self._guard.split(prompt, seal)
             content = self._guard.clean(last.content.rstrip(), seal)

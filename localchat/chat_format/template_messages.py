@@ -118,7 +118,9 @@ def _message(message: Message, convention: ToolCallConvention) -> dict[str, Any]
 
 
 def _call(call: CalledTool, convention: ToolCallConvention) -> dict[str, Any]:
-    arguments = call.arguments if convention.arguments_as_text else _mapping(call.arguments)
+    arguments: dict[str, Any] | str = call.arguments
+    if not convention.arguments_as_text:
+        arguments = _mapping(call.arguments)
     if convention.mappings_only and isinstance(arguments, str):
         arguments = {_INVALID_ARGUMENTS: arguments}
     fields: dict[str, Any] = {}

@@ -182,7 +182,7 @@ def _no_cache_disk(function: _Decorated, cls: type[click.Option] = click.Option)
 
 
 def load_flags(function: _Decorated) -> _Decorated:
-    """Add the flags that a load reads, for a command that asks no model."""
+    """Add the flags of a load, for a command without a prompt."""
     decorators = [
         _setting_option(key, parameter, SharedOption)
         for key, parameter in PARAMETERS.items()
@@ -223,7 +223,7 @@ def _thinking(ctx: click.Context, arg: str) -> str | None:
 
 
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
-    """The settings that the command line names. Raises UsageError for an unknown `-o`."""
+    """Return the settings on the command line. Raises UsageError for an unknown `-o`."""
     from localchat.config.settings import Given
 
     settings = dict(_options(ctx.params.get(OPTION, ())))

@@ -97,9 +97,9 @@ def _with_scheme(address: str) -> str:
 
 
 def find_remote(name: str, remotes: Mapping[str, Remote]) -> Remote:
-    """Return the remote for a name of the settings file or an address, with or without prefix.
+    """Return the remote for a name or an address, with or without prefix.
 
-    Raises UsageError.
+    Raises UsageError for a name that the settings file does not have.
     """
     server, _, model = name.removeprefix(PREFIX).partition("#")
     if remote := remotes.get(server):

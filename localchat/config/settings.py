@@ -94,7 +94,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
 }
-"""Settings and key actions of earlier releases, which a settings file may still have, and why they are gone."""
+"""Settings and key actions of earlier releases, with the reason of their removal."""
 
 
 class Given(NamedTuple):
@@ -163,7 +163,7 @@ def convert(key: str, entry: Given) -> object:
 
 
 def _valid(key: str, problem: msgspec.ValidationError) -> str:
-    """Return the valid values, or the bound that was exceeded if they do not state it."""
+    """Return the valid values, or else the bound that was exceeded."""
     bound = _TOO_LARGE.match(str(problem))
     valid = PARAMETERS[key].valid
     if bound is None or bound[1] in valid:

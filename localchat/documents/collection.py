@@ -36,7 +36,7 @@ Fetch = Callable[[str], tuple[str, bytes]]
 _VERSION: Final = 1
 _CANDIDATES: Final = 50
 _FUSION: Final = 60
-"""Rank at which a passage counts half as much as the first, when two rankings are merged."""
+"""Rank at which a passage counts half as much as the first in a merged ranking."""
 _EMBED_BATCH: Final = 1024
 _COMMIT_INTERVAL_S: Final = 2.0
 _HINTS: Final = {
@@ -111,7 +111,10 @@ class Collection:
     """An open collection, for one thread at a time. Close it. Raises LocalchatError."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Raises UsageError if it is missing and `create` is false, LocalchatError if it cannot be opened."""
+        """Raises UsageError if it is missing and `create` is false.
+
+        Raises LocalchatError if it cannot be opened.
+        """
         self.path = path
         self.name = path.stem
         if create:
@@ -246,9 +249,9 @@ class Collection:
         of a missing source stays. Raises FileMissing for a missing new source.
         """
         with self._errors():
-            for place in sources:
-                if not is_url(place) and not Path(place).exists():
-                    raise FileMissing(f"there is no file or folder {place}")
+            for source in sources:
+                if not is_url(source) and not Path(source).exists():
+                    raise FileMissing(f"there is no file or folder {source}")
             stored = {
                 (row[1], row[2]): row
                 for row in self._db.execute(
@@ -260,7 +263,7 @@ class Collection:
             changed = [
                 file for file in files if not _is_same(file, stored.get((file.source, file.path)))
             ]
-            urls = [place for place in places if is_url(place) and fetch is not None]
+            urls = [source for source in places if is_url(source) and fetch is not None]
             removed = [row for key, row in stored.items() if key not in current_keys]
             is_new_source = bool(set(places) - set(self._sources()))
             has_changes = changed or urls or removed or is_new_source
@@ -268,15 +271,15 @@ class Collection:
                 return Changes(0, len(files), 0)
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for place in sources:
-                    self._db.execute("INSERT OR IGNORE INTO source VALUES (?)", (place,))
+                for source in sources:
+                    self._db.execute("INSERT OR IGNORE INTO source VALUES (?)", (source,))
                 for row in removed:
                     self._remove(row[0])
                 read = self._read_files(changed, stored, progress)
-                for place in urls:
+                for source in urls:
                     assert fetch is not None
                     read += self._store(
-                        _SourceFile(place, "", 0, 0), *fetch(place), stored.get((place, ""))
+                        _SourceFile(source, "", 0, 0), *fetch(source), stored.get((source, ""))
                     )
                 self._embed(embed, embedding_model)
                 self._db.execute("COMMIT")
@@ -307,18 +310,18 @@ class Collection:
         """Return the files of all sources, and the keys of stored files that stay."""
         files: list[_SourceFile] = []
         keys: set[tuple[str, str]] = set()
-        for place in places:
-            root = Path(place)
+        for source in places:
+            root = Path(source)
             # A missing source may be on a disk that is not mounted.
-            if is_url(place) or not root.exists():
-                keys.update(key for key in stored if key[0] == place)
+            if is_url(source) or not root.exists():
+                keys.update(key for key in stored if key[0] == source)
                 continue
             for name in find_files(root) if root.is_dir() else ("",):
                 try:
                     stat = (root / name).stat()
                 except OSError:
                     continue
-                files.append(_SourceFile(place, name, stat.st_mtime_ns, stat.st_size))
+                files.append(_SourceFile(source, name, stat.st_mtime_ns, stat.st_size))
         keys.update((file.source, file.path) for file in files)
         return files, keys
 
@@ -492,9 +495,9 @@ class Collection:
         return [rows[index][0] for index in order]
 
 
-def is_url(place: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether a source is fetched."""
-    return place.startswith(("http://", "https://"))
+    return source.startswith(("http://", "https://"))
 
 
 def _is_same(file: _SourceFile, stored: "tuple[object, ...] | None") -> bool:

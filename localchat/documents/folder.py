@@ -1,4 +1,7 @@
-"""Lists the files of a folder in a stable order, without hidden files and build folders."""
+"""Lists the files of a folder in a stable order.
+
+Hidden files and build folders are skipped.
+"""
 
 import os
 from pathlib import Path

@@ -141,7 +141,7 @@ def excerpt_of(
     context = engine.info().context_tokens
     used = _count(engine, "\n".join(sent)) if sent else 0
     if summary.length <= context * _SHARE * _CHARACTERS_PER_TOKEN:
-        text = _framed(collection.name, collection.passages(), whole=True)
+        text = _framed(collection.name, collection.passages(), complete=True)
         if any(text in message for message in sent):
             return Excerpt("", f"@{collection.name}: read above", whole=True)
         count = _count(engine, text)
@@ -166,7 +166,7 @@ def excerpt_of(
         if not passages:
             passages = collection.beginnings(limit)
             remark += "; no passage has a word of the question, so it is the start of each file"
-        text = _framed(collection.name, passages, whole=False)
+        text = _framed(collection.name, passages, complete=False)
         if limit == 1 or _count(engine, text) <= room:
             break
         # Tables and code take more tokens than estimated.
@@ -175,9 +175,9 @@ def excerpt_of(
     return Excerpt(text, f"@{collection.name}: {number}: {places(passages)}{remark}")
 
 
-def _framed(name: str, passages: Sequence[Passage], *, whole: bool) -> str:
+def _framed(name: str, passages: Sequence[Passage], *, complete: bool) -> str:
     """Return the passages with the instruction to cite them. Equal passages give equal texts."""
-    title = f"Documents: {name}." if whole else f"Passages from the documents {name}:"
+    title = f"Documents: {name}." if complete else f"Passages from the documents {name}:"
     return (
         f"{title} Each passage stands below its place in square brackets. Answer from them, and after each "
         f"statement cite the place as it is written, for instance {passages[0].mark}. If they do not hold the "
@@ -194,7 +194,7 @@ def _count(engine: Engine, text: str) -> int:
 
 
 def _without_sign(before: str, name: str, after: str) -> str:
-    """The text without a mention at the beginning or end of a line; elsewhere its word stays."""
+    """Remove a mention at the start or end of a line, and only its sign elsewhere."""
     starts_line = not before.rpartition("\n")[2].strip()
     if starts_line:
         return f"{before}{after.lstrip(' ')}"

@@ -32,7 +32,7 @@ _FALLBACK: Final = "{http://schemas.openxmlformats.org/markup-compatibility/2006
 
 
 class Page(NamedTuple):
-    """One page of a document."""
+    """A page of a document."""
 
     number: int
     """Page number from 1, or 0 if the document has no pages."""
@@ -67,7 +67,10 @@ def is_markup(name: str, head: bytes) -> bool:
 
 
 def kind_of(name: str, head: bytes) -> str:
-    """Return `pdf`, `docx`, `html`, `binary` or `text`, based on the name and first bytes of a file."""
+    """Return `pdf`, `docx`, `html`, `binary` or `text`.
+
+    Depends on the name of a file and its first bytes.
+    """
     suffix = PurePath(name).suffix.lower()
     if head.startswith(b"%PDF-"):
         return "pdf"

@@ -100,7 +100,7 @@ class Engine(Protocol):
         ...
 
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
-        """Return a vector of Euclidean length 1 for each text, pooled as the model's file specifies.
+        """Return a unit vector for each text, pooled as the model's file specifies.
 
         truncate: use the start of a text that is too long. Remote servers reject such a text anyway. Raises
         ContextExceeded for a text that is too long for one pass, UsageError if the model cannot compute

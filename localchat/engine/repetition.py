@@ -102,7 +102,7 @@ class LoopDetector:
         self._silent_tokens = 0
 
     def push(self, text: str) -> Repetition | None:
-        """Add the text of the next token, and return the loop at the end of the text, if any."""
+        """Add the next token's text, and return the loop at the end, if any."""
         if not text:
             self._silent_tokens += 1
             if self._silent_tokens >= _MAX_SILENT_TOKENS:

@@ -38,7 +38,7 @@ class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     tools: tuple[dict[str, Any], ...] = ()
     """JSON-schema function descriptions."""
     tool_choice: str = "auto"
-    """`auto`, `none`, `required` (the answer consists of calls), or the name of the tool to call."""
+    """`auto`, `none`, `required` (only calls), or the name of the tool to call."""
     parallel_tool_calls: bool = True
     """Whether the answer may contain several calls, if the model's format allows it."""
     template_options: dict[str, Any] = {}

@@ -90,7 +90,7 @@ class Stream:
         return waiter
 
     def _next_event(self) -> Event | None:
-        """Return the next event, None if there is none yet. Call with the lock held."""
+        """Return the next event, or None while the queue is empty. Call with the lock held."""
         if self._items:
             item = self._items.popleft()
             if isinstance(item, LocalchatError):
@@ -130,7 +130,7 @@ class Stream:
             yield batch
 
     async def batch(self) -> list[Event]:
-        """Return all events so far, at least one, or an empty list at the end of the stream."""
+        """Return all events so far, at least one. The list is empty at the end of the stream."""
         while True:
             with self._lock:
                 if self._drained:

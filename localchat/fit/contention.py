@@ -1,4 +1,4 @@
-"""Detects other programs that used the CPU during a run, whose speed then is not representative."""
+"""Detects other programs that used the CPU during a run, which distorts its speed."""
 
 import math
 import os

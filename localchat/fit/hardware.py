@@ -72,7 +72,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         free = min(free, max(limits.memory_bytes - limits.memory_used_bytes, 0))
     return Machine(
         cpu_name=info.get("model name") or _mac("machdep.cpu.brand_string") or platform.processor(),
-        cpu_flags=frozenset((info.get("flags") or info.get("Features") or "").split()),
+        cpu_flags=read_cpu_flags(root),
         cores=read_cores(root),
         ram_total_bytes=total,
         ram_free_bytes=free,
@@ -80,6 +80,12 @@ def read_machine(root: Path = Path("/")) -> Machine:
         gpus=gpus,
         gpu_note=note,
     )
+
+
+def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """Return the CPU's features as Linux names them. Empty on other systems."""
+    info = _cpu_info(root)
+    return frozenset((info.get("flags") or info.get("Features") or "").split())
 
 
 def read_cores(root: Path = Path("/")) -> int:
@@ -156,7 +162,9 @@ def _inactive_file(folder: Path) -> int:
 
 def _number(path: Path) -> int:
     text = _text(path)
-    return int(text) if text.isdigit() else 0
+    if text.isdigit():
+        return int(text)
+    return 0
 
 
 def _text(path: Path) -> str:

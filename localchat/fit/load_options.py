@@ -41,7 +41,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     room_for_slots: bool = False
     """Whether the KV cache should have room for a full context in each slot."""
     one_answer: bool = False
-    """Whether the load is for one answer, so that loading fast matters more than decoding fast."""
+    """Whether the load is for one answer. Then loading fast matters most."""
     cache_ram_bytes: int | None = None
     """RAM for prefixes that are swapped to the host."""
     require_gpu: bool = False

@@ -65,7 +65,7 @@ class MemoryPlan:
     window_only: bool = False
     """Whether sliding-window layers store only their window, which limits where a prefix can be cut."""
     mapped_bytes: int = 0
-    """Cached file pages of repacked weights, and of tables of which a token reads one row.
+    """Cached file pages of repacked weights and lookup tables.
 
     The system drops them when memory is short, so they count neither as needed nor as free.
     """
@@ -78,7 +78,7 @@ class MemoryPlan:
     unpacked_bytes: int = 0
     """Part of `weights_bytes`: an unpacked copy of packed weights, which speeds up prompts."""
     head_bounds: bool = False
-    """Whether the weights include an int8 copy of the output head, which saves most reads of the head."""
+    """Whether the weights include an int8 copy of the output head."""
     draft_bytes: int = 0
     """Part of `compute_bytes`: a draft model, or the model's own prediction head, with its KV."""
     prediction_head: bool = False
@@ -154,7 +154,7 @@ _RESERVE_BYTES = 500_000_000
 
 
 def all_advice(plan: MemoryPlan) -> tuple[str, ...]:
-    """Return the remedies for a load that does not fit, best first, and the flag that overrides the verdict."""
+    """Return the remedies for a load that does not fit, best first, and the overriding flag."""
     # `--anyway` sets the reserve to zero.
     if plan.fits or plan.missing or not plan.reserve_bytes:
         return plan.advice
@@ -280,7 +280,7 @@ def rounded(tokens: int) -> int:
 
 
 def largest(fits: Callable[[int], bool], limit: int, step: int = ROUNDING_TOKENS) -> int:
-    """Return the largest multiple of `step` up to `limit`, or `limit` itself, for which `fits` is true.
+    """Return the largest multiple of `step` up to `limit`, or `limit` itself, that fits.
 
     `fits` must be true up to some number and false above it. 0 if it is false everywhere.
     """
@@ -330,7 +330,9 @@ def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
     """Return the usual quantizations below the present size, finest first, with their share of it."""
     present_bytes = shape.weights_bytes
     names = list(_BITS_PER_WEIGHT)
-    finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
+    finer = 0
+    if shape.quantization in names:
+        finer = names.index(shape.quantization) + 1
     shares = {
         name: shape.parameters * _BITS_PER_WEIGHT[name] / 8 / max(present_bytes, 1)
         for name in names[finer:]

@@ -25,7 +25,7 @@ _MIN_SHOWN_MAPPED_BYTES: Final = 10**9
 def bar(
     plan: "MemoryPlan", memory_bytes: int, others_bytes: int, width: int = 60
 ) -> tuple[str, ...]:
-    """Draw the memory that bounds a plan as a bar of `width` cells, with a legend.
+    """Draw the memory of a plan as a bar of `width` cells, with a legend.
 
     If the plan does not fit, `|` marks the end of the memory. memory_bytes: all of it. others_bytes: the part
     in use.
@@ -66,7 +66,9 @@ def parts(plan: "MemoryPlan") -> str:
 
 
 def _shares(plan: "MemoryPlan") -> str:
-    unpacked = f" ({size(plan.unpacked_bytes)} of it unpacked)" if plan.unpacked_bytes else ""
+    unpacked = ""
+    if plan.unpacked_bytes:
+        unpacked = f" ({size(plan.unpacked_bytes)} of it unpacked)"
     return (
         f"weights {size(plan.weights_bytes)}{unpacked} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
         f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}"
@@ -80,9 +82,13 @@ def room(kv_tokens: int, context_tokens: int) -> str:
     capacities = []
     for length in sorted({min(USUAL_LENGTH, context_tokens), context_tokens}):
         if count := kv_tokens // length:
-            noun = "conversation" if count == 1 else "conversations"
+            noun = "conversations"
+            if count == 1:
+                noun = "conversation"
             capacities.append(f"{count:,} {noun} of {tokens(length)}")
-    return f"Its KV cache holds {' or '.join(capacities)} at once." if capacities else ""
+    if capacities:
+        return f"Its KV cache holds {' or '.join(capacities)} at once."
+    return ""
 
 
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
@@ -91,7 +97,9 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     from localchat.fit.memory_plan import all_advice
 
     if plan.missing:
-        first_word = "Fits" if plan.fits else "Does not fit"
+        first_word = "Does not fit"
+        if plan.fits:
+            first_word = "Fits"
         return (f"{first_word}: {plan.missing}", "", *plan.notes, *plan.advice)
     needed = size(plan.total_bytes)
     free = size(plan.free_bytes)
@@ -111,7 +119,7 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
 
 
 def _room_lines(plan: "MemoryPlan") -> list[str]:
-    """Return what else a user may see or do with the memory of a load that fits."""
+    """Return further facts about the memory of a load that fits."""
     lines = []
     if plan.mapped_bytes >= _MIN_SHOWN_MAPPED_BYTES:
         lines.append(

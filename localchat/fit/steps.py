@@ -96,12 +96,18 @@ class MemoryStep(msgspec.Struct, frozen=True):
             gains.append(size(self.gained_bytes))
         if self.gained_tokens > 0:
             gains.append(f"room for {tokens(self.gained_tokens)}")
-        verdict = "enough" if self.suffices else "not enough alone"
-        return f"gives {' and '.join(gains)}, {verdict}" if gains else verdict
+        verdict = "not enough alone"
+        if self.suffices:
+            verdict = "enough"
+        if gains:
+            return f"gives {' and '.join(gains)}, {verdict}"
+        return verdict
 
     def sentence(self, *, with_flag: bool = True) -> str:
         """Return the step in one line."""
-        flag = f" ({self.flag})" if with_flag and self.flag and self.helps else ""
+        flag = ""
+        if with_flag and self.flag and self.helps:
+            flag = f" ({self.flag})"
         return f"{self.title}: {self.change}; {self.gain}{flag}"
 
     def as_json(self) -> dict[str, Any]:
@@ -251,7 +257,9 @@ def _context_step(load: _Load) -> MemoryStep:
     if target >= context:
         return MemoryStep("context", f"{tokens(context)} are few already")
     saved, plan = load.changed(context_tokens=target)
-    windows = ", sliding-window layers with their window only" if plan.window_only else ""
+    windows = ""
+    if plan.window_only:
+        windows = ", sliding-window layers with their window only"
     return MemoryStep(
         "context",
         f"{tokens(target)} rather than {context:,}{windows}",
@@ -280,7 +288,9 @@ def _gpu_layers_step(load: _Load, *, has_gpu: bool) -> MemoryStep:
     plan = load.plan(msgspec.structs.replace(load.options, gpu_layers="auto"))
     freed_gpu = base.gpu_bytes - automatic.gpu_bytes
     freed_ram = base.total_bytes - base.gpu_bytes - (automatic.total_bytes - automatic.gpu_bytes)
-    kind = "graphics memory" if freed_gpu > 0 else "RAM"
+    kind = "RAM"
+    if freed_gpu > 0:
+        kind = "graphics memory"
     return MemoryStep(
         "gpu_layers",
         f"{automatic.gpu_layers} of {base.layers} rather than {base.gpu_layers}, which frees {kind}",

@@ -41,7 +41,7 @@ class Autosave:
         self._thread.start()
 
     def changed(self, node: Node | None = None) -> None:
-        """Record that a message is new or longer, or (None) that title, model, policy or head changed.
+        """Record a new or longer message, or (None) a change of title, model, policy or head.
 
         A user's message is written immediately, because it could not be generated again.
         """

@@ -78,7 +78,7 @@ class Database:
             yield self._reader
 
     def release(self) -> None:
-        """Return the space of deleted content to the file system if it is a large part of the file."""
+        """Return the space of deleted content to the file system, if it is large."""
         with self._writing, _sqlite_errors(self.path):
             pages, free = (
                 self._writer.execute(f"PRAGMA {name}").fetchone()[0]

@@ -90,7 +90,10 @@ def _escaped(part: str) -> str:
 
 
 def snippet(text: str, parts: tuple[str, ...]) -> Snippet:
-    """Return the text around the first match on one line, or the start of the text without a match."""
+    """Return the text around the first match on one line.
+
+    Without a match, return the start of the text.
+    """
     position = min((start for start, _ in _spans(text, parts)), default=0)
     start = max(0, position - _CHARACTERS_BEFORE)
     end = min(len(text), position + _CHARACTERS_AFTER)

@@ -1,1 +1,1 @@
-"""KV of earlier texts on disk, which is loaded after a restart instead of computed again."""
+"""KV of earlier texts on disk. After a restart it is loaded instead of computed again."""

@@ -144,7 +144,7 @@ def read_payload(path: Path, entry: Entry) -> memoryview:
 
 
 def read_unchecked(path: Path, entry: Entry, out: memoryview) -> bytes:
-    """Read the payload of an entry into `out`, and return the checksum that it must have.
+    """Read the payload of an entry into `out`, and return its expected checksum.
 
     After an error, the content of `out` is undefined. Raises EntryInvalid, OSError.
     """
@@ -158,9 +158,10 @@ def read_unchecked(path: Path, entry: Entry, out: memoryview) -> bytes:
 
 
 def _read(path: Path, head: bytearray, out: memoryview) -> int:
-    """Fill both buffers from a file, and return the bytes read, one more if the file is longer.
+    """Fill both buffers from a file, and return the number of bytes read.
 
-    Uses a single call if possible, because each call waits for Python's lock again.
+    It is one more if the file is longer. Uses a single call if possible, because each call waits for Python's
+    lock again.
     """
     surplus = bytearray(1)
     if sys.platform == "win32":

@@ -36,12 +36,15 @@ from localchat.kv_store.writer import Writer
 
 ABOUT_NAME = "about.json"
 FREE_SHARE = 0.25
-"""Maximum size of all entries, as a share of the disk space that is free without them."""
+"""Maximum share of the disk space that is free without the entries."""
 _PART_AGE_S = 60.0
 """Age after which an unfinished file was left by a killed program."""
 _BATCH_BYTES = 64_000_000
 _SHARE = 8
-"""Part of the limit (1/8) to free at once, because listing thousands of files takes Python's lock for 30 ms."""
+"""Part of the limit (1/8) to free at once.
+
+Listing thousands of files takes Python's lock for 30 ms.
+"""
 _MAX_UNCHECKED_BYTES = 2_000_000_000
 """Bytes to write before checking the limit and the free disk space again."""
 
@@ -150,7 +153,7 @@ class KVStore:
         return min(self._limit_bytes, int((free + used_bytes) * FREE_SHARE))
 
     def make_room(self, size_bytes: int) -> int:
-        """Evict entries if necessary, and return the bytes that may be written before the next call.
+        """Evict entries if necessary, and return the bytes that may be written now.
 
         Returns 0 if `size_bytes` do not fit. Raises OSError.
         """
@@ -261,7 +264,7 @@ class Namespace:
         return self._tree.longest(root_key(self._description, salt), ids, usable)
 
     def covered(self, salt: str, ids: TokenIds32) -> tuple[int, bytes]:
-        """Return the length of the stored prefix of a text, and the key of its last entry."""
+        """Return the length of a text's stored prefix, and the key of its last entry."""
         root = root_key(self._description, salt)
         match = self._tree.covering(root, ids)
         return match.tokens, match.entries[-1].key if match.entries else root
@@ -296,7 +299,7 @@ class Namespace:
     def chain(
         self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
     ) -> list[Entry]:
-        """Return the entries of `size` tokens each that continue `parent` like a text from `start` on."""
+        """Return the entries of `size` tokens that continue `parent` like a text from `start` on."""
         return self._tree.chain(parent, start, ids, size, payload_bytes)
 
     def read_into(self, entry: Entry, out: memoryview) -> bytes | None:

@@ -24,7 +24,10 @@ Usable: TypeAlias = Callable[[int, int, int], bool]
 """Called with (length, earliest, tokens): whether a state of `length` tokens can be truncated to `tokens`."""
 
 _LIST_INTERVAL_S = 1.0
-"""A folder of blocks has thousands of files, and listing them takes 10 ms of the engine core's thread."""
+"""A folder of blocks has thousands of files.
+
+Listing them takes 10 ms of the engine core's thread.
+"""
 
 
 class Match(NamedTuple):
@@ -133,7 +136,7 @@ class EntryTree:
     def chain(
         self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
     ) -> list[Entry]:
-        """Return the entries of `size` tokens each that continue `parent` like a text from `start` on."""
+        """Return the entries of `size` tokens that continue `parent` like a text from `start` on."""
         self._refresh(_LIST_INTERVAL_S)
         entries: list[Entry] = []
         while start + size <= len(ids):

@@ -65,7 +65,10 @@ _HYBRID_BY_HEADS = frozenset(
 )
 """Architectures whose layers without key-value heads are recurrent."""
 _HYBRID_BY_INTERVAL = frozenset({"minimax-01", "qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
-"""Architectures with attention in every fourth layer, or as the header states, and recurrent layers between."""
+"""Architectures with attention in every fourth layer, or as the header states.
+
+The layers between are recurrent.
+"""
 
 
 _IMAGE_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
@@ -96,12 +99,15 @@ class Weight(NamedTuple):
     layer: int = -1
     """Layer number, for the part `layer`."""
     routed: bool = False
-    """Whether it has a slice per expert, so that a token reads only the slices of its experts."""
+    """Whether it has a slice per expert. A token reads only the slices of its experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Data for planning the load of a GGUF model, from a file or from a catalogue's table."""
+    """Data for planning the load of a GGUF model.
+
+    It comes from a file or from a catalogue's table.
+    """
 
     name: str
     """Name for messages."""
@@ -170,9 +176,10 @@ class ModelShape:
             looked_up = weight.part == "lookup" or (weight.part == "embedding" and not tied)
             if len(weight.shape) < 2 or looked_up:
                 continue
-            shared = not (weight.routed and self.experts)
             size = weight.size_bytes
-            yield weight, size if shared else size * self.experts_used // self.experts
+            if weight.routed and self.experts:
+                size = size * self.experts_used // self.experts
+            yield weight, size
 
     @property
     def token_bytes(self) -> int:
@@ -190,7 +197,8 @@ def model_shape(header: Header) -> ModelShape:
     all_layers = header.number("block_count")
     count = all_layers - header.number("nextn_predict_layers")
     # A file may consist of prediction layers only.
-    count = count if count > 0 else all_layers
+    if count <= 0:
+        count = all_layers
     heads = header.numbers("attention.head_count", all_layers)
     sliding, window = _sliding(header, count)
     return ModelShape(
@@ -236,10 +244,10 @@ def _scaled_context(header: Header) -> int:
 
 def _weight(tensor: GgufTensor) -> Weight:
     layer = _layer_number(tensor.name)
-    part: Literal["embedding", "output", "layer", "lookup", "other"] = (
-        "other" if layer is None else "layer"
-    )
-    if tensor.name == "per_layer_token_embd.weight":
+    part: Literal["embedding", "output", "layer", "lookup", "other"] = "other"
+    if layer >= 0:
+        part = "layer"
+    elif tensor.name == "per_layer_token_embd.weight":
         part = "lookup"
     elif tensor.name == "token_embd.weight":
         part = "embedding"
@@ -250,17 +258,17 @@ def _weight(tensor: GgufTensor) -> Weight:
         tensor.format,
         tensor.shape,
         tensor.size_bytes,
-        layer=-1 if layer is None else layer,
+        layer=layer,
         routed="_exps." in tensor.name,
     )
 
 
-def _layer_number(name: str) -> int | None:
-    """Return the layer number in a tensor name, None for other tensors."""
-    if not name.startswith("blk."):
-        return None
-    number = name[4:].partition(".")[0]
-    return int(number) if number.isdigit() else None
+def _layer_number(name: str) -> int:
+    """Return the layer number in a tensor name, -1 for other tensors."""
+    number = name.removeprefix("blk.").partition(".")[0]
+    if not name.startswith("blk.") or not number.isdigit():
+        return -1
+    return int(number)
 
 
 def _positions(header: Header) -> int:
@@ -309,16 +317,19 @@ def sliding_layers(
     rule = _WINDOWS.get(architecture)
     if rule is None or (architecture == "exaone4" and count != 64):
         return (False,) * count, 0
+    window = rule.window
     # llama.cpp ignores a window in the header of Llama 4 unless it is 0.
-    use_default = stated is None or (architecture == "llama4" and stated)
-    window = rule.window if use_default or stated is None else stated
+    if stated is not None and not (architecture == "llama4" and stated):
+        window = stated
     if not window:
         return (False,) * count, 0
     if isinstance(pattern, Array):
         values = pattern.values or ()
         flags = [bool(value) for value in values[:count]]
         return tuple(flags + [False] * (count - len(flags))), window
-    period = pattern if isinstance(pattern, int) and pattern else rule.period
+    period = rule.period
+    if isinstance(pattern, int) and pattern:
+        period = pattern
     if period == 0:
         return (False,) * count, 0
     dense = 0 if rule.dense_first else period - 1
@@ -362,7 +373,10 @@ def _layers(
 
 
 def _layers_with_kv(header: Header, count: int) -> int:
-    """Return the number of leading layers with their own KV, which later layers reuse (Gemma 3n, 4)."""
+    """Return the number of leading layers with their own KV.
+
+    Later layers of Gemma 3n and 4 reuse it.
+    """
     if header.architecture == "gemma3n":
         return 20
     if header.architecture == "gemma4":

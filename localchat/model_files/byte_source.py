@@ -1,4 +1,4 @@
-"""Random access to the bytes of a header, in a local file or over range requests."""
+"""Random access to the bytes of a local file, or over range requests."""
 
 import os
 import struct

@@ -51,7 +51,7 @@ class Array(NamedTuple):
 
     length: int
     values: tuple[int | float | str, ...] | None = None
-    """None if the values were skipped: strings that were not requested, and long numeric arrays."""
+    """Values, or None for skipped long numeric arrays and strings that were not requested."""
 
 
 Value: TypeAlias = int | float | bool | str | Array
@@ -129,7 +129,10 @@ class Header:
 
     @property
     def quantization(self) -> str:
-        """Name of the mix, such as Q4_K_M, as the file states it, otherwise the format with the most bytes."""
+        """Name of the mix, such as Q4_K_M.
+
+        If the file does not state it, this is the format with the most bytes.
+        """
         code = self.metadata.get("general.file_type")
         if isinstance(code, int) and code in FILE_TYPES:
             return FILE_TYPES[code]

@@ -167,9 +167,8 @@ def _read_split(path: Path, part: re.Match[str], strings: Collection[str]) -> He
             hint=f"Download them into {path.parent}.",
             path=str(path),
         )
-    headers = [
-        _read_file(path, strings if number == 0 else ()) for number, path in enumerate(paths)
-    ]
+    headers = [_read_file(paths[0], strings)]
+    headers += [_read_file(path, ()) for path in paths[1:]]
     return replace(join_parts(headers, path.name), parts=tuple(paths))
 
 
@@ -220,7 +219,10 @@ _SIZES = ("block_count", "context_length", "embedding_length")
 
 
 def check_model(header: Header) -> None:
-    """Raise ModelInvalid unless this is a language model with numbers that are safe for native code."""
+    """Raise ModelInvalid unless this is a language model with safe numbers.
+
+    Native code trusts these numbers.
+    """
     name = header.architecture
     if not name:
         raise _unusable(header, "it names no architecture (general.architecture)")

@@ -1,4 +1,4 @@
-"""Stores model aliases and the user's model folders in a JSON file in the data folder.
+"""Stores model aliases and the user's model folders in a JSON file.
 
 An alias stands for a name, not for a file, so it stays correct when its model is pulled again. Unlike state,
 the file contains the user's own input, so a damaged file is an error.

@@ -61,7 +61,7 @@ class FitReport:
     others_bytes: int
     """Part of it that other programs use."""
     expected_speed: ExpectedSpeed | None
-    """None without an estimate."""
+    """Measured or predicted speed. None if the backend cannot tell."""
     layers_tokens_per_s: float | None = None
     """Expected speed with whole layers in RAM, if experts in RAM are faster."""
 
@@ -159,7 +159,9 @@ def assess(
         plan = _unavailable(plan, available.reason, available.hint)
     total, others = _memory(plan, machine)
     threads = options.threads or machine.cores
-    expected = _expected_speed(subject, backend, plan, threads, history) if speed else None
+    expected = None
+    if speed:
+        expected = _expected_speed(subject, backend, plan, threads, history)
     layers_rate = None
     if plan.experts_on_cpu and expected is not None:
         by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)
@@ -201,7 +203,7 @@ def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> 
 
 
 def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
-    """Return the total memory of the kinds that the plan uses, and the part that others use."""
+    """Return the total memory that bounds the plan, and the part in use."""
     total = free = 0
     if plan.gpu_bytes < plan.total_bytes or not plan.gpu_bytes:
         total = machine.ram_total_bytes
@@ -228,7 +230,9 @@ def _expected_speed(
     estimate = backend.expected_rate(subject.model, plan, threads, past)
     if estimate is None:
         return None
-    memory = "the GPU's" if plan.gpu_layers else "the memory"
+    memory = "the memory"
+    if plan.gpu_layers:
+        memory = "the GPU's"
     basis = f"estimated from {memory} bandwidth"
     if past:
         basis += f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}"

@@ -18,7 +18,7 @@ _NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 def gguf_files(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Yield the GGUF models under a folder in order, and only the first part of a split model.
+    """Yield the GGUF models under a folder, and the first part of split ones.
 
     Skips vision projectors and importance matrices, which are not models. Follows links to files, but not to
     folders.
@@ -70,7 +70,7 @@ def without_part_number(stem: str) -> str:
 
 
 def relative_name(path: Path, folder: Path) -> str:
-    """Return the name of a model file relative to a folder, without suffix and part number."""
+    """Return a file's path relative to a folder, without suffix and part number."""
     return path.relative_to(folder).with_name(plain_stem(path)).as_posix()
 
 

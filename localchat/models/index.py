@@ -128,7 +128,9 @@ def _pulled(paths: Paths) -> Iterator[Model]:
     for entry in installed(paths.models_dir):
         name = entry.manifest.name
         repository = entry.manifest.repository
-        trouble = "" if entry.complete else "files of it are missing: pull it again"
+        trouble = "files of it are missing: pull it again"
+        if entry.complete:
+            trouble = ""
         yield Model(name, "pulled", repository, entry.path, entry.files, trouble, installed=entry)
 
 

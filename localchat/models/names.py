@@ -33,11 +33,11 @@ class Reference(NamedTuple):
     """Canonical spelling. A catalogue name includes the quantization."""
     repository: str
     quantization: str | None
-    """None if the repository's listing decides."""
+    """Requested quantization. None if the repository's listing decides."""
     exact: bool
     """Whether the user named the quantization."""
     format: Format | None
-    """None if the repository's listing decides."""
+    """Requested format. None if the repository's listing decides."""
     entry: CatalogEntry | None
 
     @property
@@ -74,7 +74,9 @@ def parse(typed: str, catalogue: Catalog) -> Reference:
     chosen = entry.source(quantization)
     if chosen is None and quantization is not None and is_quantization(quantization):
         gguf = next((source for source in entry.sources if source.format == "gguf"), None)
-        chosen = (gguf, canonical(quantization)) if gguf else None
+        chosen = None
+        if gguf:
+            chosen = (gguf, canonical(quantization))
     if chosen is None:
         raise ModelMissing(f"there is no {quantization} of {entry.name}", hint=_quantized(entry))
     source, written = chosen
@@ -136,7 +138,9 @@ def find_entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None
         raise UsageError(
             f"{typed} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
         )
-    return (catalogue[family[0]], None) if family else None
+    if family:
+        return (catalogue[family[0]], None)
+    return None
 
 
 def _entry(typed: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
@@ -158,11 +162,13 @@ def quantizations_hint(name: str, catalogue: Catalog) -> str:
         entry, quantization = _entry(name.lower(), catalogue)
     except (ModelMissing, UsageError):
         return ""
-    return _quantized(entry) if quantization is not None else ""
+    if quantization is not None:
+        return _quantized(entry)
+    return ""
 
 
 def similar_names(typed: str, names: Iterable[str]) -> str:
-    """Return a hint with names of the same family and similar names, or the forms of names."""
+    """Return a hint with related and similar names, or the forms of names."""
     spellings = {name.lower(): name for name in sorted(names)}
     near = closest(typed, spellings.values(), count=4, min_similarity=0.5)
     family = typed.lower().partition(":")[0]

@@ -51,7 +51,9 @@ def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
 def hardware_line(machine: Machine) -> str:
     """Return `AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free · RTX 4090, 24.0 GB`."""
     cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
-    unified = ", shared with its GPU" if machine.unified_memory else ""
+    unified = ""
+    if machine.unified_memory:
+        unified = ", shared with its GPU"
     parts = [
         ", ".join(part for part in (machine.cpu_name.strip(), cores) if part),
         f"{size(machine.ram_total_bytes)} of RAM{unified}, {size(machine.ram_free_bytes)} free",

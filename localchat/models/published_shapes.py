@@ -129,7 +129,9 @@ def read_published_shapes() -> Mapping[str, PublishedShape]:
 def published_model(reference: Reference) -> ModelSummary | None:
     """Return the shape or checkpoint behind a catalogue name. None for other names and formats."""
     entry = reference.entry
-    shape = read_published_shapes().get(entry.name) if entry is not None else None
+    shape = None
+    if entry is not None:
+        shape = read_published_shapes().get(entry.name)
     if entry is None or shape is None:
         return None
     build = gguf_shape if reference.format == "gguf" else published_checkpoint
@@ -156,7 +158,7 @@ _KERNEL = 4
 
 
 class Matrix(NamedTuple):
-    """One matrix or vector of a layer."""
+    """A matrix or vector of a layer."""
 
     kind: Literal["attention", "values", "feed", "down", "plain"]
     """Selects the number format. `plain` is never quantized."""
@@ -346,7 +348,9 @@ def _pooling(entry: CatalogEntry) -> str:
     if "reranking" in entry.uses:
         return "rank"
     # The catalogue's embedding models are decoders, which return the vector of the last token.
-    return "last" if "embeddings" in entry.uses else ""
+    if "embeddings" in entry.uses:
+        return "last"
+    return ""
 
 
 def _weights(
@@ -360,7 +364,9 @@ def _weights(
         rows = published.layer_embedding * published.layers
         yield _weight("lookup", (rows, published.vocabulary), mix.output)
         yield _weight("other", (published.embedding, rows), mix.base)
-    attention = published.attention_format if mix.base in _FOUR_BITS else ""
+    attention = ""
+    if mix.base in _FOUR_BITS:
+        attention = published.attention_format
     for number, layer in enumerate(layers):
         fine = mix.fine if _is_fine(number, published.layers) else mix.base
         formats = {
@@ -378,7 +384,7 @@ def _weights(
 
 
 def _is_fine(layer: int, layers: int) -> bool:
-    """Return True for the first and last eighth of the layers, and every third between them."""
+    """Return True for the first and last eighth of the layers, and every third other."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
@@ -441,7 +447,7 @@ class _Storage(NamedTuple):
     torch_dtype: str
     """Type of everything that is not quantized, as config.json writes it."""
     dtype: str
-    """The same type, as a safetensors header writes it."""
+    """Type of everything that is not quantized, as a safetensors header writes it."""
     quantization_config: Mapping[str, Any] = {}
 
 

@@ -58,13 +58,17 @@ def is_quantization(name: str) -> bool:
 def quantization_of(path: str) -> str:
     """Return the quantization in a file's name, in upper case. Empty if the name has none."""
     matches = _GGUF.findall(PurePosixPath(path).stem)
-    return str(matches[-1]).upper() if matches else ""
+    if matches:
+        return str(matches[-1]).upper()
+    return ""
 
 
 def safetensors_quantization(repository: str) -> str:
     """Return the quantization in a safetensors repository's name. Empty for the makers' own weights."""
     match = _SAFETENSORS.search(repository)
-    return match[0].upper() if match else ""
+    if match:
+        return match[0].upper()
+    return ""
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:

@@ -46,7 +46,7 @@ _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
 _WORDS_PER_TOKEN: Final = 0.75
 """Ratio for English text."""
 _STRENGTH_STEP: Final = 0.6
-"""Limit on the strength of each role's model, as a share of the next better one."""
+"""Limit on a model's strength, as a share of the next better role's."""
 _CONTEXT_TOKENS: Final = 4096
 """Context that a recommended model must have room for."""
 _SLOTS: Final = 2
@@ -135,7 +135,9 @@ def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = No
     """Add the recommended models to the advice for a load that does not fit."""
     names = recommended_names(paths, machine or usable_machine())
     line = f"Models that fit here: {', '.join(names)}. localchat pull NAME downloads one."
-    return f"{advice}\n{line}".lstrip() if names else advice
+    if names:
+        return f"{advice}\n{line}".lstrip()
+    return advice
 
 
 def guide_phrases(paths: Paths) -> dict[str, str]:
@@ -156,7 +158,7 @@ def guide_phrases(paths: Paths) -> dict[str, str]:
     }
 
 
-class _Candidate(NamedTuple):
+class _FittingModel(NamedTuple):
     """A chat model that fits."""
 
     entry: CatalogEntry
@@ -170,7 +172,7 @@ class _Candidate(NamedTuple):
 
 
 def _recommendation(
-    role: Role, candidate: _Candidate, bytes_per_s: float | None, download_bytes_per_s: float
+    role: Role, candidate: _FittingModel, bytes_per_s: float | None, download_bytes_per_s: float
 ) -> Recommendation:
     plan = candidate.report.plan
     file_bytes = candidate.shape.file_bytes
@@ -190,10 +192,10 @@ def _recommendation(
 
 
 def _chosen(
-    candidates: list[_Candidate], bytes_per_s: float | None
-) -> list[tuple[Role, _Candidate]]:
+    candidates: list[_FittingModel], bytes_per_s: float | None
+) -> list[tuple[Role, _FittingModel]]:
     """Choose a candidate for each role, from fast to best. candidates: from weak to strong."""
-    chosen: list[tuple[Role, _Candidate]] = []
+    chosen: list[tuple[Role, _FittingModel]] = []
     max_strength = float("inf")
     for role, min_rate in _MIN_TOKENS_PER_S:
         quick = [
@@ -213,17 +215,17 @@ def _chosen(
     return list(zip(_ROLES_BY_COUNT[len(models)], models, strict=True))
 
 
-def _ladder(candidates: list[_Candidate]) -> list[_Candidate]:
+def _ladder(candidates: list[_FittingModel]) -> list[_FittingModel]:
     """The smallest candidates, each clearly stronger than the one before."""
-    ladder: list[_Candidate] = []
+    ladder: list[_FittingModel] = []
     for candidate in candidates:
         if not ladder or candidate.strength * _STRENGTH_STEP >= ladder[-1].strength:
             ladder.append(candidate)
     return ladder
 
 
-def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
-    """Yield the chat models that fit in their default quantization, with a GPU only whole ones."""
+def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_FittingModel]:
+    """Yield the chat models that fit in their default quantization, on a GPU if there is one."""
     shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
     for name, entry in catalog.items():
@@ -241,7 +243,7 @@ def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
             continue
         seen.add(key)
         active = entry.active_parameters or entry.parameters
-        yield _Candidate(
+        yield _FittingModel(
             entry,
             report.name,
             shape,
@@ -275,7 +277,7 @@ def _is_split(plan: MemoryPlan, machine: Machine) -> bool:
     return bool(machine.gpus or machine.unified_memory) and split
 
 
-def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths) -> float | None:
+def _reading_speed(candidates: list[_FittingModel], machine: Machine, paths: Paths) -> float | None:
     """Return the bytes of weights read per second. None if a GPU does not report its bandwidth."""
     if not candidates:
         return None
@@ -295,7 +297,9 @@ def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths)
         return usual
     measured = median(measured_rates)
     is_usual = usual / _FAR_OFF <= measured <= usual * _FAR_OFF
-    return usual if is_usual else measured
+    if is_usual:
+        return usual
+    return measured
 
 
 def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:

@@ -1,4 +1,4 @@
-"""Finds the sampling that the makers of a model recommend, by any of its names in the catalogue.
+"""Finds the sampling that the makers of a catalogue model recommend.
 
 The settings file overrides it; it overrides the model file's own metadata.
 """

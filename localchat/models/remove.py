@@ -64,7 +64,9 @@ def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
     if force or model.kind == "alias":
         return
     if model.kind == "adopted":
-        owner = f"belongs to {model.origin}" if model.origin != "folder" else "is in your folder"
+        owner = "is in your folder"
+        if model.origin != "folder":
+            owner = f"belongs to {model.origin}"
         raise UsageError(
             f"{model.name} {owner} and is not deleted",
             hint=f"{_elsewhere(model)}; --force deletes its files all the same",
@@ -140,7 +142,9 @@ def _freed(file: Path) -> int:
     if file.is_symlink() or not file.is_file():
         return 0
     about = file.stat()
-    return about.st_size if about.st_nlink == 1 else 0
+    if about.st_nlink == 1:
+        return about.st_size
+    return 0
 
 
 def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:

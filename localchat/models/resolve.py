@@ -87,7 +87,7 @@ def locate(
 def locate_named(
     name: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """Return the model of this name for clients of the server, which may not choose files.
+    """Return the model of this name for server clients, which may not choose files.
 
     Never a path, except through an alias of the owner. Raises ModelMissing, UsageError.
     """
@@ -258,7 +258,9 @@ def _unknown_name(
     own = {*(model.manifest.name for model in models), *loose}
     similar = quantizations_hint(typed, catalogue) or similar_names(typed, {*catalogue, *own})
     yours = sorted({GUIDE, *own})
-    more = ", … (localchat list)" if len(yours) > _MAX_SHOWN_NAMES else ""
+    more = ""
+    if len(yours) > _MAX_SHOWN_NAMES:
+        more = ", … (localchat list)"
     raise ModelMissing(
         f"no model {typed!r}{_chosen(why)}",
         hint=f"{similar}\nYour models: {', '.join(yours[:_MAX_SHOWN_NAMES])}{more}. To download one: "
@@ -323,7 +325,9 @@ def _guide(why: str) -> Path:
 
 def _chosen(why: str) -> str:
     """Return the source of a choice for a message. Empty if the user named the model in the command."""
-    return "" if why in ("", IN_COMMAND, "--model") else f" ({why})"
+    if why in ("", IN_COMMAND, "--model"):
+        return ""
+    return f" ({why})"
 
 
 def _is_path(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Completes the nine steps for a model that does not fit, by weights that take less memory."""
+"""Completes the nine steps for a model that does not fit, by smaller weights."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -90,7 +90,9 @@ class _Substitutes:
             weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
         )
         plan = self._planner(replace(shape, weights=weights, quantization=name))(self._options)
-        rough = ", which answers much worse" if is_rough(name) else ""
+        rough = ""
+        if is_rough(name):
+            rough = ", which answers much worse"
         total = round(shape.weights_bytes * share)
         pull_name = self._published(name)
         return MemoryStep(
@@ -130,7 +132,7 @@ class _Substitutes:
         )
 
     def model(self) -> MemoryStep:
-        """Return the largest other model here that fits, else one of the catalogue that would fit."""
+        """Return the largest other model here that fits, else a fitting one of the catalogue."""
         for name, total in self._here():
             return MemoryStep(
                 "model",

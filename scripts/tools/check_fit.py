@@ -5,8 +5,9 @@
 
 Writes models of different shapes and number formats with random weights (0.2 to 0.6 GB each), assesses
 each as `localchat fit` does, loads it through a separate engine and generates. Memory is the peak of
-the child process; the speed of the last model is estimated twice, by the benchmark alone and corrected
-by the others' runs. Prints a table and, as the last line, one JSON object.
+the child process. The speed is predicted twice: from the memory bandwidth alone, and corrected by the runs of
+the other models. `in_range` says whether the measured speed lies in the range before and after the correction.
+Prints a table and, as the last line, one JSON object.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from localchat.fit.hardware import read_machine  # noqa: E402
 from localchat.fit.load_options import LoadOptions  # noqa: E402
 from localchat.fit.speed import SpeedHistory  # noqa: E402
 from localchat.model_files.checkpoint import read_summary  # noqa: E402
-from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
+from localchat.models.assess import ExpectedSpeed, FitReport, Subject, assess  # noqa: E402
 from localchat.models.speed_recorder import record_speed  # noqa: E402
 from tests.support.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
 
@@ -90,7 +91,7 @@ class Seen(NamedTuple):
     """Bytes and tokens a second, predicted and measured."""
 
     verdict: FitReport
-    plain: float | None
+    plain: ExpectedSpeed | None
     info: EngineInfo
     peak_bytes: int
     done: Done
@@ -153,7 +154,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     finally:
         engine.close()
     record_speed(info, done, state)
-    return Seen(verdict, plain.tokens_per_s if plain else None, info, peak, done)
+    return Seen(verdict, plain, info, peak, done)
 
 
 def _written(engine: LocalEngine, count: int) -> Done:
@@ -183,7 +184,9 @@ def _row(case: Case, seen: Seen) -> dict[str, Any]:
     predicted = plan.total_bytes + plan.mapped_bytes
     # Buffers count whole, whether or not a short text has touched their last page.
     peak = max(seen.peak_bytes, seen.info.actual_bytes)
-    expected_speed = seen.verdict.expected_speed
+    corrected = seen.verdict.expected_speed
+    plain_rate = seen.plain.tokens_per_s if seen.plain else 0.0
+    corrected_rate = corrected.tokens_per_s if corrected else 0.0
     return {
         "model": case.name,
         "kv": case.kv_type,
@@ -191,13 +194,15 @@ def _row(case: Case, seen: Seen) -> dict[str, Any]:
         "resident_mb": seen.peak_bytes // 1_000_000,
         "actual_mb": seen.info.actual_bytes // 1_000_000,
         "memory_off_percent": round(100 * (predicted / peak - 1), 1),
-        "expected_plain": round(seen.plain or 0.0, 1),
-        "expected": round(expected_speed.tokens_per_s, 1) if expected_speed else None,
+        "expected_plain": round(plain_rate, 1),
+        "expected": round(corrected_rate, 1),
         "measured": round(rate, 1),
-        "plain_off_percent": round(100 * ((seen.plain or 0.0) / rate - 1), 1),
-        "off_percent": round(100 * (expected_speed.tokens_per_s / rate - 1), 1)
-        if expected_speed
-        else None,
+        "plain_off_percent": round(100 * (plain_rate / rate - 1), 1),
+        "off_percent": round(100 * (corrected_rate / rate - 1), 1),
+        "in_range": [
+            speed is not None and speed.low <= rate <= speed.high
+            for speed in (seen.plain, corrected)
+        ],
     }
 
 

@@ -46,7 +46,9 @@ def test_a_struct_with_one_field_more_or_other_defaults_is_refused(
     change: str, words: str, tmp_path: Path
 ) -> None:
     problem = _refusal(fake_llamacpp(tmp_path / "fake.so", change))
-    assert problem.message.startswith("the fake (llama.cpp 9.9.9) cannot be used: its structs are ")
+    assert problem.message.startswith(
+        "the fake (llama.cpp 9.9.9) cannot be used: localchat does not know"
+    )
     assert words in problem.message
     assert "LOCALCHAT_LLAMACPP_LIBRARY" in problem.hint
 

@@ -118,7 +118,10 @@ def test_a_path_without_a_library_is_refused_and_nothing_else_taken(
 ) -> None:
     _prebuilt(site)
     (tmp_path / "empty").mkdir()
-    for name, words in (("none.so", "which is not there"), ("empty", "a folder without libllama")):
+    for name, words in (
+        ("none.so", "which does not exist"),
+        ("empty", "a folder without libllama"),
+    ):
         found = _search(tmp_path, **{VARIABLE: str(tmp_path / name)})
         assert found.library is None
         assert words in found.passed_over[0]

@@ -201,7 +201,7 @@ def test_a_recurrent_model_comes_back_from_saved_states(start: Start) -> None:
     assert (can.rewind, can.share) == ("checkpoint", True)
     assert can.max_slots - can.max_rows == 2  # they hold states from before drafts
     assert can.state_bytes > 0
-    assert "cannot go back" in can.limits[0]
+    assert "cannot be cut back" in can.limits[0]
     driver.prefill(SHARED)
     driver.step(memory=[Save(0, 1)])
     driver.prefill(ONE, seq=1, start=90)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
     import torch
@@ -62,12 +63,15 @@ FAMILY = Family(
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
+
+    Gemma 3 adds norms of heads, and GLM-4 may add biases."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, None, None)
+        norms = HeadNorms.of(layer.norms)
+        x = ops.attend(qkv, number, layer.biases.get("qkv"), norms)
         y = ops.gemm(x, layer.linears["o"])
         post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)

@@ -4,20 +4,11 @@ Gemma Team, 2025 (arXiv 2503.19786). Five layers with a window alternate with on
 window, which has another rotation. Of models that read images, only the text part runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import gemma2
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.layers.head_norms import HeadNorms
-
-if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import ModelWeights
+from localchat_cuda.architectures.gemma2 import forward
 
 FAMILY = Family(
     name="gemma3",
@@ -46,21 +37,4 @@ FAMILY = Family(
     scaled_embedding=True,
 )
 
-
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
-        x = ops.attend(qkv, number, None, norms)
-        y = ops.gemm(x, layer.linears["o"])
-        post = layer.norms["post_attention"]
-        x = ops.add_norm(y, layer.norms["mlp"], post)
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
-        post = layer.norms["post_mlp"]
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
-    return ops.finish(y, weights.last_norm, post)
+__all__ = ["FAMILY", "forward"]

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import phi3
 from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.gemma2 import forward
 
 if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.config.model import ModelConfig
-    from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import ModelWeights
 
 
 def pairs_apart(config: ModelConfig) -> torch.Tensor:
@@ -57,20 +56,4 @@ FAMILY = Family(
     qkv_bias="optional",
 )
 
-
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, layer.biases.get("qkv"), None)
-        y = ops.gemm(x, layer.linears["o"])
-        post = layer.norms["post_attention"]
-        x = ops.add_norm(y, layer.norms["mlp"], post)
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
-        post = layer.norms["post_mlp"]
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
-    return ops.finish(y, weights.last_norm, post)
+__all__ = ["FAMILY", "forward"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from localchat_cuda.architectures import mistral
 from localchat_cuda.architectures.family import ExpertTraits, Family
 from localchat_cuda.architectures.names import ExpertNames
+from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +38,18 @@ FAMILY = Family(
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
+
+    Other mixtures add biases, norms of heads, or sinks."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, None, None)
+        norms = HeadNorms.of(layer.norms)
+        x = ops.attend(qkv, number, layer.biases.get("qkv"), norms, layer.sinks)
         assert layer.experts is not None
         y = ops.gemm(x, layer.linears["o"])
-        y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
+        y = ops.run_experts(y, layer.norms["mlp"], layer.experts, layer.biases.get("o"))
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
     return ops.finish(y, weights.last_norm)

@@ -103,6 +103,7 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
         for n in reversed(range(last))
     }
     chosen = (*sorted(kinds.values()), last)
+    # A GGUF file may have more kinds of layers by their formats, which the layers have in turn.
     chosen = (chosen[0],) * (len(formats) - len(chosen)) + chosen
     net = config.delta_net
     return replace(

@@ -167,10 +167,12 @@ def _attention_config(header: Header, family: Family) -> dict[str, Any]:
     if traits.partial_rotation:
         rotary_columns = header.number("rope.dimension_count", head_width)
         config["partial_rotary_factor"] = rotary_columns / head_width
+    # Without a window in the file, the default of the family applies.
     window = header.number("attention.sliding_window")
     if window and not family.window_switch:
         config["sliding_window"] = window
     if family.scale_field:
+        # The file does not store the scale, so llama.cpp recognizes the largest model by its layers.
         is_largest = header.number("block_count") == traits.largest_layers
         width = head_width if is_largest else header.number("attention.key_length")
         config[family.scale_field] = width

@@ -86,6 +86,7 @@ def parse_config(
     vision = isinstance(text, dict) or "vision_config" in raw
     fields = {**family.defaults, **raw}
     if vision:
+        # Models that read images have a section for their text part.
         fields |= text or {}
     reader = _Reader(fields, name)
     reader.check(family)
@@ -122,6 +123,8 @@ def parse_config(
         attention_scale = latent.scale
     else:
         attention_scale = reader.attention_scale(family)
+    # Layers here do not multiply their outputs by Granite's residual multiplier. Instead, the residual is
+    # divided by it, which changes the scale of the embedding and the eps of the norms.
     embedding_scale = multipliers.embedding / multipliers.residual
     if family.scaled_embedding:
         embedding_scale = hidden**0.5
@@ -236,6 +239,7 @@ class _Reader(ConfigFields):
         family = next((by_class[name] for name in classes if name in by_class), None)
         if family is None:
             raise self.unsupported(f"the architecture {', '.join(classes) or 'of no name'}")
+        # Models with and without experts may have the same class.
         if family.with_experts and self.raw.get("num_local_experts") != 0:
             relative: Family = ARCHITECTURES[family.with_experts].FAMILY
             return relative

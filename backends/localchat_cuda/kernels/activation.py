@@ -1,4 +1,4 @@
-"""SiLU or tanh-GELU of gate, times up: the activation of a gated feed-forward layer; and gpt-oss's.
+"""Activations of gated feed-forward layers: SiLU or tanh-GELU of gate, times up, and gpt-oss's variant.
 
 Letters: T rows, F columns of the result, S partial sums.
 
@@ -9,7 +9,7 @@ Letters: T rows, F columns of the result, S partial sums.
 Grid (T, F / 1024), fp32 inside. Both activations are gate times a sigmoid: silu of gate itself, the GELU
 of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hendrycks and Gimpel, 2016.
 
-With a cutoff, gates count from so many standard deviations above the mean of their row, by what they are
+With a cutoff, gates count from this number of standard deviations above the mean of their row, by what they are
 beyond, and a program computes a whole row: Gemma 3n (Google, 2025).
 """
 
@@ -24,20 +24,21 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CLAMPED_SLOPE = tl.constexpr(1.702)
-"""Of the sigmoid of a clamped gate."""
+"""Factor inside the sigmoid of a clamped gate."""
 
 
 def reference(
     gate_up: torch.Tensor, *, gelu: bool = False, cutoff: float | None = None
 ) -> torch.Tensor:
     """Compute the result in fp32 with plain torch."""
-    whole = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
-    gate, up = whole.chunk(2, 1)
+    values = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
+    gate, up = values.chunk(2, 1)
     if cutoff is not None:
         deviation, mean = torch.std_mean(gate, 1, correction=0, keepdim=True)
         gate = torch.relu(gate - mean - cutoff * deviation)
@@ -80,7 +81,7 @@ def gated(gate, up, LIMIT: tl.constexpr, GELU: tl.constexpr):
 
 @triton.jit
 def to_half(v):
-    """Round to fp16, values beyond its range to its ends; NaN stays NaN, so that it reaches the logits."""
+    """Round to fp16 and clamp to its range. NaN stays NaN, so that it reaches the logits."""
     v = tl.maximum(v, -65504.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(v, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
 
@@ -152,7 +153,7 @@ def act_and_mul(
     block = 1024 if cutoff is None else power_of_two(f)
     kernel = _act_and_mul_kernel[(t, triton.cdiv(f, block))](
         parts,
-        parts if up is None else up,
+        tensor_or(up, parts),
         out,
         cutoff or 0.0,
         t,

@@ -55,7 +55,7 @@ class AltUpWeights(NamedTuple):
 
 
 class Added(NamedTuple):
-    """Partial sums [S, T, H] that a norm with a gain [H] precedes the addition of."""
+    """Partial sums [S, T, H] that pass through a norm with a gain [H] before the addition."""
 
     y: torch.Tensor
     gain: torch.Tensor
@@ -144,7 +144,7 @@ def _route(x, gain, router, H: tl.constexpr, eps):
 
 @triton.jit
 def _row(tile, a, number):
-    """One row of a tile [A, H]."""
+    """Select a row of a tile [A, H]."""
     return tl.sum(tl.where((a == number)[:, None], tile, 0.0), 0)
 
 
@@ -182,8 +182,8 @@ def _predict_kernel(
     last = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    at = (a[:, None] * T + t) * H + i[None, :]
-    x = tl.load(streams + at, mask=tile, other=0.0)
+    offsets = (a[:, None] * T + t) * H + i[None, :]
+    x = tl.load(streams + offsets, mask=tile, other=0.0)
     if S > 0:
         before = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
         before = _sum(y, before, t, i, inside, T, H, S, eps)
@@ -193,10 +193,10 @@ def _predict_kernel(
         cells = prediction + (k * A + a[:, None]) * A + a[None, :]
         shares = tl.load(cells, mask=square, other=0.0).to(tl.float32)
         shares = tl.sum(shares * routed[None, :], 1) + tl.where(a == k, 1.0, 0.0)
-        found = tl.sum(x * shares[:, None], 0)
-        tl.store(streams + (k * T + t) * H + i, found, mask=inside)
+        row_sum = tl.sum(x * shares[:, None], 0)
+        tl.store(streams + (k * T + t) * H + i, row_sum, mask=inside)
         if k == 0:
-            normed = _norm(found, last, H, eps)
+            normed = _norm(row_sum, last, H, eps)
             tl.store(out + t * H + i, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -210,7 +210,10 @@ def predict(
     *,
     pdl: bool = True,
 ) -> None:
-    """Predict the streams of a layer, after those beyond the first got what the layer `before` adds to them."""
+    """Predict the streams of a layer.
+
+    The streams beyond the first receive what the layer `before` adds to them first.
+    """
     a, t, h = _check(streams, out, before)
     _check_weights(weights, a, h, streams.device)
     require("gain", gain, (h,), _FLOATS, streams.device)
@@ -363,12 +366,12 @@ def _correct_kernel(
     active += _sum(y, gain, t, i, inside, T, H, S, eps)
     routed = _route(active, first, routes, H, eps)
     shares = 1.0 + tl.sum(shares * routed[None, :], 1)
-    at = (a[:, None] * T + t) * H + i[None, :]
-    x = tl.load(streams + at, mask=tile, other=0.0)
+    offsets = (a[:, None] * T + t) * H + i[None, :]
+    x = tl.load(streams + offsets, mask=tile, other=0.0)
     x += shares[:, None] * (active - _row(x, a, 0))[None, :]
-    tl.store(streams + at, x, mask=tile)
-    found = _row(x, a, 0) * last
-    tl.store(out + t * H + i, found.to(out.dtype.element_ty), mask=inside)
+    tl.store(streams + offsets, x, mask=tile)
+    corrected_row = _row(x, a, 0) * last
+    tl.store(out + t * H + i, corrected_row.to(out.dtype.element_ty), mask=inside)
 
 
 def correct(
@@ -381,7 +384,7 @@ def correct(
     *,
     pdl: bool = True,
 ) -> None:
-    """Correct the streams by the residual and what the MLP adds to it; shapes in the module docstring."""
+    """Correct the streams by the residual and the output of the MLP. Shapes are in the module docstring."""
     a, t, h = _check(streams, out, part)
     _check_weights(weights, a, h, streams.device)
     require("residual", residual, (t, h), (torch.float32,), streams.device)

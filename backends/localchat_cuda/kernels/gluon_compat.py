@@ -37,8 +37,8 @@ def _one_of(module: object, *names: str) -> Callable[..., Any]:
     """Return the first of these attributes that the module has; ImportError if it has none."""
     for name in names:
         if hasattr(module, name):
-            found: Callable[..., Any] = getattr(module, name)
-            return found
+            function: Callable[..., Any] = getattr(module, name)
+            return function
     raise ImportError(f"this Triton's Gluon has none of {', '.join(names)}")
 
 

@@ -66,9 +66,9 @@ def store_reference(
     plain.copy_(heads[..., :n])
     queries[..., d:] = rotate(heads[..., n:]).to(queries.dtype)
     rows = latents[..., -(d + tail) :].float().sum(0)
-    at = tables[slots.long(), positions.long() // pages.shape[2]].long()
+    page_rows = tables[slots.long(), positions.long() // pages.shape[2]].long()
     row = torch.cat((_normed(rows[:, :d], gain, eps), rotate(rows[:, None, d:])[:, 0]), -1)
-    pages[at, 0, positions.long() % pages.shape[2]] = row.to(pages.dtype)
+    pages[page_rows, 0, positions.long() % pages.shape[2]] = row.to(pages.dtype)
 
 
 def norm_reference(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> None:
@@ -130,26 +130,26 @@ def _store_kernel(
         gdc_wait()
     if block < H // HEADS:
         n = tl.arange(0, N_POW2)
-        for each in tl.static_range(HEADS):
-            head = block * HEADS + each
-            at = t * Q_COLUMNS + head * (N + E)
+        for local_head in tl.static_range(HEADS):
+            head = block * HEADS + local_head
+            offset = t * Q_COLUMNS + head * (N + E)
             head += t * H
-            x = partial_sum(q, at + n, n < N, T * Q_COLUMNS, S, S_POW2)
+            x = partial_sum(q, offset + n, n < N, T * Q_COLUMNS, S, S_POW2)
             tl.store(plain + head * N + n, x.to(plain.dtype.element_ty), mask=n < N)
-            a = partial_sum(q, at + N + low, turned, T * Q_COLUMNS, S, S_POW2)
-            b = partial_sum(q, at + N + high, turned, T * Q_COLUMNS, S, S_POW2)
+            a = partial_sum(q, offset + N + low, turned, T * Q_COLUMNS, S, S_POW2)
+            b = partial_sum(q, offset + N + high, turned, T * Q_COLUMNS, S, S_POW2)
             out = queries + head * (D + E) + D + i
             tl.store(out, (a * cos - b * sin).to(queries.dtype.element_ty))
             tl.store(out + E // 2, (b * cos + a * sin).to(queries.dtype.element_ty))
     else:
         d = tl.arange(0, D)
-        at = (t + 1) * COLUMNS - (D + E)
-        row = partial_sum(latents, at + d, d < D, T * COLUMNS, SL, SL_POW2)
+        offset = (t + 1) * COLUMNS - (D + E)
+        row = partial_sum(latents, offset + d, d < D, T * COLUMNS, SL, SL_POW2)
         row *= tl.rsqrt(tl.sum(row * row, 0) / D + eps) * tl.load(gain + d).to(tl.float32)
         cell = pages + page * page_stride + position % P * (D + E)
         tl.store(cell + d, row.to(pages.dtype.element_ty))
-        a = partial_sum(latents, at + D + low, turned, T * COLUMNS, SL, SL_POW2)
-        b = partial_sum(latents, at + D + high, turned, T * COLUMNS, SL, SL_POW2)
+        a = partial_sum(latents, offset + D + low, turned, T * COLUMNS, SL, SL_POW2)
+        b = partial_sum(latents, offset + D + high, turned, T * COLUMNS, SL, SL_POW2)
         tl.store(cell + D + i, (a * cos - b * sin).to(pages.dtype.element_ty))
         tl.store(cell + D + E // 2 + i, (b * cos + a * sin).to(pages.dtype.element_ty))
 
@@ -206,8 +206,8 @@ def store(
     require("latents", latents, (None, t, None), _FLOATS, device)
     require("gain", gain, (d,), _FLOATS, device)
     require("table", table, (None, tail), (torch.float32,), device)
-    for name, each in (("positions", positions), ("slots", slots)):
-        require(name, each, (t,), (torch.int32,), device)
+    for name, tensor in (("positions", positions), ("slots", slots)):
+        require(name, tensor, (t,), (torch.int32,), device)
     require("tables", tables, (None, None), (torch.int32,), device)
     require("plain", plain, (t, h, n), _FLOATS, device)
     require("queries", queries, (t, h, d + tail), _FLOATS, device)
@@ -257,7 +257,7 @@ def store(
 def norm(
     y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float, *, pdl: bool = True
 ) -> None:
-    """Write the norm of the first Q columns of partial sums y [S, T, ..] to `out` [T, Q]; `gain` [Q]."""
+    """Write the norm of the first Q columns of partial sums y [S, T, ..] to `out` [T, Q]. `gain` is [Q]."""
     (s, t, columns), q, device = y.shape, len(gain), y.device
     require("y", y, (s, t, columns), _FLOATS, device)
     require("gain", gain, (q,), _FLOATS, device)

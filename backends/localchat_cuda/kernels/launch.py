@@ -69,9 +69,9 @@ _safe: list[bool] = []
 
 
 def set_safe_mode(on: bool) -> None:
-    """Leave out PDL and kernels in Gluon on the GPUs of this process from now on, or no longer.
+    """Turn PDL and Gluon kernels off, or on again, for this process.
 
-    One process loads one model: it is set before the first launch.
+    Call it before the first launch. A process loads one model.
     """
     _safe[:] = [on]
 
@@ -100,18 +100,23 @@ def traits(device: torch.device) -> Traits:
 
 def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> dict[str, int | bool]:
     """Build Triton's launch options; those left at 0 keep its default."""
-    found: dict[str, int | bool] = {"num_warps": warps}
+    result: dict[str, int | bool] = {"num_warps": warps}
     if stages:
-        found["num_stages"] = stages
+        result["num_stages"] = stages
     if registers and not interpreted():
-        found["maxnreg"] = registers
+        result["maxnreg"] = registers
     if pdl:
-        found["launch_pdl"] = True
-    return found
+        result["launch_pdl"] = True
+    return result
+
+
+def tensor_or(tensor: torch.Tensor | None, placeholder: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a placeholder for a kernel argument that this variant does not read."""
+    return placeholder if tensor is None else tensor
 
 
 CARVEOUT_PERCENT = 14
-"""Shared memory's part of each multiprocessor's 256 KB, for the kernels of a decode step with few rows."""
+"""Shared memory of each multiprocessor for decode kernels with few rows, of 256 KB."""
 
 _PREFERRED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
@@ -184,14 +189,16 @@ def require(
     """
     if _trusted:
         return
-    found = tuple(tensor.shape)
-    fits = len(found) == len(shape) and all(
+    actual = tuple(tensor.shape)
+    fits = len(actual) == len(shape) and all(
         expected is None or expected == extent
-        for expected, extent in zip(shape, found, strict=True)
+        for expected, extent in zip(shape, actual, strict=True)
     )
     if not fits:
         expected_text = "x".join("*" if extent is None else str(extent) for extent in shape)
-        raise ValueError(f"{name}: shape {expected_text} wanted, {'x'.join(map(str, found))} given")
+        raise ValueError(
+            f"{name}: shape {expected_text} wanted, {'x'.join(map(str, actual))} given"
+        )
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name}: {' or '.join(map(str, dtypes))} wanted, {tensor.dtype} given")
     if device is not None and tensor.device != device:

@@ -31,11 +31,11 @@ def reference(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 def _gather_kernel(x, order, out, T, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = k < K
-    at = tl.load(order + k, mask=inside, other=0)
+    source = tl.load(order + k, mask=inside, other=0)
     for row in tl.static_range(ROWS):
         t = tl.program_id(0) * ROWS + row
         there = k < tl.where(t < T, K, 0)
-        tl.store(out + t * K + k, tl.load(x + t * K + at, mask=there, other=0.0), mask=there)
+        tl.store(out + t * K + k, tl.load(x + t * K + source, mask=there, other=0.0), mask=there)
 
 
 def gather(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

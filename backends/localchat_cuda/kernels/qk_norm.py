@@ -65,17 +65,19 @@ def _normalize_kernel(
     begin = tl.where(part == 0, 0, Q + (part - 1) * K)
     i = tl.arange(0, BLOCK)
     inside = i < width
-    at = begin + i
+    offsets = begin + i
     if PDL:
         gdc_wait()
     x = tl.zeros((BLOCK,), tl.float32)
     for s in tl.static_range(S):
-        x += tl.load(qkv + (s * T + t) * (Q + 2 * K) + at, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(qkv + (s * T + t) * (Q + 2 * K) + offsets, mask=inside, other=0.0).to(
+            tl.float32
+        )
     if part < 2:
         gain = q_norm if part == 0 else k_norm
         x = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
         x = x * tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + t * (Q + 2 * K) + at, x, mask=inside)
+    tl.store(out + t * (Q + 2 * K) + offsets, x, mask=inside)
 
 
 def normalize(

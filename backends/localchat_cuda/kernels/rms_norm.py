@@ -23,6 +23,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -89,8 +90,8 @@ def _norm_kernel(
     x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
     tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
     if GROUP > 0:
-        at = packed + t * H_PACKED + packed_cell(i, GROUP, False)
-        tl.store(at, to_half(x), mask=i < H_PACKED)
+        pointers = packed + t * H_PACKED + packed_cell(i, GROUP, False)
+        tl.store(pointers, to_half(x), mask=i < H_PACKED)
 
 
 def add_norm(
@@ -129,12 +130,12 @@ def add_norm(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     kernel = _norm_kernel[(t,)](
-        residual if y is None else y,
+        tensor_or(y, residual),
         residual,
         weight,
         out,
         out if packed is None else packed.x,
-        weight if bias is None else bias,
+        tensor_or(bias, weight),
         eps,
         t,
         H=h,

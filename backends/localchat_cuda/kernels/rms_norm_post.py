@@ -1,4 +1,4 @@
-"""RMSNorm of a sublayer's output before the residual addition, and the next sublayer's norm after it.
+"""RMSNorm of a sublayer's output before the residual addition, and the next norm after it.
 
 Letters: T rows, H columns, S partial sums, G = H / 128.
 
@@ -43,6 +43,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -164,7 +165,7 @@ def post_norm(
         y,
         residual,
         post,
-        post if weight is None else weight,
+        tensor_or(weight, post),
         out,
         eps,
         scale,
@@ -204,10 +205,10 @@ def _sums_kernel(
     gain = tl.load(post + i).to(tl.float32)
     if PDL:
         gdc_wait()
-    at = t[:, None] * H + i[None, :]
-    v = sum_partials(source, at, inside, T * H, S)
-    r = tl.load(residual + at, mask=inside, other=0.0)
-    tl.store(y + at, v, mask=inside)
+    offsets = t[:, None] * H + i[None, :]
+    v = sum_partials(source, offsets, inside, T * H, S)
+    r = tl.load(residual + offsets, mask=inside, other=0.0)
+    tl.store(y + offsets, v, mask=inside)
     z = v * gain[None, :]
     to = sums + (t * (H // 128) + group) * 4
     tl.store(to, tl.sum(v * v, 1), mask=there)
@@ -217,9 +218,9 @@ def _sums_kernel(
 
 
 @triton.jit
-def _whole(sums, at, inside):
+def _whole(sums, offsets, inside):
     """Add up the groups' sums of a row."""
-    return tl.sum(tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg"), 1)
+    return tl.sum(tl.load(sums + offsets, mask=inside, other=0.0, cache_modifier=".cg"), 1)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -258,24 +259,24 @@ def _prepare_kernel(
     t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = t < T
     inside = there[:, None]
-    known = inside & (g < G)[None, :]
+    valid = inside & (g < G)[None, :]
     four = (t * G)[:, None] * 4 + g[None, :] * 4
-    at = t[:, None] * H + i[None, :]
+    offsets = t[:, None] * H + i[None, :]
     if PDL:
         gdc_wait()
-    v = tl.load(y + at, mask=inside, other=0.0, cache_modifier=".cg")
-    r = tl.load(residual + at, mask=inside, other=0.0)
-    yy = _whole(sums, four, known)
-    rr = _whole(sums, four + 1, known)
-    rz = _whole(sums, four + 2, known)
-    zz = _whole(sums, four + 3, known)
+    v = tl.load(y + offsets, mask=inside, other=0.0, cache_modifier=".cg")
+    r = tl.load(residual + offsets, mask=inside, other=0.0)
+    yy = _whole(sums, four, valid)
+    rr = _whole(sums, four + 1, valid)
+    rz = _whole(sums, four + 2, valid)
+    zz = _whole(sums, four + 3, valid)
     inverse = tl.rsqrt(yy / H + eps)
     zz = zz * inverse * inverse
     # Where residual and sum cancel, the mean is mostly rounding error, but the rows are small in any case.
     mean = (rr + 2.0 * rz * inverse + zz) / H
     scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean * factor * factor, 1.0))))
     v = (v * inverse[:, None] * first[None, :] + r) * factor
-    tl.store(residual + at, v, mask=inside)
+    tl.store(residual + offsets, v, mask=inside)
     v = v * scale[:, None]
     tl.store(squares + t * G + group, tl.sum(v * v, 1), mask=there)
     write_rows(v * gain[None, :], x, factors, group, t, there, H, MQ, FORMAT, GROUP)
@@ -344,7 +345,7 @@ def prepare(
         squares,
         rows.x,
         rows.factors,
-        total if order is None else order,
+        tensor_or(order, total),
         eps,
         scale,
         t,

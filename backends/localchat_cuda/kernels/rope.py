@@ -34,6 +34,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -58,8 +59,8 @@ def angle_table(
     # In chunks: in fp64 a long context would take four times the table's memory.
     for low in range(0, positions, _RUN):
         rows = slice(low, min(low + _RUN, positions))
-        at = torch.arange(rows.start, rows.stop, dtype=torch.float64, device=device)
-        angle = at[:, None] * rates
+        token_positions = torch.arange(rows.start, rows.stop, dtype=torch.float64, device=device)
+        angle = token_positions[:, None] * rates
         table[rows, :turning] = angle.cos() * magnitude
         table[rows, half : half + turning] = angle.sin() * magnitude
     return table
@@ -123,8 +124,8 @@ def reference(
         k[pages, :, offsets] = keys.to(k.dtype)
         v[pages, :, offsets] = values.to(v.dtype)
         return
-    for i, (held, new) in enumerate(((k, keys), (v, values))):
-        held[pages, :, offsets], exponents[pages, :, offsets, i] = kv_fp8.encode_reference(new)
+    for i, (cache, new) in enumerate(((k, keys), (v, values))):
+        cache[pages, :, offsets], exponents[pages, :, offsets, i] = kv_fp8.encode_reference(new)
 
 
 def _spread(x: torch.Tensor, half: int) -> torch.Tensor:
@@ -140,14 +141,14 @@ def _spread(x: torch.Tensor, half: int) -> torch.Tensor:
 
 
 @triton.jit
-def partial_sum(qkv, at, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+def partial_sum(qkv, offsets, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
     """Load columns and sum their partial products."""
     if S == 1:
-        return tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(qkv + offsets, mask=inside, other=0.0).to(tl.float32)
     else:
         s = tl.arange(0, S_POW2)
         there = (s < S)[:, None] & inside[None, :]
-        parts = tl.load(qkv + s[:, None] * stride + at[None, :], mask=there, other=0.0)
+        parts = tl.load(qkv + s[:, None] * stride + offsets[None, :], mask=there, other=0.0)
         return tl.sum(parts.to(tl.float32), 0)
 
 
@@ -208,11 +209,11 @@ def _rope_kernel(
     columns: tl.constexpr = (H + J * STORED) * D
     for n in tl.static_range(HEADS):
         head = first + n
-        at = t * columns + head * D
+        offset = t * columns + head * D
         if STORED == 1:
-            at -= tl.where(head < H + J, 0, J * D)
-        a = partial_sum(qkv, at + low, inside, T * columns, S, S_POW2)
-        b = partial_sum(qkv, at + high, inside, T * columns, S, S_POW2)
+            offset -= tl.where(head < H + J, 0, J * D)
+        a = partial_sum(qkv, offset + low, inside, T * columns, S, S_POW2)
+        b = partial_sum(qkv, offset + high, inside, T * columns, S, S_POW2)
         if BIAS:
             a += tl.load(bias + head * D + low, mask=inside, other=0.0).to(tl.float32)
             b += tl.load(bias + head * D + high, mask=inside, other=0.0).to(tl.float32)
@@ -289,8 +290,10 @@ def heads_of(tokens: int, heads: int) -> int:
     Starting a program takes longer than one head's 256 bytes (of a 7B model 6.5 and 3.0 us for 128 tokens with
     one and with four heads, 90 and 15 us for 2,048 with one and with nine).
     """
-    most = 1 if tokens <= _ALONE else 4 if tokens <= 256 else 9
-    return next(n for n in range(most, 0, -1) if heads % n == 0)
+    if tokens <= _ALONE:
+        return 1
+    max_heads = 4 if tokens <= 256 else 9
+    return next(n for n in range(max_heads, 0, -1) if heads % n == 0)
 
 
 def rope_store(
@@ -350,7 +353,7 @@ def rope_store(
     together = heads_of(t, written)
     kernel = _rope_kernel[(t, written // together)](
         qkv,
-        qkv if bias is None else bias,
+        tensor_or(bias, qkv),
         table,
         positions,
         slots,
@@ -358,9 +361,9 @@ def rope_store(
         q,
         k,
         v,
-        k if exponents is None else exponents,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
+        tensor_or(exponents, k),
+        tensor_or(q_norm, qkv),
+        tensor_or(k_norm, qkv),
         eps,
         t,
         tables.shape[1],

@@ -72,15 +72,18 @@ def _one_row_kernel(
         gdc_wait()
     acc = add_products(first, tl.load(x + k, mask=k < K, other=0.0), tl.zeros((BN, BK), tl.float32))
     for c in tl.range(BK, K, BK, num_stages=1):
-        at = c + k
+        columns = c + k
         if K % BK == 0:
-            w = tl.load(row + at[None, :], eviction_policy="evict_first")
-            xs = tl.load(x + at)
+            w = tl.load(row + columns[None, :], eviction_policy="evict_first")
+            xs = tl.load(x + columns)
         else:
             w = tl.load(
-                row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
+                row + columns[None, :],
+                mask=(columns < K)[None, :],
+                other=0.0,
+                eviction_policy="evict_first",
             )
-            xs = tl.load(x + at, mask=at < K, other=0.0)
+            xs = tl.load(x + columns, mask=columns < K, other=0.0)
         acc = add_products(w, xs, acc)
     y = tl.sum(acc, 1)
     if BIAS:
@@ -115,15 +118,20 @@ def _rows_kernel(
     if PDL:
         gdc_wait()
     for c in tl.range(0, K, BK, num_stages=STAGES):
-        at = c + k
+        columns = c + k
         if K % BK == 0:
-            w = tl.load(row + at[None, :], eviction_policy="evict_first")
-            acc = tl.dot(w, tl.load(xs + at[:, None]), acc)
+            w = tl.load(row + columns[None, :], eviction_policy="evict_first")
+            acc = tl.dot(w, tl.load(xs + columns[:, None]), acc)
         else:
             w = tl.load(
-                row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
+                row + columns[None, :],
+                mask=(columns < K)[None, :],
+                other=0.0,
+                eviction_policy="evict_first",
             )
-            acc = tl.dot(w, tl.load(xs + at[:, None], mask=(at < K)[:, None], other=0.0), acc)
+            acc = tl.dot(
+                w, tl.load(xs + columns[:, None], mask=(columns < K)[:, None], other=0.0), acc
+            )
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     where = m[None, :].to(tl.int64) * N + n[:, None]
@@ -151,14 +159,14 @@ def gemm(
         require("bias", bias, (n,), (torch.float32, torch.float16, torch.bfloat16), device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    held = weight if bias is None else bias
+    bias_or_weight = weight if bias is None else bias
     if m == 1:
         features = 4
         run = min(512, power_of_two(k))
         kernel = _one_row_kernel[(triton.cdiv(n, features),)](
             x,
             weight,
-            held,
+            bias_or_weight,
             out,
             N=n,
             K=k,
@@ -175,7 +183,7 @@ def gemm(
     _rows_kernel[(triton.cdiv(n, tile.features),)](
         x,
         weight,
-        held,
+        bias_or_weight,
         out,
         m,
         N=n,
@@ -191,7 +199,7 @@ def gemm(
 
 
 class _Tile(NamedTuple):
-    """What a program of `_rows_kernel` does."""
+    """Work of a program of `_rows_kernel`."""
 
     features: int
     run: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,3 +18,10 @@ class HeadNorms:
     k: torch.Tensor
     values: bool = False
     """Values are normed per head, too, without weights."""
+
+    @classmethod
+    def of(cls, norms: Mapping[str, torch.Tensor]) -> HeadNorms | None:
+        """Return the norms of a layer with these weights; None: queries and keys are not normed."""
+        if "q_norm" not in norms:
+            return None
+        return cls(norms["q_norm"], norms["k_norm"])

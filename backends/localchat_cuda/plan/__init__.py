@@ -1,1 +1,1 @@
-"""Memory and speed of a load, from the header of a checkpoint and the state of the machine."""
+"""Plans the memory and predicts the speed of a load on a GPU. Imports no torch."""

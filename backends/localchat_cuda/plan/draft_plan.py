@@ -1,4 +1,4 @@
-"""Plans the memory of what drafts: a draft model, or a prediction head. Imports no torch."""
+"""Plans the memory of a draft model or prediction head. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,28 +16,29 @@ from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig, runtime_config
 from localchat_cuda.config.reader import parse_config, read_config, read_raw
 
 POOL_TOKENS = 16_384
-"""Tokens in the cache of what drafts, of all texts together: who guesses needs the end of a text only."""
+"""Tokens in the drafter's cache for all texts together. Drafting needs only the end of a text."""
 TEXT_TOKENS = 8192
-"""Tokens of one text. One that grows beyond is read again from the middle of its last so many."""
+"""Tokens of one text. When a text outgrows them, the drafter reads its last half again."""
 STEP_TOKENS = 1024
 GRAPH_BYTES = 150_000_000
 SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B."
 
 
 class DraftShape(NamedTuple):
-    """A draft model, by its config and headers."""
+    """Config and headers of a draft model."""
 
     name: str
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
     eagle: EagleConfig | None = None
-    """It is an EAGLE-3 head, as a model of one layer."""
+    """Config of an EAGLE-3 head, which is a model of one layer. None for a draft model."""
 
 
 def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape:
-    """What drafts for a model: the draft model in this folder or GGUF file, or the EAGLE-3 head in it.
+    """Read the draft model or EAGLE-3 head in a folder or GGUF file.
 
-    Raises ModelMissing, ModelInvalid."""
+    Raises ModelMissing, ModelInvalid.
+    """
     path = Path(file)
     headers: tuple[SafetensorsHeader, ...]
     if path.is_file():
@@ -75,12 +76,12 @@ def _eagle(
 
 
 def text_tokens(config: ModelConfig, context: int) -> int:
-    """Most tokens of one text that a draft model, or a head, of a model with this context holds."""
+    """Return the tokens of one text that a drafter stores. context: of the model."""
     return max(1, min(TEXT_TOKENS, context, config.context_train))
 
 
 def pool_tokens(config: ModelConfig, context: int) -> int:
-    """Tokens of its cache, whole pages."""
+    """Return the tokens of the drafter's cache, in whole pages."""
     pool = min(POOL_TOKENS, 2 * text_tokens(config, context))
     return -(-pool // PAGE_TOKENS) * PAGE_TOKENS
 
@@ -88,7 +89,7 @@ def pool_tokens(config: ModelConfig, context: int) -> int:
 def plan_of(
     plan: MemoryPlan, config: ModelConfig, kv_type: str, kv_token_bytes: int, overhead_bytes: int
 ) -> MemoryPlan:
-    """The plan of a draft model, or of a head, within that of its model."""
+    """Return the plan of a draft model or head within that of its model."""
     return replace(
         plan,
         kv_bytes=pool_tokens(config, plan.context_tokens) * kv_token_bytes,

@@ -31,6 +31,7 @@ from localchat_cuda.plan import draft_plan, window_plan
 from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
     dummy_bytes,
+    float_bytes,
     head_bounds_bytes,
     head_int8_bytes,
     unpacked_bytes,
@@ -53,19 +54,19 @@ LARGEST_DECODE = 256
 LARGEST_CAPTURED = 4096
 """Rows of the largest step that is captured as a graph."""
 HEAD_BOUNDS = True
-"""Whether a load may keep an int8 copy of its head that finds the tokens to compute exactly."""
+"""Whether a load may have an int8 copy of its head, which bounds the logits."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of this length."""
 _DEQUANT_PAGES = 512
 _DEQUANT_BYTES = 1 << 27
 """Limit on the pages of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
 _MIN_HOPPER_BYTES = 40_000_000_000
-"""No Hopper GPU has less memory."""
+"""Memory of the smallest Hopper GPU."""
 _SAVED_STATES = 64
 _SAVED_SHARE = 4
 """States saved for prefixes take at most this part of the KV cache's memory."""
 _WORTH = 1.5
-"""Windowed layers get a page pool of their own if room or context grows by this factor."""
+"""Growth of room or context that justifies a page pool for windowed layers."""
 _ENOUGH_TOKENS = 4096
 """Room per slot from which cached idle conversations are worth more than more room."""
 _MORE_SLOTS = (128, 64, 32)
@@ -118,7 +119,9 @@ def plan(
     if not window_plan.window_of(config) or config.delta_net is not None:
         return shared_pool
     window_pool = _memory_plan(_budget(load, has_window_pool=True))
-    return window_pool if _saves(window_pool, shared_pool, options.max_slots) else shared_pool
+    if _saves(window_pool, shared_pool, options.max_slots):
+        return window_pool
+    return shared_pool
 
 
 def _saves(window_pool: MemoryPlan, shared_pool: MemoryPlan, slots: int) -> bool:
@@ -161,7 +164,9 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
         )
     possible = kv_types(config)
     if canonical_kv_type(options.kv_type) not in (None, *possible):
-        reason = "half the memory" if FP8 in possible else "one latent for all heads"
+        reason = "one latent for all heads"
+        if FP8 in possible:
+            reason = "half the memory"
         raise UsageError(
             f"The KV cache of this model cannot be {options.kv_type} here.",
             hint=f"Possible on the CUDA backend: {', '.join(possible)} ({reason}). "
@@ -172,7 +177,9 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
     """Return the possible KV types, best first: that of the activations, then FP8 (no kernel for latents)."""
     own = _KV_TYPES[config.dtype]
-    return (own, FP8) if config.latent is None else (own,)
+    if config.latent is None:
+        return (own, FP8)
+    return (own,)
 
 
 def kv_token_bytes(
@@ -188,11 +195,7 @@ def kv_token_bytes(
     shapes = [(parts * config.key_heads_of(n), config.head_dim_of(n)) for n in layers]
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
-    return sum(map(prod, shapes)) * _float_bytes(config)
-
-
-def _float_bytes(config: ModelConfig) -> int:
-    return _FLOAT if config.dtype == "float32" else _HALF
+    return sum(map(prod, shapes)) * float_bytes(config)
 
 
 def step_tokens(free_bytes: int) -> int:
@@ -238,12 +241,14 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     activations += step * _extra_token_bytes(config)
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
-    dequantized = (feed or width) * config.hidden * _HALF if config.quantization else 0
+    dequantized = 0
+    if config.quantization:
+        dequantized = (feed or width) * config.hidden * _HALF
     return activations + logits + states + dequantized
 
 
 def _extra_token_bytes(config: ModelConfig) -> int:
-    """Return the bytes per token that mixtures, latent attention and delta nets add to the activations."""
+    """Return the activation bytes per token of mixtures, latent attention and delta nets."""
     extra = 0
     if config.mixture is not None:
         # Inner features and results of every chosen expert, and the rows in 16 bits twice.
@@ -261,7 +266,7 @@ def _extra_token_bytes(config: ModelConfig) -> int:
 
 
 def can_bound_head(config: ModelConfig) -> bool:
-    """Return True if the output head can have an int8 copy that says which tokens can win."""
+    """Return True if the output head can have an int8 copy that bounds its logits."""
     plain = config.dtype != "float32" and not config.head_format and not config.head_cap
     return HEAD_BOUNDS and plain and config.hidden % HEAD_COLUMNS == 0
 
@@ -272,7 +277,7 @@ def table_bytes(slots: int, context: int) -> int:
 
 
 def dequant_pages(key_heads: int, head_dim: int) -> int:
-    """Return the FP8 pages that a step dequantizes at most, into memory that all layers share."""
+    """Return the limit on FP8 pages that a step dequantizes into memory of all layers."""
     return min(_DEQUANT_PAGES, _DEQUANT_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
 
 
@@ -285,13 +290,13 @@ def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
-    """Return the bytes of the tables of cosines and sines, one per rotation and head dimension."""
+    """Return the bytes of the cosine and sine tables, one per rotation and dimension."""
     tables = {(config.rotation_of(n), config.table_dim_of(n)) for n in range(config.layers)}
     return sum(d for _, d in tables) * context * _FLOAT
 
 
 def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> int:
-    """Return the bytes of a draft model or head with this many bytes of weights of its own.
+    """Return the bytes of a draft model or head with `weights` bytes of its own.
 
     context, slots: those of the model that it drafts for.
     """
@@ -349,7 +354,7 @@ class GpuBudget:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, in all layers or in those without a pool of their own."""
+        """Bytes of a page in the layers of the shared pool."""
         return self._page_bytes(self.kv_type)
 
     @property
@@ -369,7 +374,9 @@ class GpuBudget:
         return self.weights + self.workspace + self.overhead
 
     def _page_bytes(self, kv_type: str) -> int:
-        windowed = False if self.has_window_pool else None
+        windowed = None
+        if self.has_window_pool:
+            windowed = False
         return PAGE_TOKENS * kv_token_bytes(self.load.config, kv_type, windowed)
 
     def _window_page_bytes(self, kv_type: str) -> int:
@@ -494,7 +501,7 @@ def _with_draft(budget: GpuBudget) -> GpuBudget:
 def _last_states_bytes(load: _GpuLoad) -> int:
     """Return the bytes of the states that a head continues from."""
     states = (load.options.max_slots + 1) * STATE_WINDOW
-    return states * load.config.hidden * _float_bytes(load.config)
+    return states * load.config.hidden * float_bytes(load.config)
 
 
 def _with_head(budget: GpuBudget) -> GpuBudget:
@@ -547,7 +554,10 @@ def _with_prediction_head(budget: GpuBudget) -> GpuBudget:
 
 
 def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
-    """Add an int8 copy of the head if it shortens no context and takes at most a quarter of the KV room."""
+    """Add an int8 copy of the head if it shortens no context.
+
+    It takes at most a quarter of the room for the KV cache.
+    """
     load = budget.load
     if load.options.head_int8 or not can_bound_head(load.config):
         return budget
@@ -559,7 +569,7 @@ def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
 
 
 def _memory_plan(budget: GpuBudget) -> MemoryPlan:
-    """Choose the context, and divide what the budget leaves between KV cache, slots and weight copies."""
+    """Choose the context, and divide the rest between KV cache, slots and weight copies."""
     load = budget.load
     trained = load.config.context_train
     context = load.context
@@ -685,7 +695,9 @@ def _unpacked_bytes(budget: GpuBudget, context: int, kv: int) -> int:
     if not budget.fits_every_slot(context):
         return 0
     unpacked = unpacked_bytes(budget.load.config)
-    return unpacked if budget.fixed_bytes + kv + unpacked <= budget.free else 0
+    if budget.fixed_bytes + kv + unpacked <= budget.free:
+        return unpacked
+    return 0
 
 
 class _MoreSlots(NamedTuple):
@@ -788,7 +800,7 @@ def _fp8_advice(budget: GpuBudget, longest: int, limit: int) -> Iterator[str]:
 
 
 def _exceeded_limit(budget: GpuBudget, context: int, total: int) -> str:
-    """Return the message if only the user's limit on the KV cache forbids the load, else empty."""
+    """Return the message if only --kv-gb forbids the load, else empty."""
     limit = budget.load.limits.kv_bytes
     if limit is None or total > budget.free or budget.kv_bytes(context) <= limit:
         return ""

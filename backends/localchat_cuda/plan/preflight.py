@@ -1,4 +1,4 @@
-"""Checks a checkpoint before it is loaded, for `fit` and `pull`. Imports no torch."""
+"""Checks and plans a checkpoint before it is loaded, for `fit` and `pull`. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,16 +23,16 @@ from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, wei
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
-"""Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
+"""Share of the GPU's bandwidth that decoding one sequence reaches, before the first run."""
 _BEFORE_RUNS: Final = Spread(0.5, 1.6)
 """Measured shares of the bandwidth lie between 0.3 and 0.92."""
 _MEASURED: Final = ((9, 0),)
-"""Compute capabilities of the GPUs that this share was measured on: not with GGUF files in bf16."""
+"""Compute capabilities on which this share was measured, except for GGUF files in bf16."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
 
 
 def objection(model: ModelSummary) -> str:
-    """Why the engine cannot run a model, as the end of a sentence; empty if it can."""
+    """Return why the engine cannot run a model, or an empty text."""
     if not isinstance(model, Checkpoint) and model.header is None:
         return "only the file itself tells whether the CUDA backend runs this GGUF"
     try:
@@ -54,7 +54,9 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
     plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes, draft)
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
-        note = f" {machine.gpu_note}" if machine.gpu_note else ""
+        note = ""
+        if machine.gpu_note:
+            note = f" {machine.gpu_note}"
         return replace(
             plan,
             fits=False,
@@ -72,7 +74,7 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
 
 
 def _gpu(machine: Machine) -> Gpu:
-    """The GPU that computes."""
+    """Return the GPU that computes."""
     if machine.gpus:
         return machine.gpus[choose_gpu(machine.gpus)]
     return _NO_GPU
@@ -81,24 +83,28 @@ def _gpu(machine: Machine) -> Gpu:
 def expected_rate(
     model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun] = ()
 ) -> Estimate | None:
-    """Tokens per second of one request: each token reads all weights (of experts those that it chooses), at a
-    share of the GPU's bandwidth that past runs show. None if the driver does not report the bandwidth."""
+    """Predict the tokens per second of one request.
+
+    Each token reads all weights, but only the chosen experts, at a share of the GPU's bandwidth that past runs
+    measured. None if the driver does not report the bandwidth.
+    """
     gpu = _gpu(machine)
     if not gpu.bytes_per_s or not plan.weights_bytes:
         return None
     shares = [run.tokens_per_s * _bytes_per_token(run.model) / gpu.bytes_per_s for run in past]
     share = median(shares) if shares else _BANDWIDTH_SHARE
     config, _ = runtime_config(_parsed(model)[0], gpu=True)
-    copied = head_bounds_bytes(config) if plan.head_bounds else 0
-    read = plan.weights_bytes - plan.unpacked_bytes - copied
+    read_bytes = plan.weights_bytes - plan.unpacked_bytes
+    if plan.head_bounds:
+        read_bytes -= head_bounds_bytes(config)
     in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
     untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
     spread = AFTER_RUNS if shares else _BEFORE_RUNS
-    return spread.around(share * gpu.bytes_per_s / token_bytes(config, read), untried=untried)
+    return spread.around(share * gpu.bytes_per_s / token_bytes(config, read_bytes), untried=untried)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
-    """Config and headers, of a GGUF as its tensors are once loaded. Raises ModelInvalid for what cannot run."""
+    """Return config and headers. Those of a GGUF describe its loaded tensors. Raises ModelInvalid."""
     if isinstance(model, Checkpoint):
         config = parse_config(model.config, model.name, model.headers)
         _check_layers(model, config)
@@ -110,7 +116,7 @@ def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, 
 
 
 def _check_layers(model: Checkpoint, config: ModelConfig) -> None:
-    """Raise ModelInvalid for the first quantized layer whose shape no kernel takes."""
+    """Raise ModelInvalid for the first quantized layer whose shape no kernel supports."""
     if config.quantization is None:
         return
     for header in model.headers:
@@ -122,7 +128,7 @@ def _check_layers(model: Checkpoint, config: ModelConfig) -> None:
 
 
 def _bytes_per_token(model: ModelSummary) -> int:
-    """Bytes of weights on the GPU that each token reads."""
+    """Return the bytes of weights on the GPU that each token reads."""
     if objection(model):
         return model.weights_bytes
     config, headers = _parsed(model)

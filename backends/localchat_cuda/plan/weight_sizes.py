@@ -1,4 +1,4 @@
-"""Counts a model's weights, and their bytes on the GPU, by its config. Imports no torch."""
+"""Counts a model's weights and their bytes on the GPU, from its config. Imports no torch."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,19 +15,26 @@ from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_
 _HALF = 2
 _FLOAT = 4
 _NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_projection.")
-"""Parts of the names of a Gemma 3n's layers that stay floating."""
+"""Parts of names of Gemma 3n tensors that stay floating."""
+
+
+def float_bytes(config: ModelConfig) -> int:
+    """Return the bytes of one floating number of the model."""
+    if config.dtype == "float32":
+        return _FLOAT
+    return _HALF
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
-    """Bytes of the text part's tensors once loaded, floating ones in the config's type."""
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    """Return the bytes of the text part's loaded tensors, floating ones in the config's type."""
+    number_bytes = float_bytes(config)
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     latent = config.latent
     kept = _NEVER_ROUNDED if config.gemma is not None and config.gemma.altup is not None else ()
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
-    return always_floating * float_bytes + sum(
+    return always_floating * number_bytes + sum(
         (floating_bytes if any(part in tensor.name for part in kept) else bytes_of)(
-            tensor, float_bytes
+            tensor, number_bytes
         )
         for header in headers
         for tensor in header.tensors
@@ -39,20 +46,28 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
 
 
 def parameters(config: ModelConfig) -> int:
-    """Number of weights, as model sizes are counted."""
+    """Return the number of weights, as model sizes are counted."""
     width = config.hidden
     d = config.head_dim
-    norms = 4 if config.post_normed and not config.normed_projections else 2
+    norms = 2
+    if config.post_normed and not config.normed_projections:
+        norms = 4
     layer = width * norms
     experts = 0
     if config.mixture is not None:
         experts += width * (config.mixture.experts + config.mixture.gated)
         experts += _expert_biases(config)
-    layer += width if config.output_bias else 0
-    attention = config.qkv_columns if config.qkv_bias else 0
-    attention += config.heads if config.sinks else 0
-    attention += 2 * d if config.normed_heads else 0
-    attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
+    if config.output_bias:
+        layer += width
+    attention = 0
+    if config.qkv_bias:
+        attention += config.qkv_columns
+    if config.sinks:
+        attention += config.heads
+    if config.normed_heads:
+        attention += 2 * d
+    if config.normed_projections:
+        attention += (config.heads + config.key_heads) * d
     if (latent := config.latent) is not None:
         attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank
     others = config.layers * layer + config.expert_layers * experts
@@ -67,7 +82,7 @@ def parameters(config: ModelConfig) -> int:
 
 
 def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
-    """Numbers outside the linear layers of a Gemma 3n's or 4's layers."""
+    """Return the weights outside the linear layers of Gemma 3n or 4."""
     norms = sum(
         (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
     )
@@ -81,7 +96,7 @@ def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
     if (altup := own.altup) is not None:
         a = altup.streams
         width = config.hidden
-        # The router, its norm, a scale and the norm of Laurel; the products that are never rounded.
+        # The router, its norm, a scale, the norm of Laurel, and the matrices that are never rounded.
         total += config.layers * (a**3 + a**2 + (a + 3) * width)
         total += config.layers * 2 * width * (columns + altup.laurel_rank)
         total += 2 * (a - 1) * width**2
@@ -89,7 +104,7 @@ def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
 
 
 def input_rows(config: ModelConfig) -> int:
-    """Numbers of a second embedding, of which a token reads one row."""
+    """Return the weights of a second embedding, of which a token reads one row."""
     own = config.gemma
     if own is not None:
         return own.input_vocabulary * config.layers * own.input_columns
@@ -97,18 +112,18 @@ def input_rows(config: ModelConfig) -> int:
 
 
 def _expert_biases(config: ModelConfig) -> int:
-    """Numbers in the biases of a layer's router and experts."""
+    """Return the biases of a layer's router and experts."""
     if config.mixture is None or not config.mixture.biased:
         return 0
     return config.mixture.experts * (1 + 2 * config.intermediate + config.hidden)
 
 
 def _expert_bytes(config: ModelConfig) -> int:
-    """Bytes of the linear layers of a layer's experts."""
+    """Return the bytes of the linear layers of a layer's experts."""
     shapes = _expert_shapes(config)
     quantization = config.quantization
     if quantization is None or config.mixture is None:
-        return sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
+        return sum(n * k for n, k in shapes) * float_bytes(config)
     if quantization.of_experts:
         rows = 2 * config.mixture.stored * padded(config.intermediate)
         shapes = ((rows, shapes[0][1]), *shapes[1:])
@@ -116,7 +131,7 @@ def _expert_bytes(config: ModelConfig) -> int:
 
 
 def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Outputs and inputs of the linear layers of a layer's experts, all joined."""
+    """Return outputs and inputs of the linear layers of a layer's experts, all joined."""
     if config.mixture is None:
         return ()
     stored = config.mixture.stored
@@ -126,7 +141,7 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 
 
 def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
+    """Return outputs and inputs of all linear layers, except the gates of delta nets."""
     if config.gemma is not None:
         return tuple(_gemma_linear_shapes(config, config.gemma))
     if config.latent is not None:
@@ -153,7 +168,7 @@ def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 def _latent_linear_shapes(
     config: ModelConfig, latent: LatentAttention
 ) -> Iterator[tuple[int, int]]:
-    """The same of multi-head latent attention, but for what makes keys and values of a latent."""
+    """Yield those of multi-head latent attention, except the expansion of latents to keys and values."""
     width = config.hidden
     inner = latent.query_rank
     for n in range(config.layers):
@@ -173,7 +188,7 @@ def _latent_linear_shapes(
 
 
 def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tuple[int, int]]:
-    """The same of a Gemma 3n or 4."""
+    """Yield outputs and inputs of the linear layers of Gemma 3n or 4."""
     width = config.hidden
     for n in range(config.layers):
         d = config.head_dim_of(n)
@@ -189,9 +204,11 @@ def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tupl
 
 
 def token_bytes(config: ModelConfig, weights: int) -> int:
-    """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose, nor
-    a second embedding, of which it reads a row."""
-    weights -= input_rows(config) * (_FLOAT if config.dtype == "float32" else _HALF)
+    """Return the bytes that one token reads out of `weights` bytes.
+
+    Omits the experts that it does not choose, and a second embedding, of which it reads one row.
+    """
+    weights -= input_rows(config) * float_bytes(config)
     if config.mixture is None:
         return weights
     share = config.expert_layers * _expert_bytes(config) / dummy_bytes(config)
@@ -199,31 +216,31 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
 
 
 def dummy_bytes(config: ModelConfig) -> int:
-    """Bytes of random weights of this shape."""
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    """Return the bytes of random weights of this shape."""
+    number_bytes = float_bytes(config)
     if config.quantization is None:
-        return parameters(config) * float_bytes
+        return parameters(config) * number_bytes
     if config.quantization.of_experts:
-        return _float_and_expert_bytes(config, float_bytes)
+        return _float_and_expert_bytes(config, number_bytes)
     shapes = Counter(_all_linear_shapes(config))
     linear = sum(
         count * config.quantization.linear_bytes(*shape) for shape, count in shapes.items()
     )
     plain = parameters(config) - sum(count * prod(shape) for shape, count in shapes.items())
-    return linear + plain * float_bytes
+    return linear + plain * number_bytes
 
 
-def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
-    """Bytes of a model of whose layers the experts alone are quantized."""
+def _float_and_expert_bytes(config: ModelConfig, number_bytes: int) -> int:
+    """Return the bytes of a model whose experts alone are quantized."""
     assert config.mixture is not None
     experts = config.expert_layers * sum(map(prod, _expert_shapes(config)))
     padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
     plain = parameters(config) - experts + config.expert_layers * padding  # in biases
-    return config.expert_layers * _expert_bytes(config) + plain * float_bytes
+    return config.expert_layers * _expert_bytes(config) + plain * number_bytes
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
-    """Bytes of unpacked copies of all packed linear layers outside experts; 0 for a model without."""
+    """Return the bytes of unpacked copies of the packed linear layers outside experts."""
     quantization = config.quantization
     if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
         return 0
@@ -238,13 +255,15 @@ def unpacked_bytes(config: ModelConfig) -> int:
 
 
 def head_int8_bytes(config: ModelConfig) -> int:
-    """Bytes that an 8-bit head takes more than the floating one: negative, unless the embedding is the head,
-    too, and stays."""
+    """Return the additional bytes of an 8-bit head over the floating one.
+
+    Negative, unless the embedding is also the head and stays.
+    """
     numbers = config.vocabulary * config.hidden
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
-    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * float_bytes)
+    number_bytes = float_bytes(config)
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * number_bytes)
 
 
 def head_bounds_bytes(config: ModelConfig) -> int:
-    """Bytes of an int8 copy of the head, with a scale and a bound for each token."""
+    """Return the bytes of an int8 copy of the head with its scales and bounds."""
     return config.vocabulary * (config.hidden + 2 * _FLOAT)

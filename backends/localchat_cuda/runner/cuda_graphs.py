@@ -138,6 +138,7 @@ class CudaGraphs:
 
     def _try_capture(self, key: _Key, body: Body) -> _CapturedGraph | None:
         """Capture a shape. None on failure: the caller then launches it kernel by kernel."""
+        # Evict the least recently used graphs. They must be seen again before they are captured again.
         while self._captured and self.full:
             dropped, _ = self._captured.popitem(last=False)
             self._seen[dropped] = 0

@@ -173,6 +173,7 @@ class CudaDrafter:
         self._texts.move_to_end(ask.seq)
         blocks = -(-(len(ask.tokens) + ask.limit) // self._page)
         missing = max(blocks - len(text.blocks), 0)
+        # Evict the least recently used texts first.
         others = [seq for seq in self._texts if seq not in requesting]
         while missing > len(self._free) and others:
             self.forget(others.pop(0))

@@ -50,6 +50,7 @@ class GgufWeights:
                 tensor = tensor.float() - self._norm_offset
             return tensor.to(dtype)
         out = torch.empty(shape, dtype=dtype, device=self.device)
+        # Slices limit the scratch memory of dequantizing an embedding.
         for first in range(0, shape[0], _SLICE_ROWS):
             rows = slice(first, first + _SLICE_ROWS)
             out[rows] = ggml_pack.dense(ggml_pack.pack(type_, raw[rows], shape[1]), dtype)

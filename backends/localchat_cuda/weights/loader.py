@@ -173,6 +173,7 @@ class Loader:
         experts = None
         if self.config.mixture is not None and self.config.has_experts(number):
             experts = self.experts(begin, self.config.mixture, norms.get("experts"))
+        # A bias of gate and up would have to be sorted, too.
         if "down" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(
@@ -248,6 +249,7 @@ class Loader:
             ba = ba[self.names.orders["ba"](self.config).to(target.device)]
         qkvz = linears["qkvz"]
         if isinstance(qkvz, torch.Tensor):
+            # One gemm computes both, because both are floating.
             linears["qkvz"] = torch.cat((qkvz, ba))
         else:
             linears["ba"] = ba
@@ -546,6 +548,7 @@ def load(
             copy = bounded_head(head)
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
+        # The head is linear, so the last norm can divide the logits.
         last_norm = last_norm.float() / config.logits_divisor
     inputs = loader.inputs()
     streams = loader.streams()

@@ -1,4 +1,4 @@
-"""Computes the memory budget of each candidate way to load a model, and whether it fits."""
+"""Computes the memory budget of each candidate load, and whether it fits."""
 
 from functools import cache, partial
 from itertools import zip_longest
@@ -150,16 +150,22 @@ class Budgets:
     @property
     def reserve_bytes(self) -> int:
         """RAM that is kept free for other programs."""
-        return 0 if self.options.anyway else ram_reserve_bytes(self.machine)
+        if self.options.anyway:
+            return 0
+        return ram_reserve_bytes(self.machine)
 
     @property
     def gpu_count(self) -> int:
         """GPUs that llama.cpp spreads layers over."""
-        return 0 if self.unified else len(self.machine.gpus)
+        if self.unified:
+            return 0
+        return len(self.machine.gpus)
 
     def steps(self, gpu_layers: int) -> Steps:
         """Return the parameters of a context with this many offloaded layers."""
-        spare = SPARE_STATES if self.shape.recurrent else 0
+        spare = 0
+        if self.shape.recurrent:
+            spare = SPARE_STATES
         step = step_tokens(self.machine, gpu=gpu_layers >= self.layers)
         return Steps(self.options.max_slots + spare, step)
 
@@ -185,7 +191,9 @@ class Budgets:
         kv_bytes = kv_layer_bytes(self.shape, cache_spec)
         first_on_gpu = max(self.layers - layers, 0)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
-        contexts = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
+        contexts = 0
+        if layers and not self.unified:
+            contexts = gpu_context_bytes(self.machine.gpus)
         weights, mapped = self._weights_in_memory(candidate)
         budget = Budget(
             weights,
@@ -200,7 +208,9 @@ class Budgets:
             budget = budget._replace(shares=shares)
         if self._draft is not None:
             budget = budget.plus(self._draft.draft_budget(context, gpu=layers > 0))
-        return budget.pooled() if self.unified else budget
+        if self.unified:
+            return budget.pooled()
+        return budget
 
     def _weights_in_memory(self, candidate: Candidate) -> tuple[Split, int]:
         """Return the weights, and the mapped pages that the system may drop."""
@@ -281,7 +291,7 @@ class Budgets:
         return largest(lambda context: self.fits(context, candidate, spare_bytes), limit)
 
     def max_gpu_layers(self, context: int, candidate: Candidate) -> int:
-        """Return the most layers that fit on the GPU, if the others fit in RAM, else 0."""
+        """Return the most layers that fit on the GPU with the others in RAM, or 0."""
         layers = largest(
             lambda count: self._gpus_have_room(
                 self.budget(context, candidate._replace(gpu_layers=count))
@@ -289,7 +299,9 @@ class Budgets:
             self.layers,
             step=1,
         )
-        return layers if self.fits(context, candidate._replace(gpu_layers=layers)) else 0
+        if self.fits(context, candidate._replace(gpu_layers=layers)):
+            return layers
+        return 0
 
     def min_experts_on_cpu(self, context: int, candidate: Candidate) -> int:
         """Return the fewest layers whose experts must stay in RAM so that the others fit.
@@ -307,7 +319,9 @@ class Budgets:
             step=1,
         )
         experts = layers - on_gpu
-        return experts if self.fits(context, candidate._replace(experts_on_cpu=experts)) else 0
+        if self.fits(context, candidate._replace(experts_on_cpu=experts)):
+            return experts
+        return 0
 
     def free_bytes(self, budget: Budget) -> int:
         """Return the free memory of the kinds that the load uses."""
@@ -317,11 +331,15 @@ class Budgets:
         """Return the free graphics memory that the load uses. If it cannot be read, the required amount."""
         if not budget.gpu:
             return 0
-        return budget.gpu if self.trusted else self.gpu_bytes
+        if self.trusted:
+            return budget.gpu
+        return self.gpu_bytes
 
 
 def step_tokens(machine: Machine, *, gpu: bool) -> int:
     """Return the tokens of a step: more only lengthen it on few cores."""
     if gpu or machine.cores > 15:
         return 512
-    return 128 if machine.cores <= 4 else 256
+    if machine.cores <= 4:
+        return 128
+    return 256

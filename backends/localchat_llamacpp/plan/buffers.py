@@ -57,7 +57,7 @@ def context_cells(context_tokens: int) -> int:
 
 
 def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:
-    """Return the cells of a sliding-window layer that stores only its window, for all sequences together."""
+    """Return the cells of a window-only layer for all sequences together."""
     return min(cells, rounded(shape.window * steps.sequences + steps.tokens))
 
 
@@ -66,7 +66,9 @@ def compute_bytes(
 ) -> int:
     """Return the scratch buffer of a device that runs the whole graph."""
     tokens = steps.reserved_tokens
-    attended = cells if any(layer.keys for layer in shape.layers) else 0
+    attended = 0
+    if any(layer.keys for layer in shape.layers):
+        attended = cells
     masked = attended + (sliding_cells if shape.window else 0)
     mask = tokens * masked * (2 if flash else 4)
     query = max(shape.heads * shape.head_width, shape.embedding)
@@ -144,7 +146,9 @@ def repacked_weights(shape: ModelShape, machine: Machine, gpu_layers: int) -> Re
     """Return the bytes that llama.cpp repacks on this CPU."""
     formats, amx = _repacked_formats(machine.cpu_flags)
     # The output is offloaded first. A tied embedding serves as the output, and gets a copy for that.
-    output = "embedding" if shape.tied else "output"
+    output = "output"
+    if shape.tied:
+        output = "embedding"
     first_on_gpu = shape.all_layers + 1 - gpu_layers
 
     def in_ram(weight: Weight) -> bool:
@@ -206,7 +210,7 @@ def split_layers(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 
 
 def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of each GPU if each takes as many as it has room for."""
+    """Return the layers of each GPU if each is filled completely."""
     counts = []
     layer = 0
     for room in rooms:

@@ -56,7 +56,8 @@ def plan_embedding(
         raise UsageError(f"Texts of {options.context_tokens} tokens are not possible.")
     limit = min(trained, options.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
-    for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
+    placements = (shape.all_layers + 1, 0) if on_gpu else (0,)
+    for layers in placements:
         budget = _EmbeddingBudget(
             shape,
             machine,

@@ -472,7 +472,9 @@ class _Chooser:
                 ("Build it for your GPU: `localchat doctor --rebuild`.",),
             )
         if not machine.gpus and not self.budgets.unified:
-            note = f" {machine.gpu_note}" if machine.gpu_note else ""
+            note = ""
+            if machine.gpu_note:
+                note = f" {machine.gpu_note}"
             return (
                 f"a GPU is required, and none was found.{note}",
                 (
@@ -507,7 +509,9 @@ class _Chooser:
         host_cache = self.options.cache_ram_bytes or 0
         if budgets.has_room(budget) or not budgets.is_allowed(budget):
             return 0
-        return budgets.ram_bytes - budget.ram if budgets.has_room(budget, -host_cache) else 0
+        if budgets.has_room(budget, -host_cache):
+            return budgets.ram_bytes - budget.ram
+        return 0
 
     def _advice(self, candidate: Candidate) -> Iterator[str]:
         """Yield what would help, cheapest for the user first."""

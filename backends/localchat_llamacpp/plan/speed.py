@@ -52,7 +52,9 @@ def expected_rate(
     gpu_bytes_per_s = min((gpu.bytes_per_s for gpu in machine.gpus), default=0)
     if not shape.token_bytes or (cost.gpu_layers and not gpu_bytes_per_s):
         return None
-    ram_bytes_per_s = ram_bandwidth(threads or machine.cores) if cost.ram_bytes else 0.0
+    ram_bytes_per_s = 0.0
+    if cost.ram_bytes:
+        ram_bytes_per_s = ram_bandwidth(threads or machine.cores)
     seconds = _step_s(cost, ram_bytes_per_s, gpu_bytes_per_s)
     if corrections := [
         1
@@ -75,7 +77,9 @@ def _token_cost(shape: ModelShape, plan: MemoryPlan) -> _TokenCost:
         experts = routed_token_bytes(shape, plan.experts_on_cpu)
         on_gpu = shape.token_bytes - experts
         return _TokenCost(experts, 0, on_gpu, layers, crossings=plan.experts_on_cpu)
-    gpu_share = plan.gpu_layers / plan.layers if plan.layers else 0.0
+    gpu_share = 0.0
+    if plan.layers:
+        gpu_share = plan.gpu_layers / plan.layers
     ram_share = 1 - gpu_share
     return _TokenCost(
         shape.token_bytes * ram_share,

@@ -1,7 +1,7 @@
 """Builds llama.cpp through llama-cpp-python's source distribution, with pip or uv.
 
-pip gets cmake and ninja where the system has none. Only libllama and what it needs is compiled: neither images
-nor the programs and tools around it.
+pip downloads cmake and ninja if the system lacks them. Only libllama and its dependencies are compiled, without
+image support, programs and tools.
 """
 
 import os
@@ -33,11 +33,11 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "metal": ("-DGGML_METAL=on",),
 }
 KINDS: Final = tuple(_ARGUMENTS)
-"""Builds by what they compute on."""
+"""Kinds of builds, by the device that computes."""
 _ALWAYS: Final = ("-DGGML_NATIVE=on", "-DLLAVA_BUILD=off")
 _WITHOUT_COMMON: Final = "set(LLAMA_BUILD_COMMON OFF)\n"
-"""Without llama.cpp's library for its own programs: 78 files are compiled, and 140 with it. llama-cpp-python
-turns it on in cmake's cache, over which a variable wins."""
+"""Leaves out llama.cpp's library for its own programs, which compiles 78 files instead of 140. llama-cpp-python
+turns the library on in cmake's cache, and a variable overrides the cache."""
 _WITHOUT_AMX: Final = ("-DCMAKE_CXX_FLAGS=-U__AMX_INT8__", "-DCMAKE_C_FLAGS=-U__AMX_INT8__")
 _COMPILED = re.compile(r"\[\s*(\d+)(?:/(\d+)\]|%\])")
 """A line of ninja, `[12/96] Building …`, or of make, `[ 12%] Building …`."""
@@ -50,21 +50,21 @@ _STEPS: Final[Mapping[str, str]] = {
     "Creating build environment": "getting cmake",
     "Calling `scikit_build_core": "configuring",
 }
-"""What a line of pip or uv begins with, and the step that it stands for."""
+"""Build step by the beginning of a line of pip or uv."""
 _ERROR = re.compile(r"\berror\b|CMake Error|No space left|Killed", re.IGNORECASE)
 
 
 class BuildRequest(NamedTuple):
-    """A build to make."""
+    """Options of a build."""
 
     kind: str
     version: str
-    """Of llama-cpp-python."""
+    """Version of llama-cpp-python."""
     without_amx: bool = False
 
 
 def cmake_arguments(request: BuildRequest, first: Path) -> str:
-    """Value of CMAKE_ARGS. first: a file that cmake reads first. Raises KeyError for an unknown kind."""
+    """Return CMAKE_ARGS. first: a file that cmake reads first. Raises KeyError for an unknown kind."""
     amx = _WITHOUT_AMX if request.without_amx else ()
     read = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={first}"
     return shlex.join((*_ALWAYS, *_ARGUMENTS[request.kind], *amx, read))
@@ -77,10 +77,10 @@ def build(
     report: Callable[[RebuildProgress], None],
     installer: tuple[str, ...] | None = None,
 ) -> Path:
-    """Compile into `workspace` at low priority; returns the file of libllama. Blocks for minutes.
+    """Compile into `workspace` at low priority, and return the file of libllama. Blocks for minutes.
 
-    installer: the command of pip or uv up to what is installed. Its output goes to `log`. However this ends, no
-    process of the build is left. Raises LocalchatError with the cause, OSError.
+    installer: the command of pip or uv up to the package. Its output goes to `log`. No process of the build
+    survives this call. Raises LocalchatError with the cause, OSError.
     """
     target = workspace / "packages"
     command = (
@@ -88,7 +88,7 @@ def build(
         *("--verbose", "--no-deps", "--target", str(target)),
         *("--no-binary", BINDING, f"{BINDING}=={request.version}"),
     )
-    temporary = workspace / "tmp"  # not the system's, which may be memory
+    temporary = workspace / "tmp"  # the system's may be in memory
     temporary.mkdir()
     first = workspace / "first.cmake"
     first.write_text(_WITHOUT_COMMON)
@@ -98,18 +98,18 @@ def build(
         "CMAKE_ARGS": cmake_arguments(request, first),
         "SKBUILD_BUILD_TARGETS": "llama",
         "TMPDIR": str(temporary),
-        "PIP_NO_CACHE_DIR": "1",  # a wheel of earlier arguments must not be taken
+        "PIP_NO_CACHE_DIR": "1",  # a cached wheel may have other arguments
         "UV_NO_CACHE": "1",
         "PIP_USER": "0",
     }
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     with (
-        log.open("w", encoding="utf-8", errors="replace") as kept,
+        log.open("w", encoding="utf-8", errors="replace") as log_file,
         _running(command, environment) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            kept.write(line)
+            log_file.write(line)
             tail.append(line.strip())
             if (progress := progress_of(line)) is not None:
                 report(progress)
@@ -127,7 +127,7 @@ def build(
 
 
 def find_installer() -> tuple[str, ...]:
-    """pip of this environment, otherwise uv, which makes environments without pip. Raises LocalchatError."""
+    """Return the command of pip, else of uv, whose environments lack pip. Raises LocalchatError."""
     if find_spec("pip") is not None:
         flags = ("--no-input", "--disable-pip-version-check")
         return (sys.executable, "-m", "pip", "install", *flags)
@@ -141,21 +141,23 @@ def find_installer() -> tuple[str, ...]:
 
 
 def progress_of(line: str) -> RebuildProgress | None:
-    """The step that a line of output tells; None: it tells none."""
+    """Return the build step that a line of output shows, or None."""
     text = _bare(line)
     if match := _COMPILED.match(text):
         return RebuildProgress("compiling", int(match[1]), int(match[2] or 100))
     step = next((step for begin, step in _STEPS.items() if text.startswith(begin)), "")
-    return RebuildProgress(step) if step else None
+    if step:
+        return RebuildProgress(step)
+    return None
 
 
 def _bare(line: str) -> str:
-    """A line without the mark that uv sets before what a build prints."""
+    """Return a line without the prefix that uv adds to a build's output."""
     return line.strip().removeprefix("DEBUG ").strip()
 
 
 def missing_tools(kind: str) -> str:
-    """Requirements that are missing for a build of this kind, as a sentence; empty: nothing."""
+    """Return a sentence on a missing requirement of this kind of build. Empty if nothing is missing."""
     if not _has_compiler():
         how = "xcode-select --install" if sys.platform == "darwin" else _COMPILER_PACKAGES
         return f"It needs a C++ compiler: {how}."
@@ -174,20 +176,20 @@ _COMPILER_PACKAGES: Final = (
 
 def _has_compiler() -> bool:
     if sys.platform == "darwin":
-        # Its c++ is always there, and opens a window if there is no compiler.
+        # macOS always has a c++, which opens a window if there is no compiler.
         result = subprocess.run(["xcode-select", "-p"], capture_output=True, check=False)
         return result.returncode == 0
     return bool(_compiler("CXX", "c++", "g++", "clang++") and _compiler("CC", "cc", "gcc", "clang"))
 
 
 def _compiler(variable: str, *names: str) -> str:
-    """The compiler that cmake would take; empty: none."""
+    """Return the compiler that cmake would use. Empty without one."""
     named = os.environ.get(variable, "").split(" ")[0]
     return next((path for name in (named, *names) if name and (path := shutil.which(name))), "")
 
 
 def builds_with_gcc() -> bool:
-    """True if GCC would compile, whose AMX code crashes in some versions."""
+    """Return True if GCC would compile, some versions of which produce crashing AMX code."""
     compiler = _compiler("CXX", "c++", "g++", "clang++")
     if not compiler:
         return False
@@ -201,17 +203,19 @@ def builds_with_gcc() -> bool:
 
 
 def find_nvcc() -> str:
-    """NVIDIA's compiler; empty: there is none."""
+    """Return NVIDIA's compiler. Empty without one."""
     usual = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin/nvcc"
     return shutil.which("nvcc") or (str(usual) if usual.is_file() else "")
 
 
 def _compilers(kind: str) -> dict[str, str]:
-    """Variables that lead cmake to the CUDA compiler where it is not on the PATH."""
+    """Return variables that point cmake to a CUDA compiler outside of PATH."""
     if kind != "cuda" or os.environ.get("CUDACXX") or shutil.which("nvcc"):
         return {}
     nvcc = find_nvcc()
-    return {"CUDACXX": nvcc} if nvcc else {}
+    if nvcc:
+        return {"CUDACXX": nvcc}
+    return {}
 
 
 _SUPERVISED: Final = """
@@ -224,13 +228,15 @@ def end_with_parent():
 threading.Thread(target=end_with_parent, daemon=True).start()
 sys.exit(subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL) != 0)
 """
-"""Runs a command, and ends the group when stdin does: when this program was killed."""
+"""Runs a command, and kills its group when stdin closes because this program was killed."""
 
 
 @contextmanager
 def _running(command: tuple[str, ...], environment: dict[str, str]) -> Iterator["_Process"]:
-    """The command in a group of its own, which is gone when the block or this program ends: compilers outlive
-    pip, and pip an output that nobody reads."""
+    """Run a command in a process group that ends with the block or this program.
+
+    Compilers would outlive pip, and pip would outlive the reader of its output.
+    """
     process = subprocess.Popen(
         (sys.executable, "-c", _SUPERVISED, *command),
         stdin=subprocess.PIPE,
@@ -242,7 +248,7 @@ def _running(command: tuple[str, ...], environment: dict[str, str]) -> Iterator[
         start_new_session=True,
     )
     try:
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # the group may have ended already
             os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
         yield process
         process.wait()
@@ -266,9 +272,13 @@ def _end(process: _Process) -> None:
 
 
 def _cause(lines: "deque[str]") -> str:
-    """The line of the output that tells most."""
+    """Return the most informative line of the output."""
     errors = [line for line in lines if _ERROR.search(line) and "Building" not in line]
     first = next((line for line in errors if "fatal error" in line or "CMake Error" in line), "")
-    return (
-        first or (errors or list(lines) or ["it ended without a word"])[0 if errors else -1][:300]
-    )
+    if first:
+        return first
+    if errors:
+        return errors[0][:300]
+    if lines:
+        return lines[-1][:300]
+    return "it printed nothing"

@@ -21,11 +21,11 @@ More than three run if the best two of a speed differ, because other programs on
 """
 _ALIKE: Final = 0.95
 FASTER: Final = 1.05
-"""A build wins if prefill or decode is faster by this factor, and the other not slower by it."""
+"""Factor by which prefill or decode must be faster, and the other not slower."""
 _TIE: Final = 0.05
 _TIE_ON_GPU: Final = 0.5
-"""Logit distance below which either of the two likeliest tokens is correct, because libraries round
-differently. A GPU computes in half precision."""
+"""Logit distance below which either of the two likeliest tokens is correct. Libraries round differently, and a
+GPU computes in half precision."""
 _TIMEOUT_S: Final = 300.0
 _LAST_LINE: Final = 300
 

@@ -102,7 +102,9 @@ class BuildStore:
     def _clean(self) -> None:
         """Remove everything that the record does not name."""
         record = self.current()
-        used = record.library.partition("/")[0] if record else ""
+        used = ""
+        if record:
+            used = record.library.partition("/")[0]
         for path in self.folder.iterdir():
             if path.name.startswith((_WORK, _KEPT)) and path.name != used:
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Writes synthetic GGUF models for benchmarks: the architecture of Llama, no vocabulary.
+"""Writes synthetic GGUF models for trials: the architecture of Llama, no vocabulary.
 
-The benchmark decodes with them, so that llama.cpp itself chooses kernels, copies and caches as it does for a
-real model. The matrices of the heads hold noise, so that the scores of attention differ as a model's do. All
-other matrices are a hole in the file, which reads as zeros.
+A trial decodes with them, so llama.cpp chooses kernels, copies and caches as for a real model. The matrices of
+the heads contain noise, so that attention scores differ as in a real model. All other matrices are a hole in
+the file, which reads as zeros.
 """
 
 import struct
@@ -19,17 +19,17 @@ _VERSION: Final = 3
 _TEXT = 8
 _U32 = 4
 _F32 = 6
-"""GGUF's numbers of a value's kind."""
+"""GGUF's type codes of metadata values."""
 _F32_CODE: Final = 0
 _HEADS_CODE: Final = 8
 _SCALE: Final = np.array([0.001], np.float16).tobytes()
-"""Of a block of Q8_0: scores of attention then lie some twenty apart at a width of 1,024, as a model's do."""
+"""Scale of a Q8_0 block. At a width of 1,024, attention scores differ by about twenty, as in real models."""
 TOKENS: Final = 32
-"""Of the vocabulary: each is a number without a text."""
+"""Size of the vocabulary, whose tokens have no text."""
 
 
 class SyntheticModel(NamedTuple):
-    """Shape of a Llama model that is written for a benchmark. The attention matrices are Q8_0."""
+    """Shape of a synthetic Llama model, whose attention matrices are Q8_0."""
 
     layers: int
     heads: int
@@ -38,22 +38,13 @@ class SyntheticModel(NamedTuple):
     width: int
     """Columns of a token."""
     feed_forward: int
-    """Columns between the matrices up, gate and down."""
+    """Inner columns of the feed-forward block."""
     code: int
-    """ggml's number of the format of up, gate and down."""
-
-    @property
-    def feed_forward_bytes(self) -> int:
-        """Bytes of the matrices up, gate and down."""
-        return sum(
-            matrix.size_bytes
-            for matrix in _matrices(self)
-            if matrix.code == self.code and "ffn_" in matrix.name
-        )
+    """ggml's type code of the feed-forward matrices."""
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes that a token reads: all layers."""
+        """Bytes of all layers, which each token reads."""
         return sum(
             matrix.size_bytes for matrix in _matrices(self) if matrix.name.startswith("blk.")
         )
@@ -66,7 +57,9 @@ class _Matrix(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        rows = self.shape[1] if len(self.shape) > 1 else 1
+        rows = 1
+        if len(self.shape) > 1:
+            rows = self.shape[1]
         return rows * stored_bytes(NUMBER_FORMATS[self.code], self.shape[0])
 
 
@@ -78,19 +71,19 @@ def write(path: Path, model: SyntheticModel) -> None:
     for name, value in values:
         head += _text(name) + _value(value)
     offset = 0
-    places = []
+    offsets = []
     for matrix in matrices:
         head += _text(matrix.name) + struct.pack("<I", len(matrix.shape))
         head += struct.pack(f"<{len(matrix.shape)}Q", *matrix.shape)
         head += struct.pack("<IQ", matrix.code, offset)
-        places.append(offset)
+        offsets.append(offset)
         offset += _aligned(matrix.size_bytes)
     start = _aligned(len(head))
     with path.open("wb") as file:
         file.write(head)
-        for matrix, offset_in_data in zip(matrices, places, strict=True):
+        for matrix, data_offset in zip(matrices, offsets, strict=True):
             if body := _body(matrix):
-                file.seek(start + offset_in_data)
+                file.seek(start + data_offset)
                 file.write(body)
         file.truncate(start + offset)
 
@@ -136,7 +129,7 @@ def _matrices(model: SyntheticModel) -> Iterator[_Matrix]:
 
 
 def _body(matrix: _Matrix) -> bytes:
-    """The weights; empty where they are zeros."""
+    """Return the weights. Empty for zeros."""
     draw = np.random.default_rng(1)
     if matrix.name.endswith("norm.weight"):
         return np.ones(matrix.shape, np.float32).tobytes()

@@ -87,9 +87,12 @@ class MinimaxBody(IncrementalBody):
     def _open(self, tag: str) -> None:
         parent = self._levels[-1]
         if parent.kind in ("", "other"):
-            is_list = tag == "item" and parent.schema.get("type") != "object"
-            parent.kind = "array" if is_list else "object"
-            self._out.append("[" if is_list else "{")
+            if tag == "item" and parent.schema.get("type") != "object":
+                parent.kind = "array"
+                self._out.append("[")
+            else:
+                parent.kind = "object"
+                self._out.append("{")
         elif parent.kind == "text":
             parent.text += MARK + f"<{tag}>"
             self._out.append(_json(MARK + f"<{tag}>"))

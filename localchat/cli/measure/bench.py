@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from localchat.cli.context import app_context
 from localchat.cli.measure.options import (
-    app_of,
     default_model,
     models_argument,
     parse_counts,
@@ -128,7 +128,7 @@ def command(ctx: click.Context, /, **_: object) -> int:
     from localchat.measure.plot import bench_svg
     from localchat.measure.store import bench_store
 
-    store = bench_store(find_paths(app_of(ctx).environ).data_dir)
+    store = bench_store(find_paths(app_context(ctx).environ).data_dir)
     view = RecordView(store, record_lines, _list_lines, _compare, bench_svg)
     return record_command(ctx, view, lambda: _measure(ctx))
 
@@ -145,7 +145,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
     from localchat.measure.variants import is_running
 
     spec = sweep_spec(ctx)
-    terminal = Terminal(app_of(ctx).environ, quiet=bool(ctx.params["quiet"]))
+    terminal = Terminal(app_context(ctx).environ, quiet=bool(ctx.params["quiet"]))
     targets = BenchTargets(ctx, terminal)
     targets.check(spec.variants)
     began_at = now()

@@ -7,7 +7,6 @@ from typing import Final, TypeVar
 
 import click
 
-from localchat.cli.context import AppContext
 from localchat.cli.options import UserPath, complete_model
 from localchat.errors import UsageError
 
@@ -48,13 +47,6 @@ def record_options(function: _Decorated) -> _Decorated:
     for option in reversed(_RECORD_OPTIONS):
         function = option(function)
     return function
-
-
-def app_of(ctx: click.Context) -> AppContext:
-    """Return the application context of a command."""
-    app = ctx.find_object(AppContext)
-    assert app is not None
-    return app
 
 
 def default_model(ctx: click.Context) -> str:

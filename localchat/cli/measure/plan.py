@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from localchat.cli.measure.options import app_of, json_option, parse_milliseconds
+from localchat.cli.context import app_context
+from localchat.cli.measure.options import json_option, parse_milliseconds
 from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -110,7 +111,7 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     from localchat.measure.service_plan import make_plan
     from localchat.measure.store import bench_store
 
-    environ = app_of(ctx).environ
+    environ = app_context(ctx).environ
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
     store = bench_store(find_paths(environ).data_dir)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.measure.options import (
-    app_of,
     default_model,
     models_argument,
     parse_counts,
@@ -115,7 +114,7 @@ def command(ctx: click.Context, /, **_: object) -> int:
     from localchat.measure.plot import quality_svg
     from localchat.measure.store import quality_store
 
-    store = quality_store(find_paths(app_of(ctx).environ).data_dir)
+    store = quality_store(find_paths(app_context(ctx).environ).data_dir)
     view = RecordView(store, _record_lines, _list_lines, _compare, quality_svg)
     return record_command(ctx, view, lambda: _measure(ctx))
 
@@ -130,7 +129,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     from localchat.measure.variants import is_running
     from localchat.measure.verdict import failures, parse_gates, verdicts
 
-    app = app_of(ctx)
+    app = app_context(ctx)
     gates = parse_gates(ctx.params["gates"])
     plan = _comparison_plan(ctx, app)
     variants = plan.spec.variants

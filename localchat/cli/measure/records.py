@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import click
 
-from localchat.cli.context import AppContext
-from localchat.cli.measure.options import app_of
+from localchat.cli.context import AppContext, app_context
 from localchat.cli.output import print_json, print_report, report_width
 from localchat.cli.signals import terminate_gracefully
 from localchat.cli.streams import tell
@@ -70,7 +69,7 @@ def record_command(
     ctx: click.Context, view: RecordView[_Record], measure: Callable[[], MeasuredResult[_Record]]
 ) -> int:
     """Run a command with the flags of `record_options`. Return the exit code."""
-    app = app_of(ctx)
+    app = app_context(ctx)
     options = ctx.params
     show = options["show"]
     compare = options["compare"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import structs
 
-from localchat.cli.measure.options import app_of
+from localchat.cli.context import app_context
 from localchat.cli.options import given_flags
 from localchat.cli.streams import Terminal
 from localchat.errors import LocalchatError, UsageError
@@ -30,7 +30,7 @@ class _Targets:
     """Resolves variants under the flags of the command line."""
 
     def __init__(self, ctx: click.Context, terminal: Terminal) -> None:
-        self._app = app_of(ctx)
+        self._app = app_context(ctx)
         self._ctx = ctx
         self._terminal = terminal
         self._flags = {
@@ -108,26 +108,24 @@ class BenchTargets(_Targets):
         Raises ModelMissing, DoesNotFit and UsageError, before a server starts in vain.
         """
         from localchat.backend_api.registry import usable_machine
+        from localchat.cli.resolve import subject_of
         from localchat.errors import ModelMissing
         from localchat.measure.memory_roof import memory_roof
-        from localchat.model_files.checkpoint import read_summary
-        from localchat.models.assess import Subject, assess
+        from localchat.models.assess import assess
         from localchat.models.resolve import planned_load
 
         setup = self._setup(variant)
         settings = setup.settings
-        path = setup.model.path
         try:
-            model = read_summary(path, dummy_weights=settings.dummy_weights)
+            subject = subject_of(setup.model, settings)
             machine = usable_machine()
             options = structs.replace(
                 planned_load(settings, setup.paths, max_slots=variant.parallel or _SLOTS),
                 room_for_slots=True,
                 more_slots=variant.parallel is None,
             )
-            subject = Subject(setup.model.name, model, path, settings.backend)
             plan = assess(subject, options, machine, None, speed=False).plan
-            return memory_roof(path, model, plan, machine)
+            return memory_roof(setup.model.path, subject.model, plan, machine)
         except (ModelMissing, UsageError):
             raise
         except LocalchatError:  # a model of a backend whose files we cannot read

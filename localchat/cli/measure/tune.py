@@ -98,16 +98,15 @@ def _make_tuner(ctx: click.Context, setup: "Setup") -> "Tuner":
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.measure.progress import MeasureProgress
     from localchat.cli.measure.targets import BenchTargets
+    from localchat.cli.resolve import subject_of
     from localchat.fit.memory_plan import demand
     from localchat.measure.tuner import Tuner, knobs
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess
+    from localchat.models.assess import assess
     from localchat.models.resolve import planned_load
 
     settings = setup.settings
     machine = usable_machine()
-    model = read_summary(setup.model.path, dummy_weights=settings.dummy_weights)
-    subject = Subject(setup.model.name, model, setup.model.path, settings.backend)
+    subject = subject_of(setup.model, settings)
     options = planned_load(settings, setup.paths)
     plan = demand(assess(subject, options, machine, None, speed=False).plan, setup.model.name)
     present = {

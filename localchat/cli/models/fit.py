@@ -238,16 +238,16 @@ def report_lines(verdict: "FitReport") -> Iterator[str]:
 
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the report with a memory bar."""
-    first, _, *rest = sentences(verdict.plan)
+    first, _, *remarks = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
         # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
         yield parts(verdict.plan)
-        yield from (*rest, *verdict.alternatives)
+        yield from (*remarks, *verdict.alternatives)
         return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    yield from rest
+    yield from remarks
     yield from verdict.alternatives
 
 

@@ -18,8 +18,8 @@ from localchat.engine.guide.rules import (
     MAX_QUESTION_CHARACTERS,
     OFFER,
     Certainty,
-    Draft,
     GuideQuestion,
+    PartialAnswer,
     Replace,
     Wait,
     judge,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _FIRST_TOKENS: Final = 16
 _CERTAIN_LOGPROB: Final = -0.003
-"""Minimum log probability of the first tokens, in sum, of an answer that the guide is certain of."""
+"""Minimum sum of the first tokens' log probabilities if the guide is certain."""
 _PICK: Final = re.compile(r"\W*(\d)\W*")
 _REFERENCE: Final = re.compile(
     r"\b(it|its|that|this|these|those|them|they|one|ones|there|then|and|same|again|else|also|too|why|more)\b"
@@ -162,7 +162,7 @@ class CheckedAnswer:
 
 
 class _CheckedChoice:
-    """One choice. Its first words are buffered until they show the topic."""
+    """A choice. Its first words are buffered until they show the topic."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _CheckedChoice:
         complete = isinstance(event, Finished) or len(text) >= KEY_CHARACTERS
         certainty = self._certainty(complete=complete)
         verdict = judge(
-            Draft(self._topics, probabilities, self._question, text, complete, certainty)
+            PartialAnswer(self._topics, probabilities, self._question, text, complete, certainty)
         )
         if isinstance(verdict, Wait):
             return

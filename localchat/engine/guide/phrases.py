@@ -27,7 +27,7 @@ class PhraseReplacement:
         return pending
 
     def _start_of_phrase(self, text: str) -> int:
-        """Return the index of an ending that may grow into a phrase, or the length of the text."""
+        """Return the index of an ending that may become a phrase, or the text's length."""
         max_length = max(map(len, self._phrases), default=1) - 1
         for start in range(max(len(text) - max_length, 0), len(text)):
             if any(phrase.startswith(text[start:]) for phrase in self._phrases):

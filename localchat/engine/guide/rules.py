@@ -1,4 +1,4 @@
-"""Rules that decide whether an answer of the guide is shown, replaced, or needs more text.
+"""Rules that decide whether the guide's answer is shown, replaced, or needs more text.
 
 A model of the guide's size sometimes answers a neighboring topic. Each rule looks at the text so far, and the
 first rule of `RULES` with a verdict decides.
@@ -23,7 +23,7 @@ class Thresholds(NamedTuple):
     likely: float = 0.25
     """Below it, an answer may be off-topic."""
     possible: float = 0.02
-    """Minimum for an answer that the guide is certain of, or that has the most probable topic."""
+    """Minimum for an answer that is certain, or that has the most probable topic."""
     sure: float = 0.6
     """Minimum for the fixed answer of a topic to replace the guide's answer."""
     own_question: float = 0.02
@@ -86,7 +86,7 @@ class GuideQuestion(NamedTuple):
 
 
 class Certainty(Enum):
-    """How certain the guide is of its answer, by the log probabilities of the first tokens."""
+    """Certainty of the guide, by the log probabilities of its first tokens."""
 
     LOW = 0
     PENDING = 1
@@ -95,7 +95,7 @@ class Certainty(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PartialAnswer:
     """The text of an answer so far, with everything the rules look at."""
 
     topics: Topics
@@ -128,132 +128,132 @@ class Replace:
 Verdict = Show | Wait | Replace
 
 
-def judge(draft: Draft) -> Verdict:
+def judge(partial: PartialAnswer) -> Verdict:
     """Return the verdict of the first rule that has one."""
     for rule in RULES:
-        verdict = rule(draft)
+        verdict = rule(partial)
         if verdict is not None:
             return verdict
     raise AssertionError("the last rule always decides")
 
 
-def refusal(draft: Draft) -> Verdict | None:
-    """Replace a refusal if a topic is sure, or if it rejects a text that the user did not send."""
-    if not draft.text.startswith(REFUSALS):
+def refusal(partial: PartialAnswer) -> Verdict | None:
+    """Replace a refusal if a topic is sure, or if there was no text to refuse."""
+    if not partial.text.startswith(REFUSALS):
         return None
-    if draft.question.is_text:
+    if partial.question.is_text:
         return Show()
-    if _refused(draft.topics, draft.probabilities) >= THRESHOLDS.answerable:
+    if _refused(partial.topics, partial.probabilities) >= THRESHOLDS.answerable:
         return Show()
-    if answer := sure_answer(draft):
+    if answer := sure_answer(partial):
         return Replace(answer)
-    if draft.text.startswith(_NO_TEXT):
-        return Replace(offer(draft.topics, draft.probabilities))
-    if not draft.complete and _NO_TEXT.startswith(draft.text):
+    if partial.text.startswith(_NO_TEXT):
+        return Replace(offer(partial.topics, partial.probabilities))
+    if not partial.complete and _NO_TEXT.startswith(partial.text):
         return Wait()
     return Show()
 
 
-def text_task(draft: Draft) -> Verdict | None:
-    """Refuse a task on a text unless the answer starts like one of the guide's own.
+def text_task(partial: PartialAnswer) -> Verdict | None:
+    """Refuse a task on a text unless the answer starts like one of the guide's.
 
     Any other answer to a text would repeat a part of it.
     """
-    if not draft.question.is_text:
+    if not partial.question.is_text:
         return None
-    if not draft.complete:
+    if not partial.complete:
         return Wait()
-    key = answer_key(draft.text)
-    if any(topic.startswith(key) for topic in draft.topics.keys):
+    key = answer_key(partial.text)
+    if any(topic.startswith(key) for topic in partial.topics.keys):
         return Show()
-    if draft.text.startswith(tuple(draft.topics.languages)):
+    if partial.text.startswith(tuple(partial.topics.languages)):
         return Show()
-    return Replace(draft.topics.answer_starting(_NO_TASK))
+    return Replace(partial.topics.answer_starting(_NO_TASK))
 
 
-def quoted_text(draft: Draft) -> Verdict | None:
-    """Show an answer that quotes the user, unless the question is rather a task to refuse."""
-    quote = draft.text.strip("> \n")
-    question = draft.question
-    if not draft.complete or quote == question.text or quote not in question.user_text:
+def quoted_text(partial: PartialAnswer) -> Verdict | None:
+    """Show an answer that quotes the user, unless the question is a task to refuse."""
+    quote = partial.text.strip("> \n")
+    question = partial.question
+    if not partial.complete or quote == question.text or quote not in question.user_text:
         return None
-    if quote in question.text and (answer := task_refusal(draft)):
+    if quote in question.text and (answer := task_refusal(partial)):
         return Replace(answer)
     return Show()
 
 
-def other_language(draft: Draft) -> Verdict | None:
+def other_language(partial: PartialAnswer) -> Verdict | None:
     """Cut an answer in another language after "I speak English only".
 
     Half of the longer answers were wrong, such as "remove" for "download".
     """
-    for line in draft.topics.languages:
-        if draft.text.startswith(line):
-            hint = draft.text[len(line) :].strip()[:_HINT_CHARACTERS]
-            if not draft.complete and len(hint) < _HINT_CHARACTERS:
+    for line in partial.topics.languages:
+        if partial.text.startswith(line):
+            hint = partial.text[len(line) :].strip()[:_HINT_CHARACTERS]
+            if not partial.complete and len(hint) < _HINT_CHARACTERS:
                 return Wait()
-            if not draft.topics.english.startswith(hint):
-                return Replace(f"{line}\n\n{draft.topics.english}")
+            if not partial.topics.english.startswith(hint):
+                return Replace(f"{line}\n\n{partial.topics.english}")
             return None
     return None
 
 
-def ambiguous_start(draft: Draft) -> Verdict | None:
-    """Wait while the text may become a quotation, a refusal, a hint on language, or a sum."""
-    if draft.complete:
+def ambiguous_start(partial: PartialAnswer) -> Verdict | None:
+    """Wait while the text may become a quotation, a refusal, a language hint or a sum."""
+    if partial.complete:
         return None
-    starts = (*REFUSALS, _ABSENT, *draft.topics.languages)
-    may_quote = draft.text.lstrip("> ") in draft.question.user_text
-    if may_quote or any(start.startswith(draft.text) for start in starts):
+    starts = (*REFUSALS, _ABSENT, *partial.topics.languages)
+    may_quote = partial.text.lstrip("> ") in partial.question.user_text
+    if may_quote or any(start.startswith(partial.text) for start in starts):
         return Wait()
-    if draft.text.startswith(_ABSENT) or SUM.match(draft.text):
+    if partial.text.startswith(_ABSENT) or SUM.match(partial.text):
         return Wait()
     return None
 
 
-def wrong_sum(draft: Draft) -> Verdict | None:
+def wrong_sum(partial: PartialAnswer) -> Verdict | None:
     """Replace a sum that is wrong or uses numbers that the user did not give."""
-    if holds(draft.question.user_text, draft.text):
+    if holds(partial.question.user_text, partial.text):
         return None
-    return Replace(draft.topics.answer_starting(_NO_SUM))
+    return Replace(partial.topics.answer_starting(_NO_SUM))
 
 
-def other_script(draft: Draft) -> Verdict | None:
+def other_script(partial: PartialAnswer) -> Verdict | None:
     """Show answers to questions in another script, which the classifier cannot judge."""
-    if max(draft.question.text) > _LAST_LATIN:
+    if max(partial.question.text) > _LAST_LATIN:
         return Show()
     return None
 
 
-def unlikely_topic(draft: Draft) -> Verdict:
+def unlikely_topic(partial: PartialAnswer) -> Verdict:
     """Replace an answer whose topic is neither likely nor the most probable one."""
-    topics = draft.topics
-    key = answer_key(draft.text)
-    pairs = zip(topics.keys, map(float, draft.probabilities), strict=True)
+    topics = partial.topics
+    key = answer_key(partial.text)
+    pairs = zip(topics.keys, map(float, partial.probabilities), strict=True)
     matches = {name: probability for name, probability in pairs if name.startswith(key)}
-    if not matches and draft.question.previous:
+    if not matches and partial.question.previous:
         # Only the previous question explains such an answer, and the classifier has no topic for it.
         return Show()
     probability = sum(matches.values())
     if probability >= THRESHOLDS.likely:
-        if draft.complete or min(matches.values()) >= THRESHOLDS.likely:
+        if partial.complete or min(matches.values()) >= THRESHOLDS.likely:
             return Show()
         return Wait()
-    best = int(draft.probabilities.argmax())
-    if topics.keys[best] in matches and draft.probabilities[best] >= THRESHOLDS.possible:
+    best = int(partial.probabilities.argmax())
+    if topics.keys[best] in matches and partial.probabilities[best] >= THRESHOLDS.possible:
         # The guide and the classifier agree on the topic.
-        return Show() if draft.complete or len(matches) == 1 else Wait()
-    if answer := sure_answer(draft):
+        return Show() if partial.complete or len(matches) == 1 else Wait()
+    if answer := sure_answer(partial):
         return Replace(answer)
-    if draft.certainty is Certainty.HIGH and probability >= THRESHOLDS.possible:
-        return Show() if draft.complete else Wait()
-    if draft.complete or (draft.certainty is Certainty.LOW and not draft.question.previous):
+    if partial.certainty is Certainty.HIGH and probability >= THRESHOLDS.possible:
+        return Show() if partial.complete else Wait()
+    if partial.complete or (partial.certainty is Certainty.LOW and not partial.question.previous):
         likeliest = max(matches, key=matches.__getitem__, default="")
-        return Replace(offer(topics, draft.probabilities, likeliest))
+        return Replace(offer(topics, partial.probabilities, likeliest))
     return Wait()
 
 
-RULES: Final[tuple[Callable[[Draft], Verdict | None], ...]] = (
+RULES: Final[tuple[Callable[[PartialAnswer], Verdict | None], ...]] = (
     refusal,
     text_task,
     quoted_text,
@@ -286,18 +286,18 @@ def topic_probabilities(topics: Topics, question: GuideQuestion) -> "np.ndarray"
     return np.asarray(np.stack(rows).max(0))
 
 
-def sure_answer(draft: Draft) -> str:
+def sure_answer(partial: PartialAnswer) -> str:
     """Return the fixed answer of a topic that is sure, or an empty string."""
-    best = int(draft.probabilities.argmax())
-    if draft.probabilities[best] >= THRESHOLDS.sure:
-        return draft.topics.answers[best]
+    best = int(partial.probabilities.argmax())
+    if partial.probabilities[best] >= THRESHOLDS.sure:
+        return partial.topics.answers[best]
     return ""
 
 
-def task_refusal(draft: Draft) -> str:
+def task_refusal(partial: PartialAnswer) -> str:
     """Return the most probable refusal if refusing is likelier than not, or an empty string."""
     rows = zip(
-        map(float, draft.probabilities), draft.topics.keys, draft.topics.answers, strict=True
+        map(float, partial.probabilities), partial.topics.keys, partial.topics.answers, strict=True
     )
     refusals = [(probability, text) for probability, key, text in rows if key.startswith(REFUSALS)]
     if sum(probability for probability, _ in refusals) >= THRESHOLDS.refused_task:
@@ -306,7 +306,7 @@ def task_refusal(draft: Draft) -> str:
 
 
 def offer(topics: Topics, probabilities: "np.ndarray", answered: str = "") -> str:
-    """Return a text that offers the most probable questions, or the answer "I do not know that".
+    """Return an offer of the most probable questions, or "I do not know that".
 
     answered: key of the topic that the guide answered, which is offered first if it is possible.
     """

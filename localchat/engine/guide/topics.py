@@ -50,7 +50,7 @@ def features(question: str, before: str = "") -> list[int]:
 
 
 def answer_key(answer: str) -> str:
-    """Return the start of an answer without its numbers, which all answers of a topic share."""
+    """Return the start of an answer without numbers, which all answers of a topic share."""
     text = " ".join(answer[:KEY_CHARACTERS].split())
     return _NUMBER.sub("#", _OPEN.sub(r"\1", text))[:_KEY_LENGTH]
 
@@ -80,7 +80,7 @@ class Topics:
         return bytes(self._tables["answers"]).decode().split("\0")
 
     def answer(self, key: str) -> str:
-        """Return the fixed answer of a topic, empty if it has none or the topic does not exist."""
+        """Return the fixed answer of a topic. Empty without one, or for an unknown topic."""
         return dict(zip(self.keys, self.answers, strict=True)).get(key, "")
 
     def answer_starting(self, start: str) -> str:

@@ -37,7 +37,7 @@ class CrashRecord:
         self._tried = build
 
     def resolve(self, *, helped: bool) -> bool:
-        """Record or drop the build that is being tried. Return False if there is none.
+        """Record or drop the build under trial. Return False without one.
 
         If safe mode did not help, the build is not the cause, and other models need not run in safe mode.
         Raises OSError if the record cannot be written. It still applies to this process.

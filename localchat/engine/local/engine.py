@@ -319,7 +319,7 @@ class LocalEngine:
     def _restart_in_safe_mode(
         self, child: ChildProcess, death: EngineDied, notices: list[str]
     ) -> bool:
-        """Restart a build that crashed natively before its first answer, unless it ran in safe mode."""
+        """Restart a build that crashed natively before its first answer, unless in safe mode."""
         fault = death.details.get("status") == protocol.FAULT_STATUS
         crashed = fault or death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:

@@ -53,7 +53,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ChildProcess:
-    """One child process."""
+    """A child process."""
 
     def __init__(
         self,

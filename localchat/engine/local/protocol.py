@@ -29,7 +29,7 @@ class FrameError(Exception):
 
 
 def sendable(text: str) -> str:
-    """Replace everything in a text that is not Unicode, such as bytes of a file name."""
+    """Replace everything that is not Unicode, such as bytes of a file name."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

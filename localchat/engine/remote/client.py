@@ -110,7 +110,7 @@ class RemoteClient:
         root: bool = False,
         timeout_s: float = QUERY_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Send a GET request, or POST a body, and return the JSON object of the reply.
+        """Send a GET request, or POST a body, and return the reply's JSON object.
 
         Raises NetworkError, ModelMissing, UsageError, ContextExceeded, EngineClosed.
         """

@@ -210,7 +210,7 @@ class RemoteEngine:
 
     @property
     def child_pid(self) -> int | None:
-        """None, because the model runs elsewhere."""
+        """Process id, always None, because the model runs elsewhere."""
         return None
 
     def _run(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:

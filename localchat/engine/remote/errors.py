@@ -55,7 +55,10 @@ class ServerError(NamedTuple):
 
 
 def error_from_status(status: int, text: str, base: str) -> LocalchatError:
-    """Return the error for a status other than 200, with the server's message cut to a readable length."""
+    """Return the error for a status other than 200.
+
+    The server's message is cut to a readable length.
+    """
     error = _parse_error(text)
     message = (
         f"{base} answered {status}: {error.text}" if error.text else f"{base} answered {status}"
@@ -132,7 +135,7 @@ def _too_long(message: str, error: ServerError) -> LocalchatError:
 
 
 def _answer_too_long(message: str, room_tokens: int) -> UsageError:
-    """Return the error for a prompt that fits but leaves too little room for the answer."""
+    """Return the error for a prompt that leaves too little room for the answer."""
     hint = "the prompt fits, but not the longest answer: lower --max-tokens"
     return UsageError(message, hint=hint, room_tokens=room_tokens)
 

@@ -204,7 +204,7 @@ class ResponseStream:
         return number
 
     def _tokens(self) -> int:
-        """Return the server's token count, or the number of received pieces if it reports none or zero."""
+        """Return the server's token count, or the number of received pieces without one."""
         return self._timings.completion_tokens or len(self._times)
 
     def _rate(self) -> float | None:

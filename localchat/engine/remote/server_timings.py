@@ -81,7 +81,7 @@ def _usage(timings: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
 
 
 def _detail(details: object, name: str) -> int:
-    """One count of a usage's details; 0 if there is none."""
+    """Return a count of a usage's details, 0 without it."""
     if isinstance(details, dict):
         return count(details.get(name))
     return 0
@@ -106,7 +106,7 @@ def _from_llamacpp(timings: ServerTimings, reported: dict[str, Any]) -> ServerTi
 
 def _from_localchat(timings: ServerTimings, reported: dict[str, Any]) -> ServerTimings:
     off = reported.get("speculation_off")
-    known = "drafted" in reported
+    is_reported = "drafted" in reported
     return replace(
         timings,
         load_s=_time(reported.get("load_s")) or 0.0,
@@ -120,7 +120,7 @@ def _from_localchat(timings: ServerTimings, reported: dict[str, Any]) -> ServerT
             count(reported.get("drafted")),
             count(reported.get("accepted")),
             _time(reported.get("speedup")),
-            (off if isinstance(off, str) else "") if known else metrics.NOT_REPORTED,
+            (off if isinstance(off, str) else "") if is_reported else metrics.NOT_REPORTED,
         ),
         fingerprint=str(reported.get("fingerprint") or ""),
     )

@@ -138,15 +138,19 @@ def _only(matches: Sequence[ExternalModel], name: str) -> ExternalModel | None:
     """Return the only match, or None without one. Raises UsageError for several."""
     if len(matches) > 1:
         names = ", ".join(model.name for model in matches[:_MAX_LISTED])
-        more = " …" if matches[_MAX_LISTED:] else ""
+        more = ""
+        if matches[_MAX_LISTED:]:
+            more = " …"
         raise UsageError(
             f"{name} matches {len(matches)} models", hint=f"name one of them: {names}{more}"
         )
-    return matches[0] if matches else None
+    if matches:
+        return matches[0]
+    return None
 
 
 def _ends_with(name: str, suffix: str) -> bool:
-    """Return True if a tail of the name after a slash is the suffix, perhaps with a tag or file after it."""
+    """Return True if a tail of the name after a slash is `suffix`, with or without a tag or file."""
     parts = name.split("/")
     tails = ("/".join(parts[start:]) for start in range(1, len(parts)))
     return any(tail == suffix or tail.startswith((f"{suffix}:", f"{suffix}/")) for tail in tails)
@@ -174,7 +178,7 @@ def missing_external(name: str, why: str) -> ModelMissing | None:
 
 
 def _folders(environ: Mapping[str, str], root: Path) -> Iterator[tuple[Store, Path]]:
-    """Yield the folders of every store, whether or not they exist, and then the user's own."""
+    """Yield the folders of every store, and then the user's own. They need not exist."""
     for store in STORES:
         yield from ((store, folder) for folder in store.folders(environ, root))
     own = next(store for store in STORES if store.name == FOLDER)
@@ -201,7 +205,7 @@ def _without_repeats(models: Iterable[ExternalModel]) -> Iterator[ExternalModel]
 
 
 def _with_unique_names(models: Iterable[ExternalModel]) -> Iterator[ExternalModel]:
-    """Keep unique short names, replace others by the long name, and number what is still not unique."""
+    """Keep unique short names, replace others by long names, and number repeated long names."""
     models = list(models)
     short_names = Counter(model.name.casefold() for model in models)
     used: Counter[str] = Counter()

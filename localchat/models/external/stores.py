@@ -25,7 +25,7 @@ _SMALL_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
-    """A model in the folder of another program, or in a folder that the user named."""
+    """A model in a folder of another program or of the user."""
 
     origin: str
     """Name of the store, one of the values of `PREFIXES`."""
@@ -216,7 +216,9 @@ def _revisions(folder: Path) -> list[Path]:
 def quantization_suffix(stem: str) -> str:
     """Return the quantization that a file name ends with: `Q4_K_M` for `model-Q4_K_M`, else empty."""
     match = _QUANTIZATION.search(without_part_number(stem))
-    return match["name"].upper() if match else ""
+    if match:
+        return match["name"].upper()
+    return ""
 
 
 def _llama_cpp_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
@@ -267,7 +269,9 @@ def _read_small(path: Path) -> bytes:
     """Read a file that should be small. Empty above 1 MiB. Raises OSError."""
     with path.open("rb") as file:
         data = file.read(_SMALL_FILE_BYTES + 1)
-    return data if len(data) <= _SMALL_FILE_BYTES else b""
+    if len(data) <= _SMALL_FILE_BYTES:
+        return data
+    return b""
 
 
 def _first_line(path: Path) -> str:

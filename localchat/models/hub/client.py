@@ -237,17 +237,21 @@ class HubClient:
         host = response.url.host
         status = f"{response.status_code} {response.reason_phrase}"
         message = " ".join(response.headers.get("x-error-message", "").split())[:200]
-        token = "give the token" if self._token else "set HF_TOKEN to a token that has"
+        advice = "set HF_TOKEN to a token that has"
+        if self._token:
+            advice = "give the token"
         return NetworkError(
             f"{host} answers {status} for {repository}{f': {message}' if message else ''}",
-            hint=f"{token} read access to the repository; a proxy or a mirror may also refuse it",
+            hint=f"{advice} read access to the repository; a proxy or a mirror may also refuse it",
         )
 
     def _missing(self, repository: str) -> ModelMissing:
-        token = "" if self._token else "; a private one needs a token in HF_TOKEN"
+        advice = "check its spelling"
+        if self._token is None:
+            advice += "; a private one needs a token in HF_TOKEN"
         return ModelMissing(
             f"there is no repository {repository} on {self.endpoint}",
-            hint=f"check its spelling{token}",
+            hint=advice,
         )
 
 

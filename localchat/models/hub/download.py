@@ -96,7 +96,9 @@ class Download:
 
     def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:
         if self._retry.ends(failures, asked_s):
-            wait = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
+            wait = ""
+            if asked_s:
+                wait = f"; it asks to wait {asked_s / 60:.0f} minutes"
             raise NetworkError(
                 f"{why}{wait}",
                 hint=f"{size(kept)} of the file are kept; run the same command again to resume",
@@ -119,7 +121,9 @@ class Download:
                 self._discard(part)
                 raise RetryableError(wrong or "it changed on the server")
             if start and response.status_code == 200:
-                why = "it changed on the server" if changed else "the server cannot resume it"
+                why = "the server cannot resume it"
+                if changed:
+                    why = "it changed on the server"
                 self._emit(Note(f"{file.path}: {why}; starting over"))
                 self._discard(part)
             part.set_etag(etag)
@@ -137,9 +141,9 @@ class Download:
 
 
 def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, server: str) -> T:
-    """Call `read` until it succeeds or the retry policy gives up, with a notice if it takes long.
+    """Call `read` until it succeeds or the retry policy gives up.
 
-    server: name for the notice. Raises LocalchatError.
+    Emits a notice if it takes long. server: name for the notice. Raises LocalchatError.
     """
     failures = 0
     while True:

@@ -145,6 +145,10 @@ class ProgressMeter:
         while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
         since, before = self._seen[0]
-        rate = (self.fetched_bytes - before) / (now - since) if now > since else 0.0
-        left = (self._total - self._done) / rate if rate > 0 else None
+        rate = 0.0
+        if now > since:
+            rate = (self.fetched_bytes - before) / (now - since)
+        left = None
+        if rate > 0:
+            left = (self._total - self._done) / rate
         self._emit(Progress(file, self._shown, self._total, rate or None, left))

@@ -31,7 +31,9 @@ class FileHash:
     @property
     def git_sha1(self) -> str:
         """Blob id. Empty without `git`."""
-        return self._blob.hexdigest() if self._blob is not None else ""
+        if self._blob is not None:
+            return self._blob.hexdigest()
+        return ""
 
 
 def hash_file(path: Path, *, git: bool = False) -> FileHash:

@@ -71,7 +71,9 @@ class Installed(NamedTuple):
     def family(self) -> str:
         """Part of a catalogue name before the colon. Empty for a repository."""
         name = self.manifest.name.lower()
-        return "" if "/" in name else name.partition(":")[0]
+        if "/" in name:
+            return ""
+        return name.partition(":")[0]
 
     @property
     def size_bytes(self) -> int:

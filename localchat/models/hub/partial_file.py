@@ -54,7 +54,9 @@ def kept_bytes(target: Path, file: RemoteFile) -> int:
     except (OSError, msgspec.DecodeError):
         return 0
     same = (written.hash, written.size) == (file.hash, file.size)
-    return length if same and length <= file.size else 0
+    if same and length <= file.size:
+        return length
+    return 0
 
 
 def _part_paths(target: Path) -> tuple[Path, Path]:
@@ -150,7 +152,9 @@ class PartialFile:
     @property
     def found_hash(self) -> str:
         """Hash of the bytes received so far, of the kind that the hub lists."""
-        return self._hash.git_sha1 if self._by_git else self.sha256
+        if self._by_git:
+            return self._hash.git_sha1
+        return self.sha256
 
     @property
     def sha256(self) -> str:

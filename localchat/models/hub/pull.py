@@ -58,7 +58,7 @@ def select_files(
 
 
 def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
-    """Return the bytes of the selected files that are here already, in whole files and parts."""
+    """Return the bytes of the selected files that are here, in whole files and parts."""
     folder = repository_folder(models_dir, _spelled_here(selected.listing.repository, models_dir))
     present = 0
     for file in selected.files:
@@ -127,7 +127,7 @@ def fetch(
 
 
 def _spelled_here(repository: str, models_dir: Path) -> str:
-    """Return the repository in the spelling of its folder here, because letter case makes no second one."""
+    """Return the repository in the spelling of its folder here, whatever its letter case."""
     for model in manifests.installed(models_dir):
         if model.manifest.repository.lower() == repository.lower():
             return model.manifest.repository
@@ -208,7 +208,9 @@ def _verified_sha256(
             return hashes.sha256
         return None
     actual = stored_hashes.get((file.path, file.size)) or hash_file(path).sha256
-    return actual if file.sha256 in (None, actual) else None
+    if file.sha256 in (None, actual):
+        return actual
+    return None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Reads the headers of a model on the hub by range requests, before it is pulled.
+"""Reads the headers of a model on the hub by range requests.
 
 The vocabulary comes before the list of tensors, so a GGUF takes a few megabytes.
 """
@@ -117,7 +117,7 @@ class HubSource:
 def read_remote_header(
     selected: SelectedFiles, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> ModelSummary:
-    """Return the shape of a GGUF model, or the config and headers of a safetensors repository.
+    """Return the shape of a GGUF model, or the headers of a safetensors repository.
 
     Reads every part of a split GGUF. Raises NetworkError, ModelInvalid.
     """

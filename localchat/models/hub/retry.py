@@ -26,7 +26,7 @@ class RetryPolicy:
     sleep: Callable[[float], None] = time.sleep
 
     def wait_s(self, failures: int, asked_s: float | None) -> float:
-        """Return the seconds before the next try, after this many failures in a row (from 1)."""
+        """Return the seconds before the next try. failures: in a row, from 1."""
         # Ignore a wait of 0 s or a date in the past, which would use up every try at once.
         if asked_s:
             return asked_s

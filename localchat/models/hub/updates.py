@@ -47,7 +47,7 @@ class CheckResult(NamedTuple):
 
     model: Installed
     update: Update | None
-    """None if the hub has the same files."""
+    """Update on the hub. None if the hub has the same files."""
     problem: str = ""
     """Sentence on why the hub could not be asked."""
 

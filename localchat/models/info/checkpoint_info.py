@@ -73,13 +73,19 @@ def _templates(folder: Path) -> Iterator[tuple[str, str]]:
         stated = _settings(folder / name).get("chat_template")
         if isinstance(stated, str) and stated.strip():
             yield "default", stated
-        for entry in stated if isinstance(stated, list) else ():
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-                yield str(entry.get("name")), entry["template"]
+        if isinstance(stated, list):
+            yield from _listed_templates(stated)
     for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
         yield path.stem, _text(path)
     if (folder / _JINJA).is_file():
         yield "default", _text(folder / _JINJA)
+
+
+def _listed_templates(entries: list[object]) -> Iterator[tuple[str, str]]:
+    """Yield the named templates of a list in the settings."""
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+            yield str(entry.get("name")), entry["template"]
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
@@ -89,7 +95,9 @@ def _settings(path: Path) -> Mapping[str, Any]:
         settings = json.loads(_text(path))
     except (ValueError, RecursionError) as problem:
         raise ModelInvalid(f"{path} is not JSON: {problem}.", path=str(path)) from problem
-    return settings if isinstance(settings, dict) else {}
+    if isinstance(settings, dict):
+        return settings
+    return {}
 
 
 def _text(path: Path) -> str:
@@ -105,18 +113,24 @@ def _text(path: Path) -> str:
 
 def _fills_in(folder: Path) -> bool:
     path = folder / "tokenizer.json"
-    text = _text(path) if path.is_file() else ""
+    text = ""
+    if path.is_file():
+        text = _text(path)
     return any(json.dumps(token) in text for token in _MIDDLE_TOKENS)
 
 
 def _licence(folder: Path) -> str:
     """Return the licence in the head of the model card. Empty without one."""
     card = folder / "README.md"
-    head = _text(card)[:4096] if card.is_file() else ""
+    head = ""
+    if card.is_file():
+        head = _text(card)[:4096]
     if not head.startswith("---"):
         return ""
     match = _LICENCE.search(head.partition("\n---")[0])
-    return match[1].strip() if match else ""
+    if match:
+        return match[1].strip()
+    return ""
 
 
 def _tensors(model: Checkpoint) -> Iterator[Tensor]:

@@ -133,7 +133,9 @@ def _attention(shape: ModelShape) -> str:
 
 def _text(header: Header, key: str) -> str:
     value = header.metadata.get(key)
-    return value.strip() if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return value.strip()
+    return ""
 
 
 def _templates(header: Header) -> dict[str, str]:

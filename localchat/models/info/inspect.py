@@ -20,7 +20,7 @@ class Inspection(NamedTuple):
     header: Header | None
     """Header of a GGUF that could be read."""
     facts: ModelDescription | None
-    """None if the files could not be read."""
+    """Description of the model. None if its files could not be read."""
     trouble: str
     """End of a sentence on why the model cannot be used. Empty if it can."""
 
@@ -53,5 +53,7 @@ def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
 
 def _trouble(problem: LocalchatError, model: Model) -> str:
     """Return the reason alone, because the caller's message names the model."""
-    reason = problem.reason if isinstance(problem, ModelInvalid) else ""
+    reason = ""
+    if isinstance(problem, ModelInvalid):
+        reason = problem.reason
     return reason or problem.message.rstrip(".").replace(str(model.path), "it")

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import (
     CalledTool,
     GenerateRequest,
@@ -157,17 +158,13 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     limit = options.num_predict
     if limit is not None and limit < 0:
         limit = None
+    # Ollama uses the names of llama.cpp.
+    names = [number.llamacpp_name or key for key, number in SAMPLERS.items()]
+    sampling: dict[str, Any] = {name: getattr(options, name) for name in names}
     fields = GenerationFields(
+        **sampling,
         model=body.model,
         stream=body.stream is not False,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        typical_p=options.typical_p,
-        repeat_penalty=options.repeat_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
         seed=options.seed,
         stop=options.stop,
         response_format=_response_format(body.format),

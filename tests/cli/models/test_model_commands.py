@@ -125,7 +125,7 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
     assert any("tools" in sentence for sentence in seen["cannot"])
     state = json.loads(verb("show", "state", "--json").out)
     assert state["state_bytes"] > 0
-    assert any("running state" in sentence for sentence in state["cannot"])
+    assert any("recurrent state" in sentence for sentence in state["cannot"])
     text = verb("show", "m").out
     for part in ("licence      gemma", "quantization F16", "origin       models folder"):
         assert part in text

@@ -173,8 +173,8 @@ def test_an_unlikely_answer_is_shown_if_no_other_topic_is_likelier(
     likely = np.full(len(TOPICS.keys), 1e-6)
     likely[TOPICS.keys.index(answer_key(GGUF))] = 0.1
     likely[TOPICS.keys.index(answer_key(QUIT))] = other
-    draft = rules.Draft(TOPICS, likely, rules.GuideQuestion("a file?"), GGUF)
-    assert (rules.judge(draft) == rules.Show()) is right
+    partial = rules.PartialAnswer(TOPICS, likely, rules.GuideQuestion("a file?"), GGUF)
+    assert (rules.judge(partial) == rules.Show()) is right
 
 
 def test_log_probabilities_that_nobody_asked_for_are_not_sent() -> None:

@@ -19,7 +19,7 @@ def verdict(
     question: rules.GuideQuestion, probabilities: np.ndarray, answer: str, *, complete: bool = True
 ) -> rules.Verdict:
     """Return the verdict on an answer."""
-    return rules.judge(rules.Draft(TOPICS, probabilities, question, answer, complete))
+    return rules.judge(rules.PartialAnswer(TOPICS, probabilities, question, answer, complete))
 
 
 def said(question: str, answer: str, before: str = "") -> str:

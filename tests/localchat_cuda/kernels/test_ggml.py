@@ -144,7 +144,7 @@ def test_products_of_many_rows_are_those_of_the_reference(type_: str, whole: boo
     weight, x = _weight(type_, 35, 512), _rows(17, 512, torch.float16)
     out = torch.full((2, 17, 38), float("nan"))
     config = TiledGemmConfig(TileConfig(1, 2, 2, 2), 16)
-    gemm_tiles.gemm(x, weight, out, config, 2, whole=whole)
+    gemm_tiles.gemm(x, weight, out, config, 2, whole_halves=whole)
     expected = gemm_tiles.reference(x, weight)
     error = (out.sum(0)[:, 2:37] - expected).norm() / expected.norm()
     assert error < 5e-4  # of weights in fp16
@@ -162,7 +162,7 @@ def test_columns_beyond_the_last_whole_block_are_read_once(type_: str, m: int, k
     assert (found - expected).norm() / expected.norm() < 1e-4
     out = torch.full((1, m, 16), float("nan"))
     config = TiledGemmConfig(TileConfig(1, 2, 2, 1), 16)
-    gemm_tiles.gemm(x, weight, out, config, whole=True)
+    gemm_tiles.gemm(x, weight, out, config, whole_halves=True)
     assert (out[0] - expected).norm() / expected.norm() < 1e-4
 
 

@@ -53,12 +53,16 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
 WIDEST = 16
 LATENT_ROWS = 32
-"""Most rows of a tile over latent keys, whose queries take twice the shared memory of the widest others."""
+"""Maximum rows of a tile over latent keys.
+
+Their queries take twice the shared memory of the widest other ones.
+"""
 _LATENT_FEW = 8
 """Sequences up to which two stages are as good as three, over latents."""
 MOST_SPLITS = 16
@@ -81,8 +85,10 @@ class DecodeTileConfig(NamedTuple):
     stages: int
     """Pipeline stages."""
     small: bool = True
-    """Whether a multiprocessor keeps the small shared memory of the other decode kernels
-    (`launch.set_carveout`), which has room for one program."""
+    """Whether a multiprocessor has the small shared memory of the other decode kernels (`launch.set_carveout`).
+
+    It has room for one program.
+    """
 
 
 def tile_config_for(
@@ -106,7 +112,10 @@ def tile_config_for(
     if coded:
         if d > 128:
             return DecodeTileConfig(32, 4, 3, not crowded)
-        return DecodeTileConfig(64, 4, (3 if crowded else 4) if rows == 16 else 2, not crowded)
+        stages = 2
+        if rows == 16:
+            stages = 3 if crowded else 4
+        return DecodeTileConfig(64, 4, stages, not crowded)
     if d <= 128:
         return DecodeTileConfig(64, 8 if many else 4, 3 if rows == 16 else 2)
     if not roomy:
@@ -115,7 +124,7 @@ def tile_config_for(
 
 
 def latent_tile_config_for(d: int, rows: int, sequences: int, gpu: Traits) -> DecodeTileConfig:
-    """As `tile_config_for`, over latents, whose keys are their values.
+    """Choose the tile config for latents, whose keys are also their values.
 
     Where shared memory has room, tiles of 64 keys take 0.4 to 0.7 of the time of those of 16 (H200).
     """
@@ -148,12 +157,14 @@ def splits_for(
     longest: int,
     page: int,
     target: int,
-    most: int = MOST_SPLITS,
+    max_splits: int = MOST_SPLITS,
 ) -> int:
-    """Compute the ranges per sequence, at most `most`, for `target` programs in all, each at least a page
-    long."""
+    """Compute the number of ranges per sequence.
+
+    There are at most `max_splits` ranges, for `target` programs in total, and each has at least a page.
+    """
     programs = max(1, sequences * key_heads * row_blocks)
-    return max(1, min(target // programs, -(-longest // page), most))
+    return max(1, min(target // programs, -(-longest // page), max_splits))
 
 
 def programs_for(coded: bool, sequences: int, widest: int) -> int:
@@ -241,7 +252,7 @@ def _decode_kernel(
     token = r // R
     valid = token < count
     head = group * R + r % R
-    at = length - count + token
+    position = length - count + token
     d = tl.arange(0, ROW_POW2)
     n = tl.arange(0, TILE)
     q_at = ((start + token) * H + head)[:, None] * (D + E) + d[None, :]
@@ -292,9 +303,9 @@ def _decode_kernel(
         logits = capped(logits, SOFT_CAP)
         if CODED:
             logits += lift[None, :]
-        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        seen = (key[None, :] <= position[:, None]) & (key < length)[None, :]
         if WINDOW > 0:
-            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(peak, tl.max(logits, 1))
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
@@ -350,22 +361,22 @@ def _merge_kernel(
         gdc_wait()
     if D % 128 == 0:
         # a group lies within one head, so each range has one weight
-        at = (s * T + t) * H + group * 128 // D
-        peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
+        offsets = (s * T + t) * H + group * 128 // D
+        peak = tl.load(peaks + offsets, mask=s < SPLITS, other=float("-inf"))
         top = tl.max(peak, 0)
         weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
-        mass = tl.sum(weight * tl.load(masses + at, mask=s < SPLITS, other=0.0), 0)
+        mass = tl.sum(weight * tl.load(masses + offsets, mask=s < SPLITS, other=0.0), 0)
         if SUNK:
             mass += tl.exp2(tl.load(sinks + group * 128 // D).to(tl.float32) * LOG2E - top)
         full = (peak > float("-inf"))[:, None]
         share = weight[:, None]
     else:
         there = (s < SPLITS)[:, None] & columns[None, :]
-        at = ((s * T + t) * H)[:, None] + (i // D)[None, :]
-        peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+        offsets = ((s * T + t) * H)[:, None] + (i // D)[None, :]
+        peak = tl.load(peaks + offsets, mask=there, other=float("-inf"))
         top = tl.max(peak, 0)
         share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
-        mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
+        mass = tl.sum(share * tl.load(masses + offsets, mask=there, other=0.0), 0)
         if SUNK:
             sink = tl.load(sinks + i // D, mask=columns, other=0.0).to(tl.float32)
             mass += tl.exp2(sink * LOG2E - top)
@@ -511,7 +522,7 @@ def merge(
         partials.masses,
         target,
         factors,
-        partials.peaks if sinks is None else sinks,
+        tensor_or(sinks, partials.peaks),
         t,
         H=h,
         D=columns // h,

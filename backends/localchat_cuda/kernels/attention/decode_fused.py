@@ -1,4 +1,4 @@
-"""Rotary embedding, storing of keys and values, and decode attention in one launch, for few short sequences.
+"""Rotary embedding, KV storage and decode attention in one launch, for few short sequences.
 
 Letters as in reference.py, decode.py and rope.py. Each of the T sequences has one new token, and no more pages
 than `splits`. One kernel does what `rope.rope_store` and `decode.attend` do one after the other, and saves more
@@ -27,6 +27,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 from localchat_cuda.kernels.rope import FLOATS, require_pages
@@ -41,7 +42,7 @@ _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32:
 @triton.jit
 def _head_halves(
     qkv,
-    at,
+    pointer,
     inside,
     low,
     high,
@@ -55,12 +56,13 @@ def _head_halves(
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Sum the partial products of heads at `at` [N]: their columns `low` and `high` [N, D/2 and more], with
-    bias and norm."""
-    a = tl.zeros((at.shape[0], low.shape[0]), tl.float32)
-    b = tl.zeros((at.shape[0], low.shape[0]), tl.float32)
+    """Sum the partial products of heads at `pointer` [N]: their columns `low` and `high` [N, D/2 and more],
+    with bias and norm.
+    """
+    a = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
+    b = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     for s in tl.static_range(S):
-        part = qkv + s * stride + at[:, None]
+        part = qkv + s * stride + pointer[:, None]
         a += tl.load(part + low[None, :], mask=inside, other=0.0).to(tl.float32)
         b += tl.load(part + high[None, :], mask=inside, other=0.0).to(tl.float32)
     if BIAS:
@@ -79,7 +81,10 @@ def _head_halves(
 def _page(
     k, v, cell, key, old, low, high, d, D: tl.constexpr, HALF: tl.constexpr, D_POW2: tl.constexpr
 ):
-    """Load keys [D/2, P] of both halves and values [P, D] of a page; values past the old tokens are 0."""
+    """Load the keys [D/2, P] in halves, and the values [P, D], of a page.
+
+    Values past the old tokens are 0.
+    """
     n = tl.arange(0, key.shape[0])
     there = (key < old)[:, None]
     if HALF == D // 2:
@@ -201,17 +206,17 @@ def _fused_kernel(
         acc = tl.dot(weights.to(QUERIES), values.to(QUERIES))
         mass = tl.sum(weights, 1)
     if split == tl.num_programs(1) - 1:
-        one = tl.arange(0, 1)
-        at = start * row_stride + (H + group) * D + one
+        first = tl.arange(0, 1)
+        offset = start * row_stride + (H + group) * D + first
         ka, kb = _head_halves(
             qkv,
-            at,
+            offset,
             half[None, :],
             low,
             high,
             part_stride,
             bias,
-            (H + group) * D + one,
+            (H + group) * D + first,
             k_norm,
             eps,
             S,
@@ -302,10 +307,10 @@ def store_and_attend(
     pdl = pdl and gpu.pdl
     kernel = _fused_kernel[(t * j, splits)](
         qkv,
-        qkv if bias is None else bias,
+        tensor_or(bias, qkv),
         angles,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
+        tensor_or(q_norm, qkv),
+        tensor_or(k_norm, qkv),
         eps,
         k,
         v,

@@ -41,7 +41,7 @@ INFINITE = tl.constexpr(0x7F800000)
 _LIMIT = tl.constexpr(127.0)
 _PER_LIMIT = tl.constexpr(1 / 127)
 _FIRST = tl.constexpr((127 - 21) << 3)
-"""Upper 12 bits of the smallest scale, 2^-21; the largest is 2^10 * 1.75, for numbers up to 227,000."""
+"""Upper 12 bits of the smallest scale, 2^-21. The largest is 2^10 * 1.75, for numbers up to 227,000."""
 _ROUND = tl.constexpr(12582912.0)
 """1.5 * 2^23: added to a small fp32, it leaves the nearest whole number in the lowest bits."""
 
@@ -78,9 +78,9 @@ def block_of(d: int) -> int:
 
 
 def hadamard_reference(x: torch.Tensor) -> torch.Tensor:
-    """Rotate x [..., D] by a Hadamard matrix; its pairs are elements i and i + D/2.
+    """Rotate x [..., D] by a Hadamard matrix. Pairs are elements i and i + D/2.
 
-    Where D is no power of two, each block of the halves has a matrix of its own.
+    If D is not a power of two, each block of the halves has its own matrix.
     """
     size = block_of(x.shape[-1])
     low, high = x.float().chunk(2, -1)
@@ -141,7 +141,7 @@ def hadamard(a, b, D: tl.constexpr):
 
 @triton.jit
 def _code(x):
-    """Round fp32 of -127 to 127 to the nearest whole number plus 128, ties to even, in int32."""
+    """Round fp32 from -127 to 127 to the nearest integer plus 128, as int32. Ties round to even."""
     x = tl.minimum(tl.maximum(x, -_LIMIT), _LIMIT)
     return ((x + _ROUND).to(tl.int32, bitcast=True) + 128) & 0xFF
 

@@ -65,13 +65,13 @@ def _dequantize_kernel(
     target = tl.program_id(0)
     slot = tl.load(sources + target * 2)
     if slot >= 0:
-        place = tl.load(sources + target * 2 + 1)
-        at = slot.to(tl.int64) * width + place
-        page = tl.load(tables + at).to(tl.int64)
+        position = tl.load(sources + target * 2 + 1)
+        offset = slot.to(tl.int64) * width + position
+        page = tl.load(tables + offset).to(tl.int64)
         which = tl.program_id(1) // J
         head = tl.program_id(1) % J
         if tl.program_id(1) == 0:
-            tl.store(table + at, target)
+            tl.store(table + offset, target)
         n = tl.arange(0, P)
         i = tl.arange(0, D // 2)
         cell = page * page_stride + head * (P * (D // 2)) + n[:, None] * (D // 2) + i[None, :]

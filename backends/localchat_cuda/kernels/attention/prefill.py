@@ -32,7 +32,7 @@ from localchat_cuda.kernels.attention.reference import (
     check_sinks,
     tail_of,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 hopper: ModuleType | None
 """Kernel for Hopper GPUs; None if this Triton has no Gluon, or an incompatible one."""
@@ -55,8 +55,11 @@ class PrefillTileConfig(NamedTuple):
 
 
 LATENTS = PrefillTileConfig(64, 64, 8, 2)
-"""For latents of 512 columns, whose keys are their values, where shared memory has room: 0.2 of the time of
-the tiles that every GPU can take (2.9 ms, not 15, for 7,000 tokens and 16 heads on an H200)."""
+"""Tiles for latents of 512 columns if shared memory suffices.
+
+Their keys are also their values. They take 0.2 of the time of the tiles that every GPU supports (2.9 instead
+of 15 ms, for 7,000 tokens and 16 heads on an H200).
+"""
 HOPPER = PrefillTileConfig(128, 128, 12, 3)
 """Selects the kernel of prefill_hopper.py, which has this tile config and no other."""
 
@@ -90,9 +93,9 @@ def tile_config_for(d: int) -> PrefillTileConfig:
 
 def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
     """List the tiles of a batch on the host, longest history first."""
-    found = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
-    found.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
-    return found
+    tiles = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
+    tiles.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
+    return tiles
 
 
 @triton.jit
@@ -109,7 +112,7 @@ def _step(
     v,
     marks,
     table,
-    at,
+    position,
     length,
     scale,
     page_stride,
@@ -160,9 +163,9 @@ def _step(
     if CODED:
         logits += lift[None, :]
     if MASKED:
-        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        seen = (key[None, :] <= position[:, None]) & (key < length)[None, :]
         if WINDOW > 0:
-            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
     higher = tl.maximum(peak, tl.max(logits, 1))
     anchor = higher
@@ -233,7 +236,7 @@ def _prefill_kernel(
     length = tl.load(lengths + sequence)
     table = tables + tl.load(slots + sequence).to(tl.int64) * width
     row = first + tl.arange(0, M)
-    at = length - count + row
+    position = length - count + row
     d = tl.arange(0, ROW_POW2)
     valid = (row < count)[:, None] & (d < ROW)[None, :]
     row_at = ((start + row).to(tl.int64) * H + head)[:, None]
@@ -277,7 +280,7 @@ def _prefill_kernel(
                 v,
                 marks,
                 table,
-                at,
+                position,
                 length,
                 scale,
                 page_stride,
@@ -307,7 +310,7 @@ def _prefill_kernel(
             v,
             marks,
             table,
-            at,
+            position,
             length,
             scale,
             page_stride,
@@ -337,7 +340,7 @@ def _prefill_kernel(
             v,
             marks,
             table,
-            at,
+            position,
             length,
             scale,
             page_stride,
@@ -412,7 +415,7 @@ def attend(
         batch.lengths,
         batch.slots,
         batch.tables,
-        q if rules.sinks is None else rules.sinks,
+        tensor_or(rules.sinks, q),
         rules.scale_for(width) * LOG2E.value,
         batch.tables.shape[1],
         k.stride(0),

@@ -41,13 +41,15 @@ from localchat_cuda.kernels.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.launch import traits
+from localchat_cuda.kernels.launch import tensor_or, traits
 
 ROWS = 128
 KEYS = 128
 WARPS = 12
 STAGES = 3
-"""Queries per tile, keys per step, warps in all (the loading warpgroup has three idle ones), steps in flight.
+"""Queries per tile, keys per step, warps, and steps in flight.
+
+The warps include three idle ones of the loading warpgroup.
 """
 PAGE = KEYS // 2
 _DIMENSIONS = (64, 128)
@@ -60,9 +62,9 @@ def _rounds(items):
     """Count the items of this program."""
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
-    whole = items // grid
-    place = gl.where(whole % 2 == 0, lane, grid - 1 - lane)
-    return whole + gl.where(place < items % grid, 1, 0)
+    full_rounds = items // grid
+    index = gl.where(full_rounds % 2 == 0, lane, grid - 1 - lane)
+    return full_rounds + gl.where(index < items % grid, 1, 0)
 
 
 @gluon.jit
@@ -97,17 +99,17 @@ def _item(
 
 
 @gluon.jit
-def _pages(table, step, least, most, rows_a_page):
+def _pages(table, step, first_page, last_page, rows_a_page):
     """First rows of a step's two pages. Before the first and past the last page it repeats that page: its keys
     are masked there, and the table may name any page."""
-    one = gl.load(table + gl.maximum(step * 2, least)) * rows_a_page
-    other = gl.load(table + gl.minimum(step * 2 + 1, most)) * rows_a_page
-    return one, other
+    low_page = gl.load(table + gl.maximum(step * 2, first_page)) * rows_a_page
+    other = gl.load(table + gl.minimum(step * 2 + 1, last_page)) * rows_a_page
+    return low_page, other
 
 
 @gluon.jit
-def _fetch(boxes, row, one, other, buffers, stage, full):
-    load_box(boxes, [row + one, 0], full.index(stage), buffers.index(stage * 2))
+def _fetch(boxes, row, low_page, other, buffers, stage, full):
+    load_box(boxes, [row + low_page, 0], full.index(stage), buffers.index(stage * 2))
     load_box(boxes, [row + other, 0], full.index(stage), buffers.index(stage * 2 + 1))
 
 
@@ -144,42 +146,44 @@ def _load(
         )
         if low < end:
             table = tables + gl.load(slots + sequence).to(gl.int64) * width
-            most = gl.cdiv(gl.minimum(length - count + first + 2 * M, length), P) - 1
-            least = most * 0
+            last_page = gl.cdiv(gl.minimum(length - count + first + 2 * M, length), P) - 1
+            first_page = last_page * 0
             if WINDOW > 0:
-                least = gl.maximum(length - count + first - WINDOW + 1, 0) // P
+                first_page = gl.maximum(length - count + first - WINDOW + 1, 0) // P
             row = head // (H // J) * P
-            one, other = _pages(table, end - 1, least, most, rows_a_page)
+            low_page, other = _pages(table, end - 1, first_page, last_page, rows_a_page)
             stage = base % STAGES
             mbarrier.wait(empty.index(stage), ((base // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), BYTES)
-            _fetch(k_boxes, row, one, other, ks, stage, full)
-            for it in range(1, end - low):
-                next_one, next_other = _pages(table, end - 1 - it, least, most, rows_a_page)
-                stage = (base + it) % STAGES
-                mbarrier.wait(empty.index(stage), (((base + it) // STAGES) & 1) ^ 1)
+            _fetch(k_boxes, row, low_page, other, ks, stage, full)
+            for iteration in range(1, end - low):
+                next_low_page, next_other = _pages(
+                    table, end - 1 - iteration, first_page, last_page, rows_a_page
+                )
+                stage = (base + iteration) % STAGES
+                mbarrier.wait(empty.index(stage), (((base + iteration) // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(stage), 2 * BYTES)
-                _fetch(k_boxes, row, next_one, next_other, ks, stage, full)
-                _fetch(v_boxes, row, one, other, vs, stage, full)
-                one = next_one
+                _fetch(k_boxes, row, next_low_page, next_other, ks, stage, full)
+                _fetch(v_boxes, row, low_page, other, vs, stage, full)
+                low_page = next_low_page
                 other = next_other
             base += end - low
             stage = base % STAGES
             mbarrier.wait(empty.index(stage), ((base // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), BYTES)
-            _fetch(v_boxes, row, one, other, vs, stage, full)
+            _fetch(v_boxes, row, low_page, other, vs, stage, full)
             base += 1
 
 
 @gluon.jit
-def _seen(s, key, at, length):
-    return gl.where((key[None, :] <= at[:, None]) & (key < length)[None, :], s, float("-inf"))
+def _seen(s, key, position, length):
+    return gl.where((key[None, :] <= position[:, None]) & (key < length)[None, :], s, float("-inf"))
 
 
 @gluon.jit
-def _kept(s, end, at):
+def _kept(s, end, position):
     """Mark keys inside the query's window."""
-    return gl.where(end[None, :] > at[:, None], s, float("-inf"))
+    return gl.where(end[None, :] > position[:, None], s, float("-inf"))
 
 
 @gluon.jit
@@ -241,7 +245,7 @@ def _attend(
     valid = (row < count)[:, None]
     query = gl.convert_layout(gl.load(q + q_at, mask=valid, other=0.0), Q_L)
     before = length - count + begin
-    at = before + gl.arange(0, M, gl.SliceLayout(1, S_L))
+    position = before + gl.arange(0, M, gl.SliceLayout(1, S_L))
     n = gl.arange(0, P, gl.SliceLayout(0, S_L))
     clear = (before + 1) // (2 * P)
     edge = 0
@@ -264,11 +268,11 @@ def _attend(
     s, t, query = warpgroup_mma_wait(0, deps=[s_run, t_run, query])
     barrier()
     mbarrier.arrive(empty.index(stage), count=1)
-    s = _seen(s, key, at, length)
-    t = _seen(t, key + P, at, length)
+    s = _seen(s, key, position, length)
+    t = _seen(t, key + P, position, length)
     if WINDOW > 0:
-        s = _kept(s, key + WINDOW, at)
-        t = _kept(t, key + (P + WINDOW), at)
+        s = _kept(s, key + WINDOW, position)
+        t = _kept(t, key + (P + WINDOW), position)
     w, x, peak, mass, decay = _weigh(s, t, peak, mass, factor)
     p = gl.convert_layout(w.to(dtype), P_L)
     r = gl.convert_layout(x.to(dtype), P_L)
@@ -276,18 +280,20 @@ def _attend(
         # both warpgroups write the same values
         stage = (base + 1) % STAGES
         mbarrier.wait(full.index(stage), ((base + 1) // STAGES) & 1)
-        one = (end - 1) * (2 * P)
+        key_start = (end - 1) * (2 * P)
         if WINDOW > 0:
             # where the first page lies before the window, its place holds the second one
-            one = gl.maximum(one, gl.maximum(length - count + first - WINDOW + 1, 0) // P * P)
-        _without_rest(vs.index(stage * 2), one, length, P, B_L)
+            key_start = gl.maximum(
+                key_start, gl.maximum(length - count + first - WINDOW + 1, 0) // P * P
+            )
+        _without_rest(vs.index(stage * 2), key_start, length, P, B_L)
         _without_rest(vs.index(stage * 2 + 1), (end - 1) * (2 * P) + P, length, P, B_L)
         fence_async_shared()
         barrier()
-    for it in range(1, end - low):
-        step = end - 1 - it
-        stage = (base + it) % STAGES
-        mbarrier.wait(full.index(stage), ((base + it) // STAGES) & 1)
+    for iteration in range(1, end - low):
+        step = end - 1 - iteration
+        stage = (base + iteration) % STAGES
+        mbarrier.wait(full.index(stage), ((base + iteration) // STAGES) & 1)
         s_run = warpgroup_mma(
             query, ks.index(stage * 2).permute((1, 0)), zero, use_acc=False, is_async=True
         )
@@ -299,13 +305,13 @@ def _attend(
         s, t, query = warpgroup_mma_wait(2, deps=[s_run, t_run, query])
         if step >= clear:
             key = step * (2 * P) + n
-            s = _seen(s, key, at, length)
-            t = _seen(t, key + P, at, length)
+            s = _seen(s, key, position, length)
+            t = _seen(t, key + P, position, length)
         if WINDOW > 0:  # noqa: SIM102 (a constant: no branch in the kernel)
             if step < edge:
                 key = step * (2 * P) + WINDOW + n
-                s = _kept(s, key, at)
-                t = _kept(t, key + P, at)
+                s = _kept(s, key, position)
+                t = _kept(t, key + P, position)
         w, x, peak, mass, decay = _weigh(s, t, peak, mass, factor)
         r_next = gl.convert_layout(x.to(dtype), P_L)
         p_next = gl.convert_layout(w.to(dtype), P_L)
@@ -515,13 +521,13 @@ def _hopper_kernel(
 
 
 def serves(device: torch.device, dtype: torch.dtype, d: int, page: int, soft_cap: float) -> bool:
-    """Return whether this kernel supports the device, dtype, head dimension `d`, page size and soft cap."""
+    """Return whether this kernel supports the device, dtype, head dimension, page size and soft cap."""
     fits = d in _DIMENSIONS and dtype in _HALVES and page == PAGE and not soft_cap
     return fits and traits(device).hopper
 
 
 def _boxes(pages: torch.Tensor) -> TensorDescriptor:
-    """Describe pages [pages, J, P, D], contiguous or in a larger pool, as rows [.., D] for boxes of a page.
+    """Describe pages [pages, J, P, D] as rows [.., D] for boxes of a page.
 
     The launch copies the descriptor, which is only an address and sizes, into its arguments.
     """
@@ -540,7 +546,10 @@ def launch(
     out: torch.Tensor,
     rules: Rules,
 ) -> None:
-    """As prefill.attend, which has checked the arguments; tiles of ROWS queries, and `serves` returned True."""
+    """Compute attention in tiles of ROWS queries.
+
+    prefill.attend has checked the arguments, and `serves` is True.
+    """
     _, h, d = q.shape
     items = tiles.shape[0] * h
     _hopper_kernel[(min(items, traits(q.device).sms),)](
@@ -548,7 +557,7 @@ def launch(
         _boxes(k),
         _boxes(v),
         out,
-        out if rules.sinks is None else rules.sinks,
+        tensor_or(rules.sinks, out),
         tiles,
         batch.starts,
         batch.counts,

@@ -22,7 +22,7 @@ from localchat_cuda.kernels.rope import require_pages
 HEAD_DIMENSIONS = (64, 96, 128, 256, 512)
 LATENT_DIMENSIONS = (128, 256, 512)
 LATENT_TAILS = (16, 32, 64)
-"""Of D and E."""
+"""Sizes D and E."""
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -53,7 +53,7 @@ class Rules:
     soft_cap: float = 0.0
     """Logits become cap * tanh(logit / cap); 0.0: no cap."""
     sinks: torch.Tensor | None = None
-    """[H]: a logit of each head for a key without a value, as gpt-oss has it; None: there is none."""
+    """Logit per head [H] for a key without a value, as in gpt-oss. None without sinks."""
 
     def scale_for(self, d: int) -> float:
         return self.scale or d**-0.5
@@ -107,7 +107,7 @@ def _check_latents(
 
 
 def check_sinks(sinks: torch.Tensor | None, h: int, device: torch.device) -> None:
-    """Raise ValueError unless the kernels can read the sinks of so many heads."""
+    """Raise ValueError unless the kernels can read sinks for this number of heads."""
     if sinks is not None:
         require("sinks", sinks, (h,), HALF_TYPES, device)
 
@@ -120,7 +120,7 @@ def reference(
     rules: Rules,
     exponents: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention [T, H, D] in fp32 with plain torch; rows of no sequence are zero.
+    """Compute attention [T, H, D] in fp32 with plain torch. Rows without a sequence are zero.
 
     With `exponents` k and v are FP8 bytes (kv_fp8.py).
     """
@@ -146,11 +146,11 @@ def reference(
         logits = torch.einsum("tjrd,njd->tjrn", rows, keys) * rules.scale_for(d)
         if rules.soft_cap:
             logits = rules.soft_cap * torch.tanh(logits / rules.soft_cap)
-        at = torch.arange(length - count, length, device=q.device)[:, None]
+        positions = torch.arange(length - count, length, device=q.device)[:, None]
         key = torch.arange(begin * page, length, device=q.device)[None, :]
-        hidden = key > at
+        hidden = key > positions
         if rules.window:
-            hidden = hidden | (key <= at - rules.window)
+            hidden = hidden | (key <= positions - rules.window)
         logits = logits.masked_fill(hidden[:, None, None, :], -torch.inf)
         if rules.sinks is not None:
             sinks = rules.sinks.float().view(1, j, h // j, 1).expand(count, -1, -1, -1)

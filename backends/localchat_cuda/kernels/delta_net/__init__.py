@@ -41,7 +41,7 @@ def reference(
     batch: AttentionBatch,
     out: torch.Tensor,
 ) -> None:
-    """Run a layer up to its norm over all sequences of a step, with plain torch: out [T, H, V]."""
+    """Run a layer up to its norm over all sequences with plain torch. Returns out [T, H, V]."""
     prepared = _prepared(states, out)
     prepare.reference(projection, weights, states, tokens, prepared)
     recurrent.reference(prepared, projection, states, batch, out)
@@ -56,7 +56,7 @@ def apply(
     many: ChunkedPart | None,
     out: torch.Tensor,
 ) -> None:
-    """As `reference`: sequences `few` of a few tokens each, and `many`, which may be None."""
+    """Run a layer like `reference`. `few` has sequences of a few tokens, and `many` may be None."""
     prepared = _prepared(states, out)
     prepare.prepare(projection, weights, states, tokens, prepared)
     if few is not None:

@@ -41,7 +41,7 @@ LEAST_COLUMNS = 32
 Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and so are 32, 64
 and 128 with both. Values of 16 make products as narrow, and were not tried on a GPU."""
 _COLUMNS = 32
-"""Of a state in one program."""
+"""Columns of a state in one program."""
 _SMALL_SHARED = (86, 89, 120)
 """Compute capabilities with 100 KB of shared memory."""
 
@@ -58,19 +58,22 @@ def _product(a, b):
 
 @triton.jit
 def _inverse(n, same, diagonal):
-    """Invert 1 + n, with n [64, 64] below the diagonal and `same` where row and column share a block of 8."""
+    """Invert 1 + n, with n [64, 64] below the diagonal.
+
+    `same` is true where row and column share a block of 8.
+    """
     # (1 + n)^-1 = (1 - n)(1 + n^2)(1 + n^4).. up to the power that is 0: in blocks of 8 first.
     own = tl.where(same, n, 0.0)
     square = _product(own, own)
-    found = tl.where(diagonal, 1.0, 0.0) + square
-    found += _product(_product(square, square), found)
-    found -= _product(own, found)
+    result = tl.where(diagonal, 1.0, 0.0) + square
+    result += _product(_product(square, square), result)
+    result -= _product(own, result)
     # With their inverses D: 1 + n = D^-1 (1 + D (n - own)), and the product is 0 to the power of 8.
-    m = _product(found, tl.where(same, 0.0, n))
+    m = _product(result, tl.where(same, 0.0, n))
     square = _product(m, m)
-    found += _product(_product(square, square), found)
-    found += _product(square, found)
-    return found - _product(m, found)
+    result += _product(_product(square, square), result)
+    result += _product(square, result)
+    return result - _product(m, result)
 
 
 @triton.jit
@@ -94,9 +97,9 @@ def _chunk_kernel(
     s = tl.load(chunks + tl.program_id(0) * 2)
     h = tl.program_id(1)
     if s >= 0:
-        at = tl.load(chunks + tl.program_id(0) * 2 + 1) * B + tl.arange(0, B)
-        there = at < tl.load(counts + s)
-        t = tl.load(starts + s) + at
+        rows = tl.load(chunks + tl.program_id(0) * 2 + 1) * B + tl.arange(0, B)
+        there = rows < tl.load(counts + s)
+        t = tl.load(starts + s) + rows
         k = tl.arange(0, K)
         v = tl.arange(0, V)
         token = x + t * C
@@ -172,34 +175,36 @@ def _scan_kernel(
         v = first + tl.arange(0, BV)
         r = tl.arange(0, B)
         upto = r[:, None] >= r[None, :]
-        place = matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+        state_pointers = (
+            matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+        )
         rows = tl.where(length > count, K, 0)
-        state = tl.load(place, mask=(k < rows)[:, None], other=0.0)
-        for at in tl.range(0, count, B, num_stages=STAGES):
-            there = (at + r < count)[:, None]
-            t = row + at + r
+        state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
+        for start in tl.range(0, count, B, num_stages=STAGES):
+            there = (start + r < count)[:, None]
+            t = row + start + r
             token = (x + t * C)[:, None] + k[None, :]
             query = tl.load(token + g * K, mask=there, other=0.0)
             key = tl.load(token + (G + g) * K, mask=there, other=0.0)
             cell = t * H + h
             w = tl.load(keys + cell[:, None] * K + k[None, :], mask=there, other=0.0)
             u = tl.load(values + cell[:, None] * V + v[None, :], mask=there, other=0.0)
-            c = tl.load(sums + cell, mask=at + r < count, other=0.0)
+            c = tl.load(sums + cell, mask=start + r < count, other=0.0)
             last = tl.min(c, 0)  # sums only fall
-            c = tl.where(at + r < count, c, last)
-            held = state.to(x.dtype.element_ty)
-            change = u.to(tl.float32) - tl.dot(w, held, input_precision="ieee")
+            c = tl.where(start + r < count, c, last)
+            stored_state = state.to(x.dtype.element_ty)
+            change = u.to(tl.float32) - tl.dot(w, stored_state, input_precision="ieee")
             apart = tl.where(upto, c[:, None] - c[None, :], 0.0)
             weights = tl.dot(query, tl.trans(key), input_precision="ieee") * tl.exp(apart)
             weights = tl.where(upto, weights, 0.0).to(x.dtype.element_ty)
-            found = tl.dot(query, held, input_precision="ieee") * tl.exp(c)[:, None]
-            found += tl.dot(weights, change.to(x.dtype.element_ty), input_precision="ieee")
+            output = tl.dot(query, stored_state, input_precision="ieee") * tl.exp(c)[:, None]
+            output += tl.dot(weights, change.to(x.dtype.element_ty), input_precision="ieee")
             tl.store(
-                out + cell[:, None] * V + v[None, :], found.to(out.dtype.element_ty), mask=there
+                out + cell[:, None] * V + v[None, :], output.to(out.dtype.element_ty), mask=there
             )
             change = (change * tl.exp(last - c)[:, None]).to(x.dtype.element_ty)
             state = state * tl.exp(last) + tl.dot(tl.trans(key), change, input_precision="ieee")
-        tl.store(place, state)
+        tl.store(state_pointers, state)
         store_own_inputs(
             qkvz,
             inputs,
@@ -233,7 +238,7 @@ def apply(
     part: ChunkedPart,
     out: torch.Tensor,
 ) -> None:
-    """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
+    """Update the states and fill the rows of `out` [T, H, V], like recurrent.reference."""
     s, h, k, v = _check(prepared, projection, states, part, out)
     device = out.device
     x = prepared.x

@@ -1,4 +1,4 @@
-"""RMSNorm of each head of a delta net's output, times SiLU of its gate; and the output gate of attention.
+"""Output gates: RMSNorm of a delta net's heads times SiLU of the gate, and the gate of attention.
 
 Letters as in shapes.py; of attention, H heads of V columns.
 
@@ -23,12 +23,16 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
 _ALONE = 1024
 _TOGETHER = 16
-"""Heads of all tokens up to which each has a program of its own, and heads of a program where they are more."""
+"""Number of heads up to which each has its own program.
+
+The second number is the heads per program above it.
+"""
 
 
 def reference(
@@ -75,18 +79,18 @@ def _gate_kernel(
     row = z + (n // H)[:, None] * row_stride + (n % H * V)[:, None] + i[None, :]
     for p in tl.static_range(P):
         gate += tl.load(row + p * part_stride, mask=cell, other=0.0).to(tl.float32)
-    place = n[:, None] * V + i[None, :]
-    found = tl.load(x + place, mask=cell, other=0.0).to(tl.float32)
+    offsets = n[:, None] * V + i[None, :]
+    value = tl.load(x + offsets, mask=cell, other=0.0).to(tl.float32)
     factor = sigmoid(gate)
     if NORM:
-        inverse = tl.rsqrt(tl.sum(found * found, 1) / V + eps)
-        found *= inverse[:, None] * gain[None, :]
+        inverse = tl.rsqrt(tl.sum(value * value, 1) / V + eps)
+        value *= inverse[:, None] * gain[None, :]
         factor *= gate
-    found *= factor
+    value *= factor
     if out.dtype.element_ty == tl.float16:
-        tl.store(out + place, to_half(found), mask=cell)
+        tl.store(out + offsets, to_half(value), mask=cell)
     else:
-        tl.store(out + place, found.to(out.dtype.element_ty), mask=cell)
+        tl.store(out + offsets, value.to(out.dtype.element_ty), mask=cell)
 
 
 def gate(
@@ -113,7 +117,7 @@ def gate(
     kernel = _gate_kernel[(triton.cdiv(t * h, together),)](
         x,
         z,
-        x if weight is None else weight,
+        tensor_or(weight, x),
         out,
         eps,
         t * h,

@@ -38,7 +38,7 @@ from localchat_cuda.kernels.launch import (
 
 _NORM_EPS = 1e-6
 _ALONE = 32
-"""Up to so many tokens each has programs of its own."""
+"""Number of tokens up to which each has its own programs."""
 _TOGETHER = 16
 
 
@@ -57,12 +57,12 @@ def reference(
     x = projection.qkvz[..., :c].float().sum(0).to(out.x.dtype)
     total = torch.zeros(t, c, device=x.device)
     rows = torch.arange(t, device=x.device)
-    slots, positions, offsets = (each.long() for each in tokens)
+    slots, positions, offsets = (tensor.long() for tensor in tokens)
     for back in range(TAPS):
-        held = states.inputs[slots, (TAPS - 1 - back + offsets).clamp(max=TAPS - 2)]
-        found = torch.where((offsets >= back)[:, None], x[(rows - back).clamp(min=0)], held)
-        found = torch.where((positions >= back)[:, None], found, torch.zeros_like(found))
-        total += found.float() * weights.conv[:, TAPS - 1 - back].float()
+        earlier = states.inputs[slots, (TAPS - 1 - back + offsets).clamp(max=TAPS - 2)]
+        value = torch.where((offsets >= back)[:, None], x[(rows - back).clamp(min=0)], earlier)
+        value = torch.where((positions >= back)[:, None], value, torch.zeros_like(value))
+        total += value.float() * weights.conv[:, TAPS - 1 - back].float()
     total = torch.nn.functional.silu(total)
     qk = total[:, : 2 * g * k].view(t, 2, g, k)
     values = total[:, 2 * g * k :]
@@ -138,19 +138,21 @@ def _prepare_kernel(
         for back in tl.static_range(TAPS):
             own = offset >= back
             row = qkvz + (t - back)[:, None] * row_stride + columns[None, :]
-            found = tl.zeros((BT, W), tl.float32)
+            value = tl.zeros((BT, W), tl.float32)
             for p in tl.static_range(P):
-                found += tl.load(row + p * part_stride, mask=cell & own[:, None], other=0.0).to(
+                value += tl.load(row + p * part_stride, mask=cell & own[:, None], other=0.0).to(
                     tl.float32
                 )
-            found = found.to(x.dtype.element_ty).to(tl.float32)
+            value = value.to(x.dtype.element_ty).to(tl.float32)
             if back > 0:
                 earlier = (position >= back) & (offset < back)
                 entry = slot * (TAPS - 1) + TAPS - 1 - back + offset
-                held = inputs + entry[:, None] * C + columns[None, :]
-                found += tl.load(held, mask=cell & earlier[:, None], other=0.0).to(tl.float32)
+                input_pointers = inputs + entry[:, None] * C + columns[None, :]
+                value += tl.load(input_pointers, mask=cell & earlier[:, None], other=0.0).to(
+                    tl.float32
+                )
             tap = tl.load(conv + columns * TAPS + TAPS - 1 - back, mask=i < width, other=0.0)
-            total += found * tap.to(tl.float32)[None, :]
+            total += value * tap.to(tl.float32)[None, :]
         total *= sigmoid(total)
         if head < 2 * G:
             inverse = tl.rsqrt(tl.sum(total * total, 1) + eps)
@@ -172,8 +174,8 @@ def _prepare_kernel(
             b += tl.load(product, mask=gates, other=0.0).to(tl.float32)
             a += tl.load(product + H, mask=gates, other=0.0).to(tl.float32)
         a += bias[None, :]
-        least = tl.minimum(a, 20.0, propagate_nan=tl.PropagateNan.ALL)
-        softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(least)))
+        clamped = tl.minimum(a, 20.0, propagate_nan=tl.PropagateNan.ALL)
+        softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(clamped)))
         out = t[:, None] * H + h[None, :]
         tl.store(decay + out, rate[None, :] * softplus, mask=gates)
         tl.store(beta + out, sigmoid(b), mask=gates)

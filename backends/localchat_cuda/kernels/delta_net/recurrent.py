@@ -29,7 +29,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
 from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
 
 _COLUMNS = 32
-"""Of a state in one program."""
+"""Columns of a state in one program."""
 
 
 def reference(
@@ -43,11 +43,11 @@ def reference(
     g, (_, h, k, v) = states.key_heads, states.matrices.shape
     t, c = prepared.x.shape
     x = prepared.x.float()
-    q, key = (each.view(t, g, k) for each in x[:, : 2 * g * k].chunk(2, 1))
-    q, key = (each.repeat_interleave(h // g, 1) for each in (q, key))
+    q, key = (tensor.view(t, g, k) for tensor in x[:, : 2 * g * k].chunk(2, 1))
+    q, key = (tensor.repeat_interleave(h // g, 1) for tensor in (q, key))
     value = x[:, 2 * g * k :].view(t, h, v)
     places = zip(
-        *(each.tolist() for each in (batch.starts, batch.counts, batch.lengths, batch.slots)),
+        *(tensor.tolist() for tensor in (batch.starts, batch.counts, batch.lengths, batch.slots)),
         strict=True,
     )
     for start, count, length, slot in places:
@@ -56,12 +56,12 @@ def reference(
         state = states.matrices[slot].clone()
         if length == count:
             state.zero_()
-        for at in range(start, start + count):
-            state *= prepared.decay[at].exp()[:, None, None]
-            known = torch.einsum("hkv,hk->hv", state, key[at])
-            change = (value[at] - known) * prepared.beta[at][:, None]
-            state += key[at][:, :, None] * change[:, None, :]
-            out[at] = torch.einsum("hkv,hk->hv", state, q[at]).to(out.dtype)
+        for token in range(start, start + count):
+            state *= prepared.decay[token].exp()[:, None, None]
+            predicted = torch.einsum("hkv,hk->hv", state, key[token])
+            change = (value[token] - predicted) * prepared.beta[token][:, None]
+            state += key[token][:, :, None] * change[:, None, :]
+            out[token] = torch.einsum("hkv,hk->hv", state, q[token]).to(out.dtype)
         states.matrices[slot] = state
         raw = projection.qkvz[:, start : start + count, :c].float().sum(0)
         earlier = states.inputs[slot] if length > count else torch.zeros_like(states.inputs[slot])
@@ -74,7 +74,7 @@ def _input(
     inputs,
     entry,
     end,
-    at,
+    position,
     count,
     length,
     first,
@@ -85,8 +85,8 @@ def _input(
     TAPS: tl.constexpr,
     P: tl.constexpr,
 ):
-    """Load input `at` (0 the oldest) of the TAPS - 1 that follow the step: of the step, or of the state."""
-    back = TAPS - 1 - at  # tokens from the end, at row `end`
+    """Load input `position` (0 is the oldest) of the TAPS - 1 after the step, from the step or the state."""
+    back = TAPS - 1 - position  # tokens from the end, at row `end`
     i = tl.arange(0, width)
     new = qkvz + (end - back) * row_stride + first + i
     total = tl.zeros((width,), tl.float32)
@@ -94,9 +94,9 @@ def _input(
     for p in tl.static_range(P):
         total += tl.load(new + p * part_stride, mask=here, other=0.0).to(tl.float32)
     total = total.to(inputs.dtype.element_ty)
-    held = inputs + (entry * (TAPS - 1) + at + count) * C + first + i
+    stored = inputs + (entry * (TAPS - 1) + position + count) * C + first + i
     earlier = i < tl.where((back > count) & (back <= length), width, 0)
-    return total + tl.load(held, mask=earlier, other=0.0)
+    return total + tl.load(stored, mask=earlier, other=0.0)
 
 
 @triton.jit
@@ -115,7 +115,10 @@ def store_inputs(
     TAPS: tl.constexpr,
     P: tl.constexpr,
 ):
-    """Store the last inputs of `width` channels from `first` on, after `count` tokens before row `end`."""
+    """Store the last inputs of `width` channels from `first` on.
+
+    They follow `count` tokens before row `end`.
+    """
     a = _input(
         qkvz,
         inputs,
@@ -191,7 +194,10 @@ def store_own_inputs(
     TAPS: tl.constexpr,
     P: tl.constexpr,
 ):
-    """Store the last inputs of a program's values; the first of a key head stores its queries and keys."""
+    """Store the last inputs of a program's values.
+
+    The first program of a key head also stores its queries and keys.
+    """
     C: tl.constexpr = 2 * G * K + H * V
     g = h // (H // G)
     store_inputs(
@@ -270,9 +276,11 @@ def _recurrent_kernel(
         k = tl.arange(0, K)
         v = first + tl.arange(0, BV)
         # Of this step only this kernel writes the states of this layer: they are read before the wait.
-        place = matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+        state_pointers = (
+            matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+        )
         rows = tl.where(length > count, K, 0)
-        state = tl.load(place, mask=(k < rows)[:, None], other=0.0)
+        state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if PDL:
             gdc_wait()
         for t in range(row, row + count):
@@ -281,12 +289,12 @@ def _recurrent_kernel(
             key = tl.load(token + (G + g) * K + k).to(tl.float32)
             value = tl.load(token + 2 * G * K + h * V + v).to(tl.float32)
             state *= tl.exp(tl.load(decay + t * H + h))
-            known = tl.sum(state * key[:, None], 0)
-            change = (value - known) * tl.load(beta + t * H + h)
+            predicted = tl.sum(state * key[:, None], 0)
+            change = (value - predicted) * tl.load(beta + t * H + h)
             state += key[:, None] * change[None, :]
-            found = tl.sum(state * query[:, None], 0)
-            tl.store(out + (t * H + h) * V + v, found.to(out.dtype.element_ty))
-        tl.store(place, state)
+            output = tl.sum(state * query[:, None], 0)
+            tl.store(out + (t * H + h) * V + v, output.to(out.dtype.element_ty))
+        tl.store(state_pointers, state)
         store_own_inputs(
             qkvz,
             inputs,

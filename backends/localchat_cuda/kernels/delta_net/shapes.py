@@ -66,7 +66,7 @@ class Tokens(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the delta rule reads of each token."""
+    """Inputs of the delta rule per token."""
 
     x: torch.Tensor
     """[T, C] in the model's dtype: q and k of length 1, q by K^-1/2, and v."""
@@ -91,7 +91,7 @@ class ChunkedPart(NamedTuple):
 
 
 def require_states(states: LayerStates, x: torch.Tensor) -> tuple[int, int, int]:
-    """Raise ValueError unless the states are of layers with channels x [T, C]; returns H, K and V."""
+    """Return H, K and V of the states. Raises ValueError unless their layers have channels x [T, C]."""
     matrices, inputs = states
     require("matrices", matrices, (None, None, None, None), (torch.float32,), x.device)
     e, h, k, v = matrices.shape
@@ -105,11 +105,13 @@ def require_projection(
     projection: Projection, t: int, columns: int, h: int, device: torch.device
 ) -> None:
     """Raise ValueError unless the products have `columns` columns and the gates of H heads."""
-    for name, least in (("qkvz", columns), ("ba", 2 * h)):
-        found = getattr(projection, name)
-        require(name, found, (None, t, None), FLOATS, device, contiguous=False)
-        if found.shape[2] < least:
-            raise ValueError(f"{name}: at least {least} columns wanted, {found.shape[2]} given")
+    for name, min_columns in (("qkvz", columns), ("ba", 2 * h)):
+        weight = getattr(projection, name)
+        require(name, weight, (None, t, None), FLOATS, device, contiguous=False)
+        if weight.shape[2] < min_columns:
+            raise ValueError(
+                f"{name}: at least {min_columns} columns wanted, {weight.shape[2]} given"
+            )
 
 
 def require_batch(batch: AttentionBatch, device: torch.device) -> int:

@@ -38,9 +38,11 @@ __all__ = [
 
 
 class Experts(NamedTuple):
-    """Weights of a layer's experts, one after the other along the rows of each weight; shared parts come
-    last. Int4 weights of H or F columns that are no multiple of 128 have zeros there, and rows as well: F is
-    that multiple then."""
+    """Weights of a layer's experts, in order along the rows of each weight.
+
+    Shared parts come last. Int4 weights of H or F columns that are no multiple of 128 have zeros there, and
+    rows as well: F is that multiple then.
+    """
 
     router: Router
     gate_up: torch.Tensor | W4
@@ -52,16 +54,16 @@ class Experts(NamedTuple):
     down_bias: torch.Tensor | None = None
     """[X * H]."""
     limit: float = 0.0
-    """Of gate and up, whose activation is activation.gated's then; 0: SiLU."""
+    """Bias of gate and up, whose activation is then activation.gated's. 0: SiLU."""
     gelu: bool = False
     """GELU in place of SiLU, of floating weights."""
 
     @property
     def weights(self) -> tuple[torch.Tensor | W4, ...]:
-        """Of router and experts, biases included."""
+        """Bytes of the router and the experts, including biases."""
         biases = self.router.bias, self.gate_up_bias, self.down_bias
-        held = (each for each in biases if each is not None)
-        return self.router.weight, self.gate_up, self.down, *held
+        present = (bias for bias in biases if bias is not None)
+        return self.router.weight, self.gate_up, self.down, *present
 
     @property
     def inner(self) -> int:
@@ -75,21 +77,22 @@ def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     choices = choice.reference(x, experts.router)
     out = torch.zeros(x.shape, device=x.device)
     for expert in choices.ids.unique().tolist():
-        rows, at = (choices.ids == expert).nonzero(as_tuple=True)
+        rows, column = (choices.ids == expert).nonzero(as_tuple=True)
         gate_up, down = (
-            _one(each, expert, experts.router.stored) for each in (experts.gate_up, experts.down)
+            _one(weight, expert, experts.router.stored)
+            for weight in (experts.gate_up, experts.down)
         )
         inner = x[rows].float() @ gate_up[:, : x.shape[1]].t()
         if experts.gate_up_bias is not None:
             inner += experts.gate_up_bias.float().view(-1, inner.shape[1])[expert]
         limit = experts.limit
-        found = (
+        output = (
             clamped_reference(inner, limit) if limit else gated_reference(inner, gelu=experts.gelu)
         )
-        found = found @ down.t()
+        output = output @ down.t()
         if experts.down_bias is not None:
-            found += experts.down_bias.float().view(-1, found.shape[1])[expert]
-        out[rows] += found * choices.weights[rows, at][:, None]
+            output += experts.down_bias.float().view(-1, output.shape[1])[expert]
+        out[rows] += output * choices.weights[rows, column][:, None]
     return out[None]
 
 
@@ -99,8 +102,8 @@ def _one(weight: torch.Tensor | W4, expert: int, count: int) -> torch.Tensor:
         return weight.view(count, -1, weight.shape[1])[expert].float()
     blocks = weight.features_out // ROWS // count
     own = slice(expert * blocks, (expert + 1) * blocks)
-    one = weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
-    return (e2m1.dense if one.e2m1 else dense)(one).float()
+    result = weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
+    return (e2m1.dense if result.e2m1 else dense)(result).float()
 
 
 def block_rows(pairs: int, experts: int) -> int:
@@ -162,7 +165,7 @@ def apply_few(
 
 
 def packed_rows(rows: int, experts: Experts, device: torch.device) -> HalfRows | None:
-    """Allocate what `apply_many` reads in place of x where weights are int4; None where they are not."""
+    """Allocate the int4 activations that `apply_many` reads instead of x. None for other weights."""
     weight = experts.gate_up
     if not isinstance(weight, W4):
         return None
@@ -170,7 +173,7 @@ def packed_rows(rows: int, experts: Experts, device: torch.device) -> HalfRows |
 
 
 def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> torch.Tensor:
-    """Compute parts [C, T, H] as `apply_few`, of normed rows x [T, H] fp16 or bf16.
+    """Compute parts [C, T, H] like `apply_few`, of normed rows x [T, H] in fp16 or bf16.
 
     `packed`: the same for int4 weights. Parts of a bf16 model are bf16, as a quarter of a prompt's time would
     go into writing and reading fp32.

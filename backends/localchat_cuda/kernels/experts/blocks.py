@@ -55,35 +55,35 @@ def _sort_kernel(
     counts = tl.zeros((X_POW2,), tl.int32)
     if PDL:
         gdc_wait()
-    for at in tl.range(0, P, CHUNK):
-        inside = at + i < P
-        counts += tl.histogram(tl.load(ids + at + i, mask=inside, other=0), X_POW2, mask=inside)
+    for start in tl.range(0, P, CHUNK):
+        inside = start + i < P
+        counts += tl.histogram(tl.load(ids + start + i, mask=inside, other=0), X_POW2, mask=inside)
     first = tl.sum(tl.where(bins < expert, (counts + (M - 1)) // M, 0), 0)
     own = tl.sum(tl.where(bins == expert, counts, 0), 0)
     seen = 0
-    for at in tl.range(0, P, CHUNK):
-        inside = at + i < P
-        mine = tl.load(ids + at + i, mask=inside, other=-1) == expert
-        place = first * M + seen + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(slots + place, at + i, mask=mine)
+    for start in tl.range(0, P, CHUNK):
+        inside = start + i < P
+        mine = tl.load(ids + start + i, mask=inside, other=-1) == expert
+        position = first * M + seen + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(slots + position, start + i, mask=mine)
         seen += tl.sum(mine.to(tl.int32), 0)
     last = first + (own + (M - 1)) // M
     m = tl.arange(0, M)
     tl.store(slots + first * M + own + m, m * 0 - 1, mask=first * M + own + m < last * M)
-    for at in tl.range(first, last, CHUNK):
-        tl.store(owners + at + i, i * 0 + expert, mask=at + i < last)
+    for start in tl.range(first, last, CHUNK):
+        tl.store(owners + start + i, i * 0 + expert, mask=start + i < last)
     if expert == X - 1:
-        for at in tl.range(last, B, CHUNK):
-            tl.store(owners + at + i, i * 0 - 1, mask=at + i < B)
+        for start in tl.range(last, B, CHUNK):
+            tl.store(owners + start + i, i * 0 - 1, mask=start + i < B)
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Return the blocks of `rows` that so many pairs can need."""
+    """Return the maximum number of blocks of `rows` for this number of pairs."""
     return min(experts, pairs) + pairs // rows
 
 
 def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blocks:
-    """Sort the pairs of ids [T, C] by expert into blocks of `rows`, a power of two."""
+    """Sort the pairs of ids [T, C] by expert into blocks of `rows`."""
     pairs = ids.numel()
     device = ids.device
     require("ids", ids, (None, None), (torch.int32,), device)
@@ -109,7 +109,7 @@ def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blo
 
 @triton.jit
 def expert_rows(ids, slots, owners, block, P, m, M: tl.constexpr, P_POW2: tl.constexpr):
-    """Find the expert of a block and its pairs, as (expert or -1, pairs like `m`, whether there are such).
+    """Return the expert of a block or -1, its pairs like `m`, and a mask of the pairs.
 
     P_POW2 0: blocks of M sorted pairs. Else blocks are pairs themselves (1: of one row), and the first of an
     expert takes all of that expert's, at most M: nothing has to be sorted before.
@@ -145,7 +145,7 @@ def check_choices(choices: Choices, blocks: Blocks | None, device: torch.device)
 
 
 def check_bias(bias: torch.Tensor | None, rows: int, device: torch.device) -> None:
-    """Raise ValueError unless the kernels can read the bias of a weight of so many rows."""
+    """Raise ValueError unless the kernels can read the bias for `rows` rows."""
     if bias is not None:
         require("bias", bias, (rows,), _FLOATS, device)
 

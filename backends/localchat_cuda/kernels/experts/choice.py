@@ -13,7 +13,7 @@ parts).
                                            the choice is by the sigmoid and the bias. Times `scale`
 
 Up to FEW_ROWS rows, one launch adds to the residual and computes the logits of the sum before its norm, as
-programs of other columns have the rest of a row. Whoever reads them divides by the rms, from `squares` [T, S]:
+programs of other columns have the rest of a row. Their readers divide by the rms, from `squares` [T, S]:
 
     y [S', T, K] partial sums, residual fp32 [T, K], gain [K]
     added    fp32 [T, K]                   residual + sum of y (+ y_bias [K]), beside the residual, which
@@ -39,14 +39,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.pack import W4
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 1024
 """Of a router."""
 FEW_ROWS = 8
 """More rows are faster sorted: 16 took 244 us, 17 sorted 79 us (a layer of Qwen3-30B-A3B in W4 on an H200)."""
 MOST_FUSED = 128
-"""Rows of a router up to which a single row's choice needs no launch of its own."""
+"""Router rows up to which a single row's choice needs no separate launch."""
 _SPLITS = 4
 _RUN = 128
 _FEW_SPLITS = 32
@@ -64,7 +71,7 @@ class Router(NamedTuple):
     normalized: bool
     """The weights of the chosen ones add up to 1."""
     shared: int = 0
-    """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
+    """Parts of a shared expert, which every row takes with the sigmoid of the last logit. 0 without one."""
     bias: torch.Tensor | None = None
     """[R], added to the logits, of a `sigmoid` router to the sigmoids by which experts are chosen."""
     arrivals: torch.Tensor | None = None
@@ -120,17 +127,17 @@ def reference(x: torch.Tensor, router: Router) -> Choices:
         scores = plain[:, : router.experts].sigmoid()
         bias = 0.0 if router.bias is None else router.bias[: router.experts].float()
         ids = torch.topk(scores + bias, router.chosen, 1).indices
-        found = scores.gather(1, ids)
+        weights = scores.gather(1, ids)
     else:
-        found, ids = torch.topk(logits[:, : router.experts].softmax(1), router.chosen, 1)
+        weights, ids = torch.topk(logits[:, : router.experts].softmax(1), router.chosen, 1)
     if router.normalized:
-        found = found / found.sum(1, keepdim=True)
-    found = found * router.scale
+        weights = weights / weights.sum(1, keepdim=True)
+    weights = weights * router.scale
     if router.shared:
         parts = torch.arange(router.shared, device=x.device) + router.experts
         ids = torch.cat((ids, parts.expand(len(x), -1)), 1)
-        found = torch.cat((found, logits[:, -1:].sigmoid().expand(-1, router.shared)), 1)
-    return Choices(ids.to(torch.int32), found)
+        weights = torch.cat((weights, logits[:, -1:].sigmoid().expand(-1, router.shared)), 1)
+    return Choices(ids.to(torch.int32), weights)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -159,9 +166,9 @@ def _logits_kernel(
     if PDL:
         gdc_wait()
     for c in tl.range(split * steps // SPLITS, (split + 1) * steps // SPLITS, num_stages=3):
-        at = c * BK + k
-        w = tl.load(ws + at[None, :], mask=(at < K)[None, :], other=0.0)
-        acc = tl.dot(w, tl.load(xs + at[:, None], mask=(at < K)[:, None], other=0.0), acc)
+        columns = c * BK + k
+        w = tl.load(ws + columns[None, :], mask=(columns < K)[None, :], other=0.0)
+        acc = tl.dot(w, tl.load(xs + columns[:, None], mask=(columns < K)[:, None], other=0.0), acc)
     where = (split * T + t)[None, :] * R + r[:, None]
     tl.store(out + where, acc, mask=(t < T)[None, :] & (r < R)[:, None])
 
@@ -223,20 +230,22 @@ def _few_logits_kernel(
     if PDL:
         gdc_wait()
     for c in tl.range(first, (split + 1) * steps // SPLITS, num_stages=1):
-        at = c * BK + k
+        columns = c * BK + k
         if c > first:
-            w = tl.load(ws + at[None, :], mask=(at < K)[None, :], other=0.0)
-        g = tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
+            w = tl.load(ws + columns[None, :], mask=(columns < K)[None, :], other=0.0)
+        g = tl.load(gain + columns, mask=columns < K, other=0.0).to(tl.float32)
         rows = ()
         for t in tl.static_range(M):
-            inside = at < K * tl.minimum(T - t, 1)
-            v = tl.load(residual + t * K + at, mask=inside, other=0.0)
+            inside = columns < K * tl.minimum(T - t, 1)
+            v = tl.load(residual + t * K + columns, mask=inside, other=0.0)
             more = tl.zeros((BK,), tl.float32)
             for s in tl.static_range(PARTS):
-                more += tl.load(y + (s * T + t) * K + at, mask=inside, other=0.0).to(tl.float32)
+                more += tl.load(y + (s * T + t) * K + columns, mask=inside, other=0.0).to(
+                    tl.float32
+                )
             v += more
             if Y_BIASED:
-                v += tl.load(y_bias + at, mask=at < K, other=0.0).to(tl.float32)
+                v += tl.load(y_bias + columns, mask=columns < K, other=0.0).to(tl.float32)
             rows = rows + (v,)
         grown = ()
         longer = ()
@@ -249,22 +258,22 @@ def _few_logits_kernel(
             longer = longer + (totals[t] + tl.sum(v * v, 0),)
             if block == 0:
                 count = tl.minimum(T - t, 1)
-                tl.store(added + t * K + at, v, mask=at < K * count)
+                tl.store(added + t * K + columns, v, mask=columns < K * count)
                 if GROUP > 0:
-                    there = t * KX + packed_cell(at, GROUP, True)
-                    tl.store(x + there, to_half(scaled), mask=at < KX * count)
+                    there = t * KX + packed_cell(columns, GROUP, True)
+                    tl.store(x + there, to_half(scaled), mask=columns < KX * count)
                 elif weight.dtype.element_ty == tl.float16:
-                    tl.store(x + t * K + at, to_half(scaled), mask=at < K * count)
+                    tl.store(x + t * K + columns, to_half(scaled), mask=columns < K * count)
                 else:
                     half = scaled.to(weight.dtype.element_ty)
-                    tl.store(x + t * K + at, half, mask=at < K * count)
+                    tl.store(x + t * K + columns, half, mask=columns < K * count)
         sums = grown
         totals = longer
     for t in tl.static_range(M):
         tl.store(logits + (split * T + t) * R + r, sums[t], mask=r < R * tl.minimum(T - t, 1))
         if block == 0:
-            one = t + tl.arange(0, 1)
-            tl.store(squares + one * SPLITS + split, totals[t], mask=one < T)
+            row = t + tl.arange(0, 1)
+            tl.store(squares + row * SPLITS + split, totals[t], mask=row < T)
     if CHOOSE:
         tl.debug_barrier()  # the stores of all warps come before the count of one thread
         programs = tl.num_programs(0) * tl.num_programs(1)
@@ -316,7 +325,7 @@ def _row_logits(
     SPLITS: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """Load the logits [R_POW2] of row t without their bias, of rows before their norm where FEW."""
+    """Load the logits [R_POW2] of row t without bias, before the norm if FEW."""
     i = tl.arange(0, R_POW2)
     v = tl.zeros((R_POW2,), tl.float32)
     for s in tl.static_range(SPLITS):
@@ -462,15 +471,15 @@ def _choose_row(
     v += tl.where(i < E, 0.0, own) if SIGMOID else own
     rank, p = _ranked(v, own, E, CHOSEN, NORMALIZED, SIGMOID, COUNTED)
     hit = rank[None, :] == c[:, None]
-    found = tl.sum(tl.where(hit, i[None, :], 0), 1)
+    chosen = tl.sum(tl.where(hit, i[None, :], 0), 1)
     weight = tl.sum(tl.where(hit, p[None, :], 0.0), 1)
     if SCALE != 1.0:
         weight *= SCALE
     if C > CHOSEN:
         gate = tl.sum(tl.where(i == E, v, 0.0), 0)
-        found = tl.where(c >= CHOSEN, E + c - CHOSEN, found)
+        chosen = tl.where(c >= CHOSEN, E + c - CHOSEN, chosen)
         weight = tl.where(c >= CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
-    tl.store(ids + t * C + c, found, mask=c < C)
+    tl.store(ids + t * C + c, chosen, mask=c < C)
     tl.store(weights + t * C + c, weight, mask=c < C)
 
 
@@ -514,7 +523,7 @@ def add_few(
     *,
     pdl: bool = True,
 ) -> FewRows:
-    """Add `y` to the residual, and choose the experts of the sum; shapes in the module docstring.
+    """Add `y` to the residual, and choose the experts of the sum. Shapes are in the module docstring.
 
     `reader`: the int4 weight that reads x; None: a floating one does.
     """
@@ -543,7 +552,7 @@ def add_few(
     arrivals = router.arrivals if chooses else None
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
         y,
-        gain if y_bias is None else y_bias,
+        tensor_or(y_bias, gain),
         residual,
         gain,
         weight,
@@ -551,10 +560,10 @@ def add_few(
         added,
         logits,
         squares,
-        logits if router.bias is None else router.bias,
+        tensor_or(router.bias, logits),
         ids,
         weights,
-        ids if arrivals is None else arrivals,
+        tensor_or(arrivals, ids),
         eps,
         t,
         K=k,
@@ -630,8 +639,8 @@ def _choose(
     splits, t, _ = logits.shape
     kernel = _choose_kernel[(t,)](
         logits,
-        logits if squares is None else squares,
-        logits if router.bias is None else router.bias,
+        tensor_or(squares, logits),
+        tensor_or(router.bias, logits),
         choices.ids,
         choices.weights,
         eps,

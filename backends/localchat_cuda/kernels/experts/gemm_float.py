@@ -35,7 +35,7 @@ from localchat_cuda.kernels.experts.choice import (
     few_arguments,
     inverse_rms,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -95,18 +95,20 @@ def _float_kernel(
     acc = tl.zeros((BN, M), tl.float32)
     up = tl.zeros((BN, M), tl.float32)
     for c in tl.range(0, K, BK, num_stages=STAGES):
-        at = c + k
+        offsets = c + k
         if K % BK == 0:
-            columns = tl.load(xs + at[:, None])
-            acc = tl.dot(tl.load(ws + at[None, :]), columns, acc)
+            columns = tl.load(xs + offsets[:, None])
+            acc = tl.dot(tl.load(ws + offsets[None, :]), columns, acc)
             if GATED:
-                up = tl.dot(tl.load(ws + F * K + at[None, :]), columns, up)
+                up = tl.dot(tl.load(ws + F * K + offsets[None, :]), columns, up)
         else:
-            there = at < K
-            columns = tl.load(xs + at[:, None], mask=there[:, None], other=0.0)
-            acc = tl.dot(tl.load(ws + at[None, :], mask=there[None, :], other=0.0), columns, acc)
+            there = offsets < K
+            columns = tl.load(xs + offsets[:, None], mask=there[:, None], other=0.0)
+            acc = tl.dot(
+                tl.load(ws + offsets[None, :], mask=there[None, :], other=0.0), columns, acc
+            )
             if GATED:
-                w = tl.load(ws + F * K + at[None, :], mask=there[None, :], other=0.0)
+                w = tl.load(ws + F * K + offsets[None, :], mask=there[None, :], other=0.0)
                 up = tl.dot(w, columns, up)
     if GATED:
         if SPLITS > 0:
@@ -118,16 +120,16 @@ def _float_kernel(
             acc += tl.load(own).to(tl.float32)[:, None]
             up += tl.load(own + F).to(tl.float32)[:, None]
         acc = apply_gate(acc, up, LIMIT, GELU)
-        place = pairs
+        position = pairs
     else:
         if BIASED:
             acc += tl.load(bias + expert * N + tl.minimum(n, F - 1)).to(tl.float32)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
-        place = pairs % C * T + pairs // C
+        position = pairs % C * T + pairs // C
     if out.dtype.element_ty == tl.float16:
         acc = to_half(acc)
-    at = place[None, :].to(tl.int64) * F + n[:, None]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside[None, :] & (n < F)[:, None])
+    offsets = position[None, :].to(tl.int64) * F + n[:, None]
+    tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=inside[None, :] & (n < F)[:, None])
 
 
 def tile_for(*, gated: bool) -> FloatTile:
@@ -152,12 +154,12 @@ def gate_up(
 ) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
-    held = x.x if isinstance(x, FewRows) else x
-    require("out", out, (choices.ids.numel(), None), (held.dtype,), held.device)
+    values = x.x if isinstance(x, FewRows) else x
+    require("out", out, (choices.ids.numel(), None), (values.dtype,), values.device)
     few = few_arguments(rows, out)
     n = 2 * out.shape[1]
     _launch(
-        held,
+        values,
         weight,
         bias,
         choices,
@@ -221,7 +223,7 @@ def _launch(
     _float_kernel[grid](
         x,
         weight,
-        choices.weights if bias is None else bias,
+        tensor_or(bias, choices.weights),
         ids,
         ids if blocks is None else blocks.slots,
         ids if blocks is None else blocks.owners,

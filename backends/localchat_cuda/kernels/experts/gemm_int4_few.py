@@ -11,7 +11,7 @@ counts once, and are summed at the end. The first pair of an expert takes the ro
 programs end at once, so each weight is read once.
 
 Codes become fp16(offset + code) by one masked operation; the sums of x that remove offset and zero come from
-the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
+the tensor cores, too, as products with ones, where the accumulators need them: so the writer of x stores no
 sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in int4/gemm_fp16.py;
 e2m1 codes have neither offset nor zero.
 
@@ -59,7 +59,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, require, set_carveout, traits
+from localchat_cuda.kernels.launch import options, require, set_carveout, tensor_or, traits
 
 
 class FewTile(NamedTuple):
@@ -77,7 +77,10 @@ class FewTile(NamedTuple):
 
 @triton.jit
 def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
-    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8]: RUN 16, or 8 of groups of 32."""
+    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8].
+
+    RUN is 16, or 8 for groups of 32.
+    """
     k = tl.arange(0, 2 * RUN)
     if RUN == 8:
         k = k // 4 * 8 + k % 4
@@ -110,20 +113,23 @@ def _load(
     GROUP: tl.constexpr,
     E2M1: tl.constexpr,
 ):
-    """Load codes and words of scales and zeros of DEPTH chunks of one row block, from column block `group`."""
+    """Load codes, and words of scales and zeros, of DEPTH chunks of a row block.
+
+    The first column block is `group`.
+    """
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
-        at = block * G + group + d * WARPS
+        offset = block * G + group + d * WARPS
         if GROUP == 32:
             ws = ws + (
-                load_half_pairs(codes, at * 512, WARPS),
-                load_half_pairs(codes, at * 512 + 256, WARPS),
+                load_half_pairs(codes, offset * 512, WARPS),
+                load_half_pairs(codes, offset * 512 + 256, WARPS),
             )
         else:
-            ws = ws + (load_pairs(codes, at * 512, WARPS),)
+            ws = ws + (load_pairs(codes, offset * 512, WARPS),)
         if GROUP == 128 or E2M1:
-            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+            ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
         else:
             ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, GROUP, WARPS)
     return ws, ss
@@ -148,18 +154,18 @@ def _load_x(
         ones = tl.full((16, 2 * RUN), 1.0, tl.float16)
     else:
         ones = tl.full((WARPS, 16, 2 * RUN), 1.0, tl.float16)
-    found = ()
+    result = ()
     for d in tl.static_range(DEPTH):
         for s in tl.static_range(S):
-            at = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
+            pointer = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
             for p in tl.static_range(PARTS):
-                xa = _columns(at, rows[p], WARPS, RUN)
-                xb = _columns(at + 32, rows[p], WARPS, RUN)
+                xa = _columns(pointer, rows[p], WARPS, RUN)
+                xb = _columns(pointer + 32, rows[p], WARPS, RUN)
                 if E2M1:
-                    found = found + (xa, xb, 0)
+                    result = result + (xa, xb, 0)
                 else:
-                    found = found + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
-    return found
+                    result = result + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
+    return result
 
 
 @triton.jit
@@ -168,19 +174,19 @@ def _add_group(
     a,
     b,
     xs,
-    at: tl.constexpr,
+    index: tl.constexpr,
     scale,
     zero,
     PARTS: tl.constexpr,
     WARPS: tl.constexpr,
     E2M1: tl.constexpr,
 ):
-    """Add the products of one group of codes to the sums of all rows; `zero` includes the codes' offset."""
+    """Add the products of a group of codes to the sums of all rows. `zero` includes the codes' offset."""
     added = ()
     for p in tl.static_range(PARTS):
-        acc = tl.dot(b, xs[at + 3 * p + 1], tl.dot(a, xs[at + 3 * p]))
+        acc = tl.dot(b, xs[index + 3 * p + 1], tl.dot(a, xs[index + 3 * p]))
         if not E2M1:
-            total = xs[at + 3 * p + 2]
+            total = xs[index + 3 * p + 2]
             acc -= (zero[:, None] if WARPS == 1 else zero[:, :, None]) * total
         added = added + (sums[p] + (scale[:, None] if WARPS == 1 else scale[:, :, None]) * acc,)
     return added
@@ -250,7 +256,7 @@ def _multiply(
 
 @triton.jit
 def _own(x, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr):
-    """The operand x with zeros but in columns d * R to (d + 1) * R."""
+    """Zero the operand x outside columns d * R to (d + 1) * R."""
     there = tl.where(tl.arange(0, 8) // R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
     there = there[None, :] if WARPS == 1 else there[None, None, :]
     if ASM:
@@ -273,18 +279,21 @@ def _load_x_apart(x, rows, group, DEPTH: tl.constexpr, WARPS: tl.constexpr, R: t
     of groups 1 and 3 (R = 4), as a word of codes has them."""
     d = tl.arange(0, 8) // R
     rows += d // 2 * 64 + d % 2 * 4 if R == 2 else d * 64
-    found = ()
+    result = ()
     for c in tl.static_range(DEPTH):
         for h in tl.static_range(R // 2):
-            at = x + (group + c * WARPS) * 128 + h * 4
-            found = found + (_columns(at, rows, WARPS, 8), _columns(at + 32, rows, WARPS, 8))
-    return found
+            pointer = x + (group + c * WARPS) * 128 + h * 4
+            result = result + (
+                _columns(pointer, rows, WARPS, 8),
+                _columns(pointer + 32, rows, WARPS, 8),
+            )
+    return result
 
 
 @triton.jit
 def _add_word(
     acc,
-    word,
+    codes,
     xa,
     xb,
     low: tl.constexpr,
@@ -293,8 +302,11 @@ def _add_word(
     WARPS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of the two groups in a word of codes, which have columns number low and high."""
-    e, f, g, i = float_halves(word, ASM)
+    """Add the products of the two groups in a word of codes.
+
+    Their columns have the numbers `low` and `high`.
+    """
+    e, f, g, i = float_halves(codes, ASM)
     acc = tl.dot(e, _own(xa, low, R, WARPS, ASM), acc)
     acc = tl.dot(f, _own(xb, low, R, WARPS, ASM), acc)
     acc = tl.dot(g, _own(xa, high, R, WARPS, ASM), acc)
@@ -313,13 +325,13 @@ def _multiply_apart(
     ASM: tl.constexpr,
     R: tl.constexpr,
 ):
-    """`_multiply` of e2m1 for R rows, 2 or 4, with columns of their own for 8 / R groups."""
-    found = sums[0]
+    """Multiply e2m1 codes for R rows, 2 or 4, with separate columns for 8 / R groups."""
+    result = sums[0]
     for c in tl.static_range(DEPTH):
-        word = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
+        sides = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
         s = tl.arange(0, 8) // R * (R // 2)
         s = s[None, :] if WARPS == 1 else s[None, None, :]
-        acc = tl.zeros_like(found)
+        acc = tl.zeros_like(result)
         for h in tl.static_range(2):
             # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
             acc = _add_word(
@@ -334,12 +346,12 @@ def _multiply_apart(
                 ASM,
             )
             if R == 4 or h == 1:
-                scale = group_scale(word, s + (h if R == 4 else 0), ASM)
+                scale = group_scale(sides, s + (h if R == 4 else 0), ASM)
                 if SKIP > 0:
                     scale = tl.where((tl.arange(0, WARPS) >= SKIP)[:, None, None], scale, 0.0)
-                found += scale * acc
-                acc = tl.zeros_like(found)
-    return (found,)
+                result += scale * acc
+                acc = tl.zeros_like(result)
+    return (result,)
 
 
 @triton.jit
@@ -496,7 +508,8 @@ def _few_kernel(
     LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
         if GATED:
-            # In this order whoever chose the experts has ended when `down` begins: it may read them at once.
+            # In this order, the choice of experts has ended when `down` starts, which may read them
+            # immediately.
             gdc_wait()
         gdc_launch_dependents()
     m = tl.arange(0, 8) % R
@@ -621,12 +634,12 @@ def _few_kernel(
                     up += tl.load(bias + expert * N + F + column).to(tl.float32)[:, None]
                 v = apply_gate(v, up, LIMIT, False)
                 column = packed_cell(column, INTO, True)
-                at = own[p][None, :] * F + column[:, None]
-                tl.store(out + at, to_half(v), mask=there[p][None, :])
+                offsets = own[p][None, :] * F + column[:, None]
+                tl.store(out + offsets, to_half(v), mask=there[p][None, :])
             else:
                 v = v * tl.load(scales + own[p])[None, :]
-                at = (own[p] % C * T + own[p] // C)[None, :] * F + column[:, None]
-                tl.store(out + at, v, mask=there[p][None, :])
+                offsets = (own[p] % C * T + own[p] // C)[None, :] * F + column[:, None]
+                tl.store(out + offsets, v, mask=there[p][None, :])
 
 
 def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> FewTile:
@@ -636,19 +649,27 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
     (Qwen3-30B-A3B) for 1 and 8.
     """
     groups = k // BLOCK_K
+    blocks = 1
     registers = 0
     if gated:
-        warps, depth = (4, 2) if e2m1 and rows == 1 else (2, 2)
+        warps = 4 if e2m1 and rows == 1 else 2
+        depth = 2
         if e2m1 and rows > 2:
             depth = 1
             registers = 80 if rows <= 4 else 64
     elif e2m1:
-        warps, depth = (2, 2) if rows > 2 else (4, 5 if rows == 1 else 3)
+        warps = 2 if rows > 2 else 4
+        depth = {1: 5, 2: 3}.get(rows, 2)
+    elif rows == 1:
+        warps = 2
+        depth = 3
     else:
-        warps, depth = (2, 3) if rows == 1 else (1, 2)
+        warps = 1
+        depth = 2
+        if features % 32 == 0:
+            blocks = 2
     while groups % warps and groups <= 4 * warps:
         warps //= 2
-    blocks = 2 if rows > 1 and not gated and not e2m1 and features % 32 == 0 else 1
     return FewTile(warps, min(depth, groups // warps), blocks, registers)
 
 
@@ -664,7 +685,7 @@ def gate_up(
     limit: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
+    """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
     _launch(
         rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, pdl, rows, limit=limit
@@ -717,12 +738,14 @@ def _launch(
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
     pdl = pdl and gpu.pdl
     few = few_arguments(rows, out)
-    own = 8 if not weight.e2m1 or t > 4 else 4 if t > 2 else 2
+    own = 8
+    if weight.e2m1 and t <= 4:
+        own = 4 if t > 2 else 2
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
         x,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
-        choices.weights if bias is None else bias,
+        tensor_or(bias, choices.weights),
         choices.ids,
         choices.weights,
         out,

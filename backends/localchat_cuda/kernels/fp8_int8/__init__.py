@@ -75,9 +75,9 @@ def gemm(
 def logits(
     x: torch.Tensor, weight: W8, *, kernels: bool = True, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute logits fp32 [M, N] of last states x [M, K] with an 8-bit head, into `out` if it is given.
+    """Compute logits fp32 [M, N] of last states x [M, K] with an 8-bit head.
 
-    In chunks of rows, so that the head is never dequantized in memory.
+    Works in chunks of rows, so that the head is never dequantized in memory. Writes to `out` if given.
     """
     if out is None:
         out = torch.empty(x.shape[0], weight.codes.shape[0], device=x.device)

@@ -1,4 +1,4 @@
-"""An int8 copy of a floating output head, and how far its logits can be from the head's own.
+"""An int8 copy of a floating output head, with bounds on the error of its logits.
 
 Letters: N tokens of the vocabulary, K features of a last state x, w_n the row of the head for token n.
 
@@ -12,7 +12,7 @@ and |r_n x| <= |r_n| |x| (Cauchy-Schwarz), |d_n| <= |w_n| + |r_n|:
 
     |z_n - a_n| <= bound_n |x|        bound_n = |r_n| + s |w_n| + t (|w_n| + |r_n|)
 
-The lengths are computed in fp64 at the load, once, and rounded up. Whoever takes |x| in fp32 rounds it up
+The lengths are computed in fp64 at the load, once, and rounded up. Code that computes |x| in fp32 rounds it up
 (kernels/sampling/rescore.py). A row with an infinite or undefined number has such a bound too: it excludes
 nothing. Rounding to 8 bits changes a row of normally distributed numbers by 0.8 % of its length; s and t add
 0.08 % of it.
@@ -40,7 +40,7 @@ class BoundedHead(NamedTuple):
 
 
 def bounded_head(head: torch.Tensor) -> BoundedHead:
-    """Round a floating head [N, K] to 8 bits, and bound the error of each row."""
+    """Round a floating head [N, K] to 8 bits and bound the error of each row."""
     weight = whole_rows(head)
     n, k = head.shape
     bounds = torch.empty(n, device=head.device)

@@ -45,12 +45,15 @@ def _dequantize_kernel(
     else:
         gain = tl.load(scales + n, mask=r < N, other=0.0)[:, None]
     like = out.dtype.element_ty
-    found = decode(w, like, WHOLE, DECODER, True).to(tl.float32) * gain
-    tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], found.to(like), mask=inside)
+    value = decode(w, like, WHOLE, DECODER, True).to(tl.float32) * gain
+    tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], value.to(like), mask=inside)
 
 
 def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -> None:
-    """Write output features `first` and on into `out` fp16, bf16 or, in the interpreter, fp32 [n, K]."""
+    """Write output features from `first` on to `out` [n, K].
+
+    `out` is fp16, bf16 or, in the interpreter, fp32.
+    """
     n = out.shape[0]
     k = weight.features_in
     floats = (torch.float16, torch.bfloat16, torch.float32)

@@ -1,4 +1,4 @@
-"""GEMM with an FP8 weight on FP8 tensor cores, for large row counts; rounds x to e4m3 too.
+"""GEMM with an FP8 weight on FP8 tensor cores, for large row counts. It also rounds x to e4m3.
 
 The makers of such checkpoints intend that for prefill; twice the rate of fp16. Compute capability 8.9 and
 later.
@@ -34,7 +34,7 @@ def rounded(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tenso
 
 
 def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """Compute the gemm [M, N] in fp32 with plain torch, x rounded as in the kernel."""
+    """Compute the gemm [M, N] in fp32 with plain torch. x is rounded as in the kernel."""
     codes, scales = rounded(x, blocks=weight.blocks)
     wide = scales.repeat_interleave(x.shape[1] // scales.shape[1], 1)
     return codes.float().mul_(wide) @ dense(weight).t()
@@ -68,9 +68,9 @@ def _size(v):
 
 
 @triton.jit
-def _scale(most):
+def _scale(peak):
     """The scale for a largest size: NaN for NaN, whose codes are numbers."""
-    scale = most.to(tl.float32, bitcast=True) / 448.0
+    scale = peak.to(tl.float32, bitcast=True) / 448.0
     return tl.maximum(scale, 1e-12, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -94,12 +94,12 @@ def _groups_kernel(x, codes, scales, K: tl.constexpr, GROUPS: tl.constexpr):
     m = tl.program_id(0).to(tl.int64)
     G: tl.constexpr = K // 128
     g = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    at = m * K + g[:, None] * 128 + tl.arange(0, 128)[None, :]
+    offsets = m * K + g[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = (g < G)[:, None]
-    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
     scale = _scale(tl.max(_size(v), 1))
     tl.store(scales + m * G + g, scale, mask=g < G)
-    tl.store(codes + at, _e4m3(v / scale[:, None]), mask=inside)
+    tl.store(codes + offsets, _e4m3(v / scale[:, None]), mask=inside)
 
 
 def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,8 +144,8 @@ def _blocks_kernel(
         part = tl.dot(tl.load(left + g * 128), tl.load(right + g * 128))
         scale = tl.load(factors + row * G + g) * tl.load(scales + tl.program_id(1) * G + g)
         total += part * scale[:, None]
-    at = out + m.to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+    pointers = out + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 def gemm(x: torch.Tensor, weight: W8) -> torch.Tensor:

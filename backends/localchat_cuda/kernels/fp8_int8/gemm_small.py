@@ -48,8 +48,8 @@ def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
     row = first + i // 64 % 8 + i // (512 * WARPS) * 8
     if N % 16 != 0:
         row = tl.minimum(row, N - 1)
-    at = row * K + i // 512 % WARPS * 128 + i % 64
-    return tl.load(codes + at, eviction_policy="evict_first")
+    offset = row * K + i // 512 % WARPS * 128 + i % 64
+    return tl.load(codes + offset, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -68,19 +68,22 @@ def _left(w, WARPS: tl.constexpr):
 
 @triton.jit
 def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8], in the same order of k."""
+    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8].
+
+    The order of k is the same.
+    """
     j = tl.arange(0, 32)
     k = j // 8 * 16 + j % 8
     m = (first + tl.arange(0, 8)) % M
     if WARPS == 1:
-        at = x + m[:, None] * K + k[None, :]
-        tile = tl.join(tl.load(at), tl.load(at + 8))
+        pointers = x + m[:, None] * K + k[None, :]
+        tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
         tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4, 2)), (4, 2, 1, 3, 0))
         return tl.reshape(tile, (64, 8))
     else:
         warp = tl.arange(0, WARPS)
-        at = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
-        tile = tl.join(tl.load(at), tl.load(at + 8))
+        pointers = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
+        tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
         tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4, 2)), (1, 5, 3, 2, 4, 0))
         return tl.reshape(tile, (WARPS, 64, 8))
 
@@ -89,24 +92,24 @@ def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
 def _chunk(
     codes, first, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr
 ):
-    found = ()
+    result = ()
     for b in tl.static_range(BLOCKS):
         row = first + 16 * b
-        found = found + (
+        result = result + (
             _load(codes, row, N, K, WARPS),
             _load(codes + 64, row, N, K, WARPS),
         )
-    return found
+    return result
 
 
 @triton.jit
 def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
     """Load the scale of the 128 x 128 block in which a warp's chunk lies."""
-    at = scales + row // 128 * G + chunk * WARPS
+    pointer = scales + row // 128 * G + chunk * WARPS
     if WARPS == 1:
-        return tl.load(at)
+        return tl.load(pointer)
     else:
-        return tl.load(at + tl.arange(0, WARPS))[:, None, None]
+        return tl.load(pointer + tl.arange(0, WARPS))[:, None, None]
 
 
 @triton.jit
@@ -129,9 +132,9 @@ def _multiply(
     like = x.dtype.element_ty
     xs = ()
     for p in tl.static_range(PARTS):
-        at = x + chunk * (128 * WARPS)
-        xs = xs + (_right(at, 8 * p, M, K, WARPS), _right(at + 64, 8 * p, M, K, WARPS))
-    found = ()
+        pointer = x + chunk * (128 * WARPS)
+        xs = xs + (_right(pointer, 8 * p, M, K, WARPS), _right(pointer + 64, 8 * p, M, K, WARPS))
+    result = ()
     for b in tl.static_range(BLOCKS):
         low = _left(decode(ws[2 * b], like, WHOLE, DECODER, True), WARPS)
         high = _left(decode(ws[2 * b + 1], like, WHOLE, DECODER, True), WARPS)
@@ -144,8 +147,8 @@ def _multiply(
             else:
                 total = tl.dot(low, xs[2 * p], total, input_precision="ieee")
                 total = tl.dot(high, xs[2 * p + 1], total, input_precision="ieee")
-            found = found + (total,)
-    return found
+            result = result + (total,)
+    return result
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -200,21 +203,24 @@ def _small_kernel(
             if WARPS > 1:
                 y = tl.sum(y, 0)
             m = 8 * p + tl.arange(0, 8)
-            at = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
-            tl.store(out + at, y * gain, mask=(m < M)[None, :] & (n < N)[:, None])
+            offsets = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
+            tl.store(out + offsets, y * gain, mask=(m < M)[None, :] & (n < N)[:, None])
 
 
-def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, most: int) -> None:
-    """Raise ValueError unless the tensors fit each other and the variant, which takes `most` rows."""
+def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, max_rows: int) -> None:
+    """Raise ValueError unless the tensors fit each other and the variant.
+
+    The variant takes up to `max_rows` rows.
+    """
     m, (n, k), device = x.shape[0], weight.codes.shape, weight.codes.device
-    if not 1 <= m <= most:
-        raise ValueError(f"x: 1 to {most} rows wanted, {m} given")
+    if not 1 <= m <= max_rows:
+        raise ValueError(f"x: 1 to {max_rows} rows wanted, {m} given")
     if k % BLOCK:
         raise ValueError(f"weight.codes: input features in {BLOCK}s wanted, {k} given")
-    held = (-(-n // BLOCK), k // BLOCK) if weight.blocks else (n,)
+    scale_shape = (-(-n // BLOCK), k // BLOCK) if weight.blocks else (n,)
     require("x", x, (m, k), FLOATS, device)
     require("weight.codes", weight.raw, (n, k), (torch.uint8,), device)
-    require("weight.scales", weight.scales, held, (torch.float32,), device)
+    require("weight.scales", weight.scales, scale_shape, (torch.float32,), device)
     require("out", out, (splits, m, n), (torch.float32,), device)
 
 
@@ -228,7 +234,7 @@ def gemm(
     pdl: bool = True,
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; `decoder` as in tile_ops.py."""
-    check(x, weight, out, config.splits, most=MAX_ROWS)
+    check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
     pdl = pdl and traits(weight.codes.device).pdl

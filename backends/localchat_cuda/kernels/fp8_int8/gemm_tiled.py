@@ -77,8 +77,8 @@ def _tiled_kernel(
             total = _landed(tl.dot(w, xs, total, input_precision="ieee"), DECODER)
     if not SHARED:
         total = total * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
-    at = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out + at, total, mask=(m < M)[None, :] & (n < N)[:, None])
+    offsets = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(out + offsets, total, mask=(m < M)[None, :] & (n < N)[:, None])
 
 
 def gemm(
@@ -91,7 +91,7 @@ def gemm(
     pdl: bool = True,
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; reference: gemm_small.reference."""
-    check(x, weight, out, config.splits, most=MAX_ROWS)
+    check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
     hopper = traits(weight.codes.device).pdl

@@ -63,9 +63,9 @@ def _multiplied(
         xs = tl.load(x + k).to(tl.float32)
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-    each = decode(w, tl.float16, WHOLE, DECODER, True).to(tl.float32) * xs[None, :]
+    product = decode(w, tl.float16, WHOLE, DECODER, True).to(tl.float32) * xs[None, :]
     # One thread adds up the 16 codes of its load, which leaves registers for more loads.
-    parts = tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
+    parts = tl.sum(tl.reshape(product, (w.shape[0], RUN // 16, 16)), 2)
     if SHARED:
         parts *= shares[None, :]
     return parts
@@ -121,7 +121,7 @@ def gemv(
     pdl: bool = True,
 ) -> None:
     """Write the result into `out` [1, 1, N]; `decoder` as in tile_ops.py."""
-    check(x, weight, out, 1, most=1)
+    check(x, weight, out, 1, max_rows=1)
     n, k = weight.codes.shape
     if BLOCK % config.rows or config.run % BLOCK:
         raise ValueError(

@@ -85,12 +85,12 @@ def joined(parts: Sequence[W8]) -> W8 | None:
     None if the scales cannot be concatenated: row and block scales, or a block that would lie in two parts.
     """
     blocks = parts[0].blocks
-    if any(each.blocks != blocks or each.codes.dtype != parts[0].codes.dtype for each in parts):
+    if any(part.blocks != blocks or part.codes.dtype != parts[0].codes.dtype for part in parts):
         return None
-    if blocks and any(each.features_out % BLOCK for each in parts[:-1]):
+    if blocks and any(part.features_out % BLOCK for part in parts[:-1]):
         return None
-    codes = torch.cat([each.raw for each in parts]).view(parts[0].codes.dtype)
-    return W8(codes, torch.cat([each.scales for each in parts]), parts[0].padding)
+    codes = torch.cat([part.raw for part in parts]).view(parts[0].codes.dtype)
+    return W8(codes, torch.cat([part.scales for part in parts]), parts[0].padding)
 
 
 def padded(weight: W8) -> W8:
@@ -103,9 +103,9 @@ def padded(weight: W8) -> W8:
 
 
 def whole_rows(weight: torch.Tensor) -> W8:
-    """Round a floating weight [N, K] to whole numbers, each row to -127..127 of its largest value.
+    """Round a floating weight [N, K] to integers from -127 to 127.
 
-    In chunks of rows: a head in fp32 takes gigabytes.
+    Each row is scaled by its largest value. Works in chunks of rows, because a head in fp32 takes gigabytes.
     """
     n, k = weight.shape
     codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
@@ -127,7 +127,7 @@ def e4m3_rows(weight: torch.Tensor) -> W8:
 
 
 def e4m3_blocks(weight: torch.Tensor) -> W8:
-    """Round a floating weight [N, K], K in 128s, to e4m3 with a scale for each block of 128 x 128."""
+    """Round a floating weight [N, K] to e4m3, with a scale per block of 128 x 128. K is a multiple of 128."""
     n, k = weight.shape
     padded = torch.zeros(-(-n // BLOCK) * BLOCK, k, device=weight.device)
     padded[:n] = weight

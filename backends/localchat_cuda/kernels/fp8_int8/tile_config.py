@@ -16,7 +16,7 @@ TILED_ROWS = 64
 """Largest row counts of the small and the tiled variant. The small one supports 32."""
 _LONG = 8192
 _WIDE_FEATURES = 32
-"""For one row: length of a long row, and output features per multiprocessor that count as many."""
+"""Length of a long row, and the output features per multiprocessor that cost as much."""
 _SMALL_WARPS = 18
 """Warps of the small variant per multiprocessor: 2 KB of weights in flight each."""
 _MOST_SPLITS = 8
@@ -79,8 +79,10 @@ _MEASURED_GEMV: dict[tuple[int, int], GemvConfig] = {
     (4608, 3584): GemvConfig(4, 1024, 2, 2),
     (3584, 3584): GemvConfig(4, 1024, 4, 2),
 }
-"""For gate and up, down, qkv and o of a 7B model, (N, K), on an H200: 32.2, 18.8, 5.5 and 4.8 us, 4.2, 3.6, 3.0
-and 2.7 TB/s."""
+"""Tile configs of a 7B model's gate and up, down, qkv and o by (N, K).
+
+They take 32.2, 18.8, 5.5 and 4.8 us on an H200, 4.2, 3.6, 3.0 and 2.7 TB/s.
+"""
 
 
 @lru_cache(maxsize=512)
@@ -102,23 +104,31 @@ def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
 def small_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
     """Choose the config for 1 to 32 rows.
 
-    One for all up to 8, to 16 and to 32, so that rows of a class are bit-equal. Larger classes share x between
-    two blocks of outputs: it comes from the L1 cache, twice the bytes of the weights at 32.
+    Row counts up to 8, 16 and 32 share a config, so that rows of a class are bit-equal. Larger classes share x
+    between two blocks of outputs. It comes from the L1 cache, with twice the bytes of the weights at 32 rows.
     """
     chunks = k // 128
     blocks = -(-n // 16)
     wide = blocks >= 24 * sms or (rows > 16 and n % 32 == 0)
     per_warp = 2 if wide else 1
-    warps = 1 if blocks >= 9 * sms else next(w for w in (4, 2, 1) if chunks % w == 0)
+    warps = 1
+    if blocks < 9 * sms:
+        warps = next(w for w in (4, 2, 1) if chunks % w == 0)
     programs = -(-blocks // per_warp) * warps
     splits = max(1, min(round(_SMALL_WARPS * sms / programs), chunks // warps, _MOST_SPLITS))
-    registers = 168 if rows > 16 else 128 if rows > 8 or wide else 96
+    if rows > 16:
+        registers = 168
+    else:
+        registers = 128 if rows > 8 or wide else 96
     return W8TileConfig(per_warp, warps, splits, registers=registers)
 
 
 @lru_cache(maxsize=512)
 def tiled_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
-    """17 to 64 rows: 64 output features a program, four warps, one instruction's worth each."""
+    """Choose the config for 17 to 64 rows.
+
+    A program has 64 output features and four warps, each with the features of one instruction.
+    """
     target = max(1, round(_TILED_PROGRAMS * sms / -(-n // 64)))
     stages = 4 if rows <= 32 else 3
     return W8TileConfig(4, 4, min(target, k // 128, _MOST_SPLITS), stages)

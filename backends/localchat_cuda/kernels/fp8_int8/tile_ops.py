@@ -89,11 +89,11 @@ def _bf16(w, FOUR: tl.constexpr, ASM: tl.constexpr):
 def _plain(w, like, WHOLE: tl.constexpr):
     bits = w.to(tl.int32)
     if WHOLE:
-        found = tl.where(bits >= 128, 128 - bits, bits).to(tl.float32)
+        value = tl.where(bits >= 128, 128 - bits, bits).to(tl.float32)
     else:
         half = ((bits & 128) << 8) | ((bits & 127) << 7)
-        found = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return found.to(like)
+        value = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return value.to(like)
 
 
 @triton.jit

@@ -17,7 +17,10 @@ FEW_ROWS = gemm_int8.MAX_ROWS
 """Rows up to which `gemm_rows` is the faster way."""
 _TILED_ROWS = 256
 _PACKED_ROWS = 64
-"""Rows up to which weights are dequantized in the gemm, without and with an unpacked copy in memory."""
+"""Rows up to which the gemm dequantizes weights.
+
+The second number applies if an unpacked copy is in memory.
+"""
 
 
 def gemm_rows(
@@ -62,13 +65,13 @@ def logits(
     x: torch.Tensor, weight: GgmlWeight, *, kernels: bool = True, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Compute x w^T of any number of rows in fp32 [M, N], in `out` if given."""
-    found = torch.empty(x.shape[0], weight.features_out, device=x.device) if out is None else out
+    output = torch.empty(x.shape[0], weight.features_out, device=x.device) if out is None else out
     for first in range(0, x.shape[0], _TILED_ROWS):
         rows = slice(first, first + _TILED_ROWS)
-        sums = gemm(x[rows], weight, kernels=kernels, out=found[rows])
-        if sums.data_ptr() != found[rows].data_ptr():
-            torch.sum(sums, 0, out=found[rows])
-    return found
+        sums = gemm(x[rows], weight, kernels=kernels, out=output[rows])
+        if sums.data_ptr() != output[rows].data_ptr():
+            torch.sum(sums, 0, out=output[rows])
+    return output
 
 
 def gemm(
@@ -105,13 +108,13 @@ def gemm(
             gemm_tiles.gemm(x, part, sums, config, column)
             column += part.features_out
         return sums
-    whole = weight.unpacked
-    if whole is None:
-        whole = torch.empty(n, k, dtype=x.dtype, device=device)
-        dequantize(weight, whole)
+    unpacked = weight.unpacked
+    if unpacked is None:
+        unpacked = torch.empty(n, k, dtype=x.dtype, device=device)
+        dequantize(weight, unpacked)
     dtype = torch.float32 if wide and x.dtype == torch.float16 else x.dtype
     out = torch.empty(m, n, dtype=dtype, device=device)
-    multiply(x, whole, out)
+    multiply(x, unpacked, out)
     return out[None]
 
 

@@ -28,9 +28,9 @@ class SplitRows(NamedTuple):
     """int8 [N, G]."""
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The fp16 number at byte `at` of each block: [N, blocks]."""
-    return blocks[:, :, at : at + 2].contiguous().view(torch.float16)[:, :, 0]
+def _half(blocks: torch.Tensor, index: int) -> torch.Tensor:
+    """Return the fp16 number at byte `index` of each block: [N, blocks]."""
+    return blocks[:, :, index : index + 2].contiguous().view(torch.float16)[:, :, 0]
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
@@ -43,8 +43,8 @@ def _fields(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     return torch.stack([(packed >> (bits * i)) & ((1 << bits) - 1) for i in range(count)], dim=-2)
 
 
-def _flat(found: torch.Tensor) -> torch.Tensor:
-    return found.reshape(found.shape[0], -1)
+def _flat(values: torch.Tensor) -> torch.Tensor:
+    return values.reshape(values.shape[0], -1)
 
 
 def _bits(packed: torch.Tensor) -> torch.Tensor:

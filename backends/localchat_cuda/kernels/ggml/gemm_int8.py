@@ -41,7 +41,14 @@ from localchat_cuda.kernels.ggml.tile_ops import byte, byte_of, field, four_numb
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import inverse_rms
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 8
 
@@ -67,14 +74,14 @@ def _block(chunk, warp, B: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _tiles(plane, tile, chunk, B: tl.constexpr, WARPS: tl.constexpr, BITS: tl.constexpr):
-    found = ()
+    result = ()
     i = tl.arange(0, WARPS * 512)
     block = tile * B + _block(chunk, i // 512, B, WARPS)
     for j in tl.static_range(BITS):
         w = tl.load(plane + (block * BITS + j) * 512 + i % 512, eviction_policy="evict_first")
         w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, 4)), (0, 4, 1, 3, 2, 5))
-        found = found + (tl.reshape(w, (WARPS, 16, 32)),)
-    return found
+        result = result + (tl.reshape(w, (WARPS, 16, 32)),)
+    return result
 
 
 @triton.jit
@@ -90,13 +97,16 @@ def _load_codes(
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
 ):
-    """Return LOW and HIGH tiles [WARPS, 16, 32] of a column block for each warp, for each row tile."""
-    found = ()
+    """Return LOW and HIGH tiles [WARPS, 16, 32] per row tile.
+
+    Each warp has a column block.
+    """
+    result = ()
     for r in tl.static_range(BLOCKS):
-        at = tl.minimum(tile + r, tiles - 1)
-        found = found + _tiles(low, at, chunk, B, WARPS, LOW)
-        found = found + _tiles(high, at, chunk, B, WARPS, HIGH)
-    return found
+        index = tl.minimum(tile + r, tiles - 1)
+        result = result + _tiles(low, index, chunk, B, WARPS, LOW)
+        result = result + _tiles(high, index, chunk, B, WARPS, HIGH)
+    return result
 
 
 @triton.jit
@@ -112,38 +122,43 @@ def _load_sides(
     WORDS: tl.constexpr,
     FACTORS: tl.constexpr,
 ):
-    """Return for each row tile words [WARPS, 16] of sides, those of the first half first, and a word of scales
-    with factors."""
-    found = ()
+    """Return words [WARPS, 16] of sides per row tile.
+
+    The words of the first half come first. The last word has the scales with factors.
+    """
+    result = ()
     n = tl.arange(0, 16)[None, :]
     for r in tl.static_range(BLOCKS):
         beside = tl.minimum(tile + r, tiles - 1) * B
         beside += _block(chunk, tl.arange(0, WARPS), B, WARPS)[:, None]
-        for word in tl.static_range(2 * WORDS):
-            found = found + (tl.load(sides + (beside * (2 * WORDS) + word) * 16 + n),)
+        for index in tl.static_range(2 * WORDS):
+            result = result + (tl.load(sides + (beside * (2 * WORDS) + index) * 16 + n),)
         if FACTORS:
-            found = found + (tl.load(scales + beside * 16 + n),)
-    return found
+            result = result + (tl.load(scales + beside * 16 + n),)
+    return result
 
 
 @triton.jit
-def _columns(x, at, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load the right operand [WARPS, 32, 8]: (high, low) of four rows, `at` [WARPS] where the group begins.
+def _columns(x, pointer, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
+    """Load the right operand [WARPS, 32, 8]: (high, low) of four rows.
 
-    Columns past the last row repeat earlier ones; their results are not stored."""
+    `pointer` [WARPS] is the start of the group.
+
+    Columns past the last row repeat earlier ones; their results are not stored.
+    """
     k = tl.arange(0, 32)
     k = k // 8 * 16 + k % 8
     n = ((first + tl.arange(0, 8)) % rows2)[:, None, None] * K
-    tile = tl.load(x + n + at[None, :, None] + k[None, None, :])
+    tile = tl.load(x + n + pointer[None, :, None] + k[None, None, :])
     tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
     return tl.reshape(tile, (WARPS, 32, 8))
 
 
 @triton.jit
-def _factor(factors, at, which: tl.constexpr, part: tl.constexpr, MQ: tl.constexpr):
+def _factor(factors, index, which: tl.constexpr, part: tl.constexpr, MQ: tl.constexpr):
     """Load number `which` of four rows, [WARPS, 4]."""
     m = part * 4 + tl.arange(0, 4)
-    return tl.load(factors + (at[:, None] * MQ + m[None, :]) * 16 + which)
+    return tl.load(factors + (index[:, None] * MQ + m[None, :]) * 16 + which)
 
 
 @triton.jit
@@ -185,14 +200,14 @@ def _add_group(
     if FACTORS:
         factor = byte(four_numbers(loaded[FIRST], group // 4), group % 4, ASM)
         if MINIMUM and GROUP == 16:
-            least = (factor >> 4) & 15
+            minimum = (factor >> 4) & 15
             factor = factor & 15
         elif MINIMUM:
-            least = byte(four_numbers(loaded[FIRST], 1), group, ASM)
+            minimum = byte(four_numbers(loaded[FIRST], 1), group, ASM)
     else:
         factor = half(four_numbers(loaded[FIRST], group // 2), group % 2)
         if MINIMUM:
-            least = half(four_numbers(loaded[FIRST + 1], group // 2), group % 2)
+            minimum = half(four_numbers(loaded[FIRST + 1], group // 2), group % 2)
     added = ()
     for p in tl.static_range(PARTS):
         total = tl.dot(own, side[p * SIDE + 1 + g], out_dtype=tl.int32)
@@ -206,9 +221,9 @@ def _add_group(
         if MINIMUM:
             x = side[p * SIDE + 5 + group].to(tl.int32, bitcast=True)[:, None, :]
             if FACTORS:
-                b += x * least[:, :, None]
+                b += x * minimum[:, :, None]
             else:
-                a -= x.to(tl.float32) * least[:, :, None]
+                a -= x.to(tl.float32) * minimum[:, :, None]
         added = added + (a, b)
     return added
 
@@ -216,16 +231,16 @@ def _add_group(
 @triton.jit
 def _codes(
     loaded,
-    at: tl.constexpr,
+    index: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
     SHIFT: tl.constexpr,
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Codes of the 32 columns `at` of a column block."""
-    top = loaded[LOW + at * HIGH // 8] if HIGH else loaded[0]
-    return field(loaded[at * LOW // 8], top, at, None, LOW, HIGH, SHIFT, TABLE, ASM)
+    """Select the codes of 32 columns, by `index`, of a column block."""
+    top = loaded[LOW + index * HIGH // 8] if HIGH else loaded[0]
+    return field(loaded[index * LOW // 8], top, index, None, LOW, HIGH, SHIFT, TABLE, ASM)
 
 
 @triton.jit
@@ -248,7 +263,7 @@ def _add_half(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of half a column block to outs [WARPS, 16, 4] of all parts."""
+    """Add the products of half a column block to `outs` [WARPS, 16, 4] of all parts."""
     SIDE: tl.constexpr = 5 + (128 // GROUP if MINIMUM else 0)
     sums = ()
     for _ in tl.static_range(PARTS):
@@ -314,7 +329,10 @@ def _multiply(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of a column block for each warp, of what `_load_codes` and `_load_sides` return."""
+    """Add the products of a column block for each warp.
+
+    The operands are the results of `_load_codes` and `_load_sides`.
+    """
     PARTS: tl.constexpr = MQ // 4
     EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
     TILES: tl.constexpr = LOW + HIGH
@@ -322,16 +340,16 @@ def _multiply(
         column = (chunk * WARPS + tl.arange(0, WARPS)) * 2 + h
         # beyond the last column: what is read there counts 0 times
         there = (column < K // 128)[:, None]
-        at = tl.minimum(column, K // 128 - 1)
+        group = tl.minimum(column, K // 128 - 1)
         side = ()
         for p in tl.static_range(PARTS):
-            side = side + (_factor(factors, at, 0, p, MQ),)
+            side = side + (_factor(factors, group, 0, p, MQ),)
             for g in tl.static_range(4):
-                start = at * 128 + g // 2 * 64 + g % 2 * 8
+                start = group * 128 + g // 2 * 64 + g % 2 * 8
                 side = side + (_columns(x, start, 8 * p, rows2, K, WARPS),)
             if MINIMUM:
                 for s in tl.static_range(128 // GROUP):
-                    side = side + (_factor(factors, at, (4 if GROUP == 32 else 8) + s, p, MQ),)
+                    side = side + (_factor(factors, group, (4 if GROUP == 32 else 8) + s, p, MQ),)
         grown = ()
         for r in tl.static_range(BLOCKS):
             grown = grown + _add_half(
@@ -360,16 +378,18 @@ def _multiply(
 @triton.jit
 def _columns_apart(
     x,
-    at,
+    pointer,
     g: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
     WARPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Load x of 4 / R groups from g on, a pair of columns for each group and row, of blocks `at` [WARPS].
+    """Load x of 4 / R groups from g on. Each group and row has a pair of columns.
 
-    Returns [8, WARPS, 4, GROUP / 16, 4]: of groups of 16 one half of an operand, which serves as both."""
+    `group` [WARPS] are the blocks. Returns [8, WARPS, 4, GROUP / 16, 4]. Groups of 16 have half an operand,
+    which serves as both halves.
+    """
     n = tl.arange(0, 8)
     group = g + n // (2 * R)
     if GROUP == 32:
@@ -379,7 +399,7 @@ def _columns_apart(
     n = n % (2 * R) * K + start
     k = tl.arange(0, GROUP)
     k = k // (GROUP // 4) * 16 + k % (GROUP // 4)
-    tile = tl.load(x + n[:, None, None] + at[None, :, None] * 128 + k[None, None, :])
+    tile = tl.load(x + n[:, None, None] + pointer[None, :, None] * 128 + k[None, None, :])
     return tl.reshape(tile, (8, WARPS, 4, GROUP // 16, 4))
 
 
@@ -392,7 +412,10 @@ def _own_columns(
     GROUP: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """The right operand [WARPS, 32, 8] of the 32 inputs whose first group is number d of `tile`: others 0."""
+    """Build the right operand [WARPS, 32, 8] of 32 inputs.
+
+    Their first group is number d of `tile`, and all others are 0.
+    """
     sixteen = tl.arange(0, 2)[None, None, None, :, None]
     own = d + sixteen // (GROUP // 16)
     there = tl.arange(0, 8)[:, None, None, None, None] // (2 * R) == own
@@ -429,7 +452,7 @@ def _add_apart(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Add the products of half a column block to out [WARPS, 16, 4], to each pair those of its groups."""
+    """Add the products of half a column block to `out` [WARPS, 16, 4]. Each pair gets those of its groups."""
     D: tl.constexpr = 4 // R
     PER: tl.constexpr = 32 // GROUP
     FIRST: tl.constexpr = h * WORDS
@@ -444,21 +467,21 @@ def _add_apart(
         value = upper * 256 + lower
         lane = (tl.arange(0, 4) // R)[None, None, :]
         if FACTORS:
-            word = four_numbers(loaded[FIRST], j * D // 4)[:, :, None]
-            factor = byte_of(word, j * D % 4 + lane, ASM)
+            packed = four_numbers(loaded[FIRST], j * D // 4)[:, :, None]
+            factor = byte_of(packed, j * D % 4 + lane, ASM)
             scale = half(loaded[2 * WORDS], 0)[:, :, None]
             if MINIMUM:
                 if GROUP == 16:
-                    least = (factor >> 4) & 15
+                    minimum = (factor >> 4) & 15
                     factor = factor & 15
                 else:
-                    word = four_numbers(loaded[FIRST], 1)[:, :, None]
-                    least = byte_of(word, j * D + lane, ASM)
+                    packed = four_numbers(loaded[FIRST], 1)[:, :, None]
+                    minimum = byte_of(packed, j * D + lane, ASM)
                 less = half(loaded[2 * WORDS], 1)[:, :, None]
                 x = side[1 + j].to(tl.int32, bitcast=True)[:, None, :]
                 # below 2^31: 32 values of 15 bits by codes of 5 and factors of 6
                 sums += (value * factor).to(tl.float32) * scale
-                sums -= (x * least).to(tl.float32) * less
+                sums -= (x * minimum).to(tl.float32) * less
             else:
                 sums += value.to(tl.float32) * (factor.to(tl.float32) * scale)
         else:
@@ -492,7 +515,7 @@ def _multiply_apart(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """`_multiply` for R rows, 1 or 2, whose 4 / R groups have columns of their own."""
+    """Multiply for R rows, 1 or 2, with separate columns for 4 / R groups."""
     EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
     TILES: tl.constexpr = LOW + HIGH
     D: tl.constexpr = 4 // R
@@ -502,14 +525,14 @@ def _multiply_apart(
     columns = ()
     for h in tl.static_range(2):
         column = (chunk * WARPS + tl.arange(0, WARPS)) * 2 + h
-        at = column if K % (256 * WARPS) == 0 else tl.minimum(column, K // 128 - 1)
-        numbers = factors + (at[:, None] * MQ + pair[None, :] % R) * 16
+        group = column if K % (256 * WARPS) == 0 else tl.minimum(column, K // 128 - 1)
+        numbers = factors + (group[:, None] * MQ + pair[None, :] % R) * 16
         x_scale = tl.load(numbers)
         if K % (256 * WARPS) != 0:
             x_scale = tl.where((column < K // 128)[:, None], x_scale, 0.0)
         side = side + (x_scale,)
         for j in tl.static_range(CHAINS):
-            columns = columns + (_columns_apart(x, at, j * D, R, K, WARPS, GROUP),)
+            columns = columns + (_columns_apart(x, group, j * D, R, K, WARPS, GROUP),)
             if MINIMUM:
                 own = (4 if GROUP == 32 else 8) + j * D + pair // R
                 side = side + (tl.load(numbers + own[None, :]),)
@@ -725,8 +748,8 @@ def _few_kernel(
             if NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, K // 128, G_POW2)[None, :]
             n = (tile + r) * 16 + tl.arange(0, 16)
-            at = ((split * M + row) * C)[None, :] + column + n[:, None]
-            tl.store(out + at, o, mask=(row < M)[None, :] & (n < N)[:, None])
+            offsets = ((split * M + row) * C)[None, :] + column + n[:, None]
+            tl.store(out + offsets, o, mask=(row < M)[None, :] & (n < N)[:, None])
 
 
 def constants(weight: GgmlTensor) -> dict[str, int | bool]:
@@ -790,7 +813,7 @@ def gemm(
         rows.factors,
         *arguments(weight),
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         n,

@@ -43,12 +43,14 @@ def reference(x: torch.Tensor, weight: GgmlTensor | GgmlWeight) -> torch.Tensor:
 def _tile(
     plane, first, h, j: tl.constexpr, T, B: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr
 ):
-    """Load bytes of 32 columns j of half block h as a left operand [16 * TILES, 32], and where in each byte the
-    half begins."""
+    """Load bytes of 32 columns j of half block h as a left operand [16 * TILES, 32].
+
+    Also returns where the half starts in each byte.
+    """
     i = tl.arange(0, TILES * 512)
     tile = tl.minimum(first + i // 512, T - 1)
-    at = h // 2 if BITS == 1 else h * (BITS // 2) + j * BITS // 8
-    w = tl.load(plane + (tile.to(tl.int64) * (B * BITS) + at) * 512 + i % 512)
+    offset = h // 2 if BITS == 1 else h * (BITS // 2) + j * BITS // 8
+    w = tl.load(plane + (tile.to(tl.int64) * (B * BITS) + offset) * 512 + i % 512)
     w = tl.permute(tl.reshape(w, (TILES, 8, 4, 2, 2, 4)), (0, 4, 1, 3, 2, 5))
     return tl.reshape(w, (16 * TILES, 32))
 
@@ -69,26 +71,26 @@ def _sides(
     TILES: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Load scales and minimums of group g of half block h, fp32 [16 * TILES]; minimums 0 without."""
+    """Load scales and minimums of group g of half block h, fp32 [16 * TILES]. Missing minimums are 0."""
     row = tl.arange(0, 16 * TILES)
     tile = tl.minimum(first + row // 16, T - 1)
     words = sides + (tile * (2 * B) + h) * (WORDS * 16) + row % 16
-    least = tl.zeros((16 * TILES,), tl.float32)
+    minimum = tl.zeros((16 * TILES,), tl.float32)
     if FACTORS:
         pair = tl.load(scales + (tile * B + h // 2) * 16 + row % 16)
         own = tl.load(words)
         factor = byte(four_numbers(own, g // 4), g % 4, ASM)
         if MINIMUM and GROUP == 16:
-            least = ((factor >> 4) & 15).to(tl.float32) * half(pair, 1)
+            minimum = ((factor >> 4) & 15).to(tl.float32) * half(pair, 1)
             factor = factor & 15
         elif MINIMUM:
-            least = byte(four_numbers(own, 1), g, ASM).to(tl.float32) * half(pair, 1)
+            minimum = byte(four_numbers(own, 1), g, ASM).to(tl.float32) * half(pair, 1)
         scale = factor.to(tl.float32) * half(pair, 0)
     else:
         scale = half(four_numbers(tl.load(words), g // 2), g % 2)
         if MINIMUM:
-            least = half(four_numbers(tl.load(words + 16), g // 2), g % 2)
-    return scale, least
+            minimum = half(four_numbers(tl.load(words + 16), g // 2), g % 2)
+    return scale, minimum
 
 
 @triton.jit
@@ -110,7 +112,7 @@ def _half_sides(
     pair = tl.load(scales + (tile * B + h // 2) * 16 + row % 16)
     own = tl.load(sides + (tile * (2 * B) + h) * 16 + row % 16)
     factor = four_numbers(own, g // 4)
-    least = four_numbers(own, 1) if MINIMUM else factor
+    packed_minimum = four_numbers(own, 1) if MINIMUM else factor
     if ASM:
         # 0x6480 is 1152, as in `scaled`
         offset = tl.full(pair.shape, -0x1B7F1B80, tl.int32)
@@ -123,14 +125,14 @@ def _half_sides(
             mul.rn.f16x2 $0, t, $3;
             }""",
             "=r,r,r,r,r,n",
-            [factor, least, pair, offset, (g % 4) * 0x101 + 0x400],
+            [factor, packed_minimum, pair, offset, (g % 4) * 0x101 + 0x400],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
     else:
         scale = (byte(factor, g % 4, ASM).to(tl.float32) * half(pair, 0)).to(tl.float16)
-        minimum = (byte(least, g % 4, ASM).to(tl.float32) * half(pair, 1)).to(tl.float16)
+        minimum = (byte(packed_minimum, g % 4, ASM).to(tl.float32) * half(pair, 1)).to(tl.float16)
         both = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         both |= minimum.to(tl.int16, bitcast=True).to(tl.int32) << 16
     minimum = half_bits(both, 1) if MINIMUM else tl.zeros(pair.shape, tl.float16)
@@ -139,7 +141,7 @@ def _half_sides(
 
 @triton.jit
 def _spread(first, second, GROUP: tl.constexpr, TILES: tl.constexpr):
-    """Sides [16 * TILES] of both groups of 32 columns for the codes of a tile."""
+    """Return the sides [16 * TILES] of a tile's two groups of 32 columns."""
     low = tl.broadcast_to(first[:, None], (16 * TILES, 32))
     if GROUP == 32:
         return low
@@ -181,14 +183,14 @@ def _weights(
     if HIGH:
         upper = _tile(high, first, h, j, T, B, HIGH, TILES)
     codes = field(lower, upper, j, h % 2 * 4 if HIGH == 1 else None, LOW, HIGH, SHIFT, TABLE, ASM)
-    found = ()
+    result = ()
     for s in tl.static_range(PER):
         if HALF and FACTORS and (GROUP == 32 or not MINIMUM):
-            scale, least = _half_sides(
+            scale, minimum = _half_sides(
                 sides, scales, first, h, j * PER + s, T, B, MINIMUM, TILES, ASM
             )
         else:
-            scale, least = _sides(
+            scale, minimum = _sides(
                 sides,
                 scales,
                 first,
@@ -203,20 +205,20 @@ def _weights(
                 TILES,
                 ASM,
             )
-        found = found + (scale, least)
+        result = result + (scale, minimum)
     if HALF:
         w = scaled(
             codes,
-            _spread(found[0].to(tl.float16), found[2 * PER - 2].to(tl.float16), GROUP, TILES),
-            _spread(found[1].to(tl.float16), found[2 * PER - 1].to(tl.float16), GROUP, TILES),
+            _spread(result[0].to(tl.float16), result[2 * PER - 2].to(tl.float16), GROUP, TILES),
+            _spread(result[1].to(tl.float16), result[2 * PER - 1].to(tl.float16), GROUP, TILES),
             SHIFT,
             ASM,
         )
     else:
         w = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
-        w *= _spread(found[0], found[2 * PER - 2], GROUP, TILES)
+        w *= _spread(result[0], result[2 * PER - 2], GROUP, TILES)
         if MINIMUM:
-            w -= _spread(found[1], found[2 * PER - 1], GROUP, TILES)
+            w -= _spread(result[1], result[2 * PER - 1], GROUP, TILES)
     if STORED:
         return w
     # (half, quad, pair, e) to the order of columns, which is that of `mma`
@@ -225,12 +227,12 @@ def _weights(
 
 
 @triton.jit
-def _added(acc, w, x_row, at, k, K: tl.constexpr):
+def _added(acc, w, x_row, pointers, k, K: tl.constexpr):
     """Add the products of w with the columns `at + k` of x."""
     if K % 128 == 0:
-        xs = tl.load(x_row + at)
+        xs = tl.load(x_row + pointers)
     else:
-        xs = tl.load(x_row + at, mask=(at + k < K)[:, None], other=0.0)
+        xs = tl.load(x_row + pointers, mask=(pointers + k < K)[:, None], other=0.0)
     return tl.dot(w, xs, acc, input_precision="ieee")
 
 
@@ -373,9 +375,9 @@ def _dequantize_kernel(
             ASM,
             False,
         )
-        at = h * 128 + j * 32
-        inside = (n < N)[:, None] & (at + k < K)[None, :]
-        tl.store(target + at, w.to(out.dtype.element_ty), mask=inside)
+        column = h * 128 + j * 32
+        inside = (n < N)[:, None] & (column + k < K)[None, :]
+        tl.store(target + column, w.to(out.dtype.element_ty), mask=inside)
 
 
 @lru_cache(maxsize=512)
@@ -387,16 +389,16 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
     """
     tile = 32 if rows <= 32 else 64
     halves = -(-k // 128)
-    most = max(1, min(halves // 4, 14))
+    max_splits = max(1, min(halves // 4, 14))
     wide = -(-n // 128)
     if tile == 32:
-        blocks = 2 if wide * most >= 2.5 * sms else 1
-        each = 4
+        blocks = 2 if wide * max_splits >= 2.5 * sms else 1
+        stages = 4
     else:
         blocks = 2 if rows <= tile and wide >= 4 * sms else 1
-        each = 6 if rows > tile else 3
+        stages = 6 if rows > tile else 3
     programs = -(-n // (64 * blocks)) * -(-rows // tile)
-    splits = max(1, min(round(each * sms / programs), most))
+    splits = max(1, min(round(stages * sms / programs), max_splits))
     return TiledGemmConfig(TileConfig(blocks, 4, 3 if tile // blocks != 32 else 4, splits), tile)
 
 
@@ -408,11 +410,11 @@ def gemm(
     column: int = 0,
     *,
     pdl: bool = True,
-    whole: bool | None = None,
+    whole_halves: bool | None = None,
 ) -> None:
     """Write partial sums into columns of `out` [S, M, C] from `column` on.
 
-    `whole` as in `_tiles_kernel`; None: as is faster on the device.
+    `whole_halves`: WHOLE of `_tiles_kernel`. None selects the faster value for the device.
     """
     m = x.shape[0]
     n = weight.features_out
@@ -440,7 +442,7 @@ def gemm(
         STAGES=shape.depth,
         ASM=gpu.asm,
         PDL=pdl,
-        WHOLE=gpu.hopper if whole is None else whole,
+        WHOLE=gpu.hopper if whole_halves is None else whole_halves,
         **constants(weight),
         **options(pdl, shape.warps),
     )

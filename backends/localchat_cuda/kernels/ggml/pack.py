@@ -57,15 +57,15 @@ class GgmlTensor(NamedTuple):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return tuple(each for each in self if isinstance(each, torch.Tensor))
+        return tuple(item for item in self if isinstance(item, torch.Tensor))
 
     @property
     def bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self.tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 class GgmlWeight(NamedTuple):
-    """A weight of one gemm, its parts along N each in a format of their own."""
+    """A weight of a gemm. Its parts along N may have different formats."""
 
     parts: tuple[GgmlTensor, ...]
     order: torch.Tensor | None = None
@@ -75,7 +75,7 @@ class GgmlWeight(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Of Int8Rows that are multiplied with any of these formats."""
+        """Number of Int8Rows that are multiplied with any of these formats."""
         return 16
 
     @property
@@ -88,20 +88,25 @@ class GgmlWeight(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        beside = [each for each in (self.order, self.unpacked) if each is not None]
-        total = sum(each.numel() * each.element_size() for each in beside)
+        beside = [tensor for tensor in (self.order, self.unpacked) if tensor is not None]
+        total = sum(tensor.numel() * tensor.element_size() for tensor in beside)
         return sum(part.bytes for part in self.parts) + total
 
 
 def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
-    """A repacked weight of N x K whose numbers are not set."""
+    """Allocate a repacked weight of N x K without setting its numbers."""
     form = FORMS[type_]
     t = -(-n // ROWS)
     b = -(-k // BLOCK)
     groups = BLOCK // form.group
     both = 2 if form.minimum else 1
-    size = groups * (both if form.group == 32 else 1) if form.factors else 2 * groups * both
-    words = torch.int64 if size >= 16 else torch.int32  # in half a block of a row
+    # Bytes of sides in half a block of a row.
+    size = groups
+    if not form.factors:
+        size *= 2 * both
+    elif form.group == 32:
+        size *= both
+    words = torch.int64 if size >= 16 else torch.int32
 
     def room(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(t, *shape, dtype=dtype, device=device)
@@ -115,7 +120,7 @@ def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
 
 
 def pack(type_: str, raw: torch.Tensor, k: int) -> GgmlTensor:
-    """Repack the stored bytes uint8 [N, bytes of a row] of a tensor with K columns.
+    """Repack the stored bytes uint8 [N, row bytes] of a tensor with K columns.
 
     ValueError for a format that is not in ggml_forms.GGUF_FORMS, or rows of another length.
     """
@@ -141,16 +146,18 @@ def pack_int8(
     of 32 columns.
     """
     n, k = codes.shape
-    times, rest = divmod(k // scales.shape[1], FORMS[INT8].group)
-    if rest:
+    times, remainder = divmod(k // scales.shape[1], FORMS[INT8].group)
+    if remainder:
         raise ValueError(f"groups: multiples of 32 columns wanted, {k // scales.shape[1]} given")
     wide = scales.half().repeat_interleave(times, 1)
     if zeros is None:
         rows = map(SplitRows, codes.split(_SLICE_ROWS), wide.split(_SLICE_ROWS))
         return _packed(INT8, rows, n, k)
     minimums = ((zeros.float() - 128) * scales.float()).half().repeat_interleave(times, 1)
-    parts = (each.split(_SLICE_ROWS) for each in (codes, wide, minimums))
-    some = (SplitRows(each, scale, None, least) for each, scale, least in zip(*parts, strict=True))
+    parts = (part.split(_SLICE_ROWS) for part in (codes, wide, minimums))
+    some = (
+        SplitRows(part, scale, None, minimum) for part, scale, minimum in zip(*parts, strict=True)
+    )
     return _packed(INT8_ZEROS, some, n, k)
 
 
@@ -163,21 +170,21 @@ def _packed(type_: str, some: Iterable[SplitRows], n: int, k: int) -> GgmlTensor
 
 
 def _joined(parts: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
-    held = [part for part in parts if part is not None]
-    if len(held) == 1:
-        return held[0]
-    if held:
-        return torch.cat(held)
+    present = [part for part in parts if part is not None]
+    if len(present) == 1:
+        return present[0]
+    if present:
+        return torch.cat(present)
     return None
 
 
 def with_neighbours_joined(parts: Sequence[GgmlTensor]) -> tuple[GgmlTensor, ...]:
     """Join neighbours of one format along N, where tiles of rows allow it: fewer launches."""
-    found = [parts[0]]
+    result = [parts[0]]
     for part in parts[1:]:
-        last = found[-1]
+        last = result[-1]
         if last.type != part.type or last.features_out % ROWS:
-            found.append(part)
+            result.append(part)
             continue
         pairs = zip(
             (last.low, last.high, last.sides, last.scales),
@@ -188,8 +195,8 @@ def with_neighbours_joined(parts: Sequence[GgmlTensor]) -> tuple[GgmlTensor, ...
         assert low is not None
         assert sides is not None
         n = last.features_out + part.features_out
-        found[-1] = GgmlTensor(part.type, n, part.features_in, low, high, sides, scales)
-    return tuple(found)
+        result[-1] = GgmlTensor(part.type, n, part.features_in, low, high, sides, scales)
+    return tuple(result)
 
 
 def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ...]:
@@ -199,7 +206,7 @@ def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ..
     high = _plane(codes >> low_bits, high_bits) if high_bits else None
     if rows.factors is None:
         both = [rows.scales] if rows.minimums is None else [rows.scales, rows.minimums]
-        words = [_words(each, BLOCK // form.group, 2, torch.int64) for each in both]
+        words = [_words(plane, BLOCK // form.group, 2, torch.int64) for plane in both]
         return low, high, torch.cat(words, 2), None
     factors = rows.factors
     per_half = BLOCK // form.group // 2
@@ -207,30 +214,30 @@ def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ..
         factors = factors | (rows.minimum_factors << 4)
     elif rows.minimum_factors is not None:
         pair = (factors, rows.minimum_factors)
-        factors = torch.cat([each.view(len(each), -1, per_half) for each in pair], 2).flatten(1)
+        factors = torch.cat([plane.view(len(plane), -1, per_half) for plane in pair], 2).flatten(1)
         per_half *= 2
     sides = _words(factors, 2 * per_half, 2, torch.int64 if per_half == 8 else torch.int32)
-    least = torch.zeros_like(rows.scales) if rows.minimums is None else rows.minimums
-    scales = torch.stack((rows.scales, least), 2).flatten(1)
+    minimums = torch.zeros_like(rows.scales) if rows.minimums is None else rows.minimums
+    scales = torch.stack((rows.scales, minimums), 2).flatten(1)
     return low, high, sides, _words(scales, 2, 1, torch.int32)[:, :, 0].contiguous()
 
 
-def _padded(found: torch.Tensor, columns: int) -> torch.Tensor:
+def _padded(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     """Zeros behind the last row and column up to whole tiles."""
-    n, k = found.shape
+    n, k = tensor.shape
     rows = -(-n // ROWS) * ROWS
     wide = -(-k // columns) * columns
     if (rows, wide) == (n, k):
-        return found
-    return torch.nn.functional.pad(found, (0, wide - k, 0, rows - n))
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, wide - k, 0, rows - n))
 
 
-def _words(found: torch.Tensor, per_block: int, units: int, word: torch.dtype) -> torch.Tensor:
-    """[N, values] as words of what a row has in a `units`-th of a column block: [T, units * B, words, 16]."""
-    padded = _padded(found, per_block)
+def _words(fields: torch.Tensor, per_block: int, units: int, dtype: torch.dtype) -> torch.Tensor:
+    """Convert [N, values] to words of a `units`-th of a column block per row: [T, units * B, words, 16]."""
+    padded = _padded(fields, per_block)
     t = len(padded) // ROWS
     b = padded.shape[1] // per_block
-    flat = padded.clone(memory_format=torch.contiguous_format).view(-1).view(word)
+    flat = padded.clone(memory_format=torch.contiguous_format).view(-1).view(dtype)
     return flat.view(t, ROWS, units * b, -1).permute(0, 2, 3, 1).contiguous()
 
 
@@ -247,11 +254,11 @@ def _plane(values: torch.Tensor, bits: int) -> torch.Tensor:
     fields = 8 // bits
     #                  t  upper row b tile  field  half pair quad e
     tiles = values.view(t, 2, 8, b, bits, fields, 2, 2, 4, 2)
-    found = torch.zeros_like(tiles[:, :, :, :, :, 0])
+    result = torch.zeros_like(tiles[:, :, :, :, :, 0])
     for field in range(fields):
-        found |= tiles[:, :, :, :, :, field] << (bits * field)
+        result |= tiles[:, :, :, :, :, field] << (bits * field)
     #                       t  b tile row quad half upper pair e
-    ordered = found.permute(0, 3, 4, 2, 7, 5, 1, 6, 8)
+    ordered = result.permute(0, 3, 4, 2, 7, 5, 1, 6, 8)
     return ordered.reshape(t, b, bits, _TILE).view(torch.int8)
 
 
@@ -259,9 +266,9 @@ def _unplaned(plane: torch.Tensor, bits: int) -> torch.Tensor:
     """Invert `_plane`: uint8 [16 T, 256 B]."""
     t, b = plane.shape[:2]
     ordered = plane.view(torch.uint8).view(t, b, bits, 8, 4, 2, 2, 2, 2)
-    found = ordered.permute(0, 6, 3, 1, 2, 5, 7, 4, 8)  # t upper row b tile half pair quad e
+    result = ordered.permute(0, 6, 3, 1, 2, 5, 7, 4, 8)  # t upper row b tile half pair quad e
     mask = (1 << bits) - 1
-    fields = [(found >> (bits * field)) & mask for field in range(8 // bits)]
+    fields = [(result >> (bits * field)) & mask for field in range(8 // bits)]
     return torch.stack(fields, dim=5).reshape(t * ROWS, b * BLOCK)
 
 
@@ -292,8 +299,10 @@ def _times(numbers: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the weight [N, K] in floating point, its columns as packed, bit-equal to ggml's in fp32: the
-    reference of the gemms."""
+    """Return the weight [N, K] in floating point, with columns as packed.
+
+    Bit-equal to ggml's result in fp32. It is the reference of the gemms.
+    """
     if isinstance(weight, GgmlWeight):
         return torch.cat([dense(part, dtype) for part in weight.parts])
     form = weight.form
@@ -307,7 +316,7 @@ def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -
     else:
         values = (codes ^ form.offset).float() - form.offset
     scales, minimums = _sides(weight)
-    found = values.mul_(scales.repeat_interleave(form.group, 1))
+    result = values.mul_(scales.repeat_interleave(form.group, 1))
     if minimums is not None:
-        found -= minimums.repeat_interleave(form.group, 1)
-    return found[: weight.features_out, : weight.features_in].to(dtype)
+        result -= minimums.repeat_interleave(form.group, 1)
+    return result[: weight.features_out, : weight.features_in].to(dtype)

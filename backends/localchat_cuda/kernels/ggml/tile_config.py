@@ -1,4 +1,4 @@
-"""Tile configs of the gemms of 1 to 8 rows with ggml's block formats, by weight shape and row count.
+"""Tile configs for gemms of 1 to 8 rows with ggml's block formats.
 
 Measured on an H200 with the shapes of a 7B, see commit aea9b9fc. They suggest the rule that other shapes and
 cards follow: one wave of programs that are as large as their registers allow, and splits of K where N alone
@@ -11,7 +11,7 @@ from localchat_cuda.ggml_forms import BLOCK, ROWS
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 
 _REGISTERS = 65_536
-"""Of a multiprocessor."""
+"""*Warps of a multiprocessor."""
 _MAX_SPLITS = 16
 
 

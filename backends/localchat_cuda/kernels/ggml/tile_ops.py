@@ -109,80 +109,80 @@ def _table_asm(low, f: tl.constexpr):
 
 
 @triton.jit
-def byte(word, at: tl.constexpr, ASM: tl.constexpr):
-    """Byte `at` of words int32 as a signed number."""
+def byte(packed, index: tl.constexpr, ASM: tl.constexpr):
+    """Extract byte `index` of int32 words as a signed number."""
     if ASM:  # a selector of 8 and more repeats the sign
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0, $2;",
             "=r,r,n",
-            [word, 0x8880 + at * 0x1111],
+            [packed, 0x8880 + index * 0x1111],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
     else:
-        return (word << (24 - 8 * at)) >> 24
+        return (packed << (24 - 8 * index)) >> 24
 
 
 @triton.jit
-def byte_of(word, at, ASM: tl.constexpr):
-    """`byte` with an `at` of each element, 0 to 3; shapes are broadcast."""
+def byte_of(packed, index, ASM: tl.constexpr):
+    """Extract a byte like `byte`, with an `index` from 0 to 3 per element. Shapes are broadcast."""
     if ASM:
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, 0, $2;",
             "=r,r,r",
-            [word, 0x8880 + at * 0x1111],
+            [packed, 0x8880 + index * 0x1111],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
     else:
-        return (word << (24 - 8 * at)) >> 24
+        return (packed << (24 - 8 * index)) >> 24
 
 
 @triton.jit
-def half(word, at: tl.constexpr):
-    """Half `at` of words int32 as fp32."""
-    return half_bits(word, at).to(tl.float32)
+def half(packed, index: tl.constexpr):
+    """Extract half `index` of int32 words as fp32."""
+    return half_bits(packed, index).to(tl.float32)
 
 
 @triton.jit
-def half_bits(word, at: tl.constexpr):
-    """Half `at` of words int32 as fp16."""
-    return (word >> (16 * at)).to(tl.int16).to(tl.float16, bitcast=True)
+def half_bits(packed, index: tl.constexpr):
+    """Extract half `index` of int32 words as fp16."""
+    return (packed >> (16 * index)).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
-def half_of(word, first: tl.constexpr, at, ASM: tl.constexpr):
-    """Half `first + at` of words int64 [W, R] as fp32, of `at` [1, 1, P]: [W, R, P]."""
-    low = four_numbers(word, 0)[:, :, None]
-    high = four_numbers(word, 1)[:, :, None]
+def half_of(packed, first: tl.constexpr, index, ASM: tl.constexpr):
+    """Return the half `first + index` of int64 words [W, R] as fp32 [W, R, P]. `index` is [1, 1, P]."""
+    low = four_numbers(packed, 0)[:, :, None]
+    high = four_numbers(packed, 1)[:, :, None]
     if ASM:
-        found = tl.inline_asm_elementwise(
+        result = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;",
             "=r,r,r,r",
-            [low, high, (first + at) * 0x22 + 0x10],
+            [low, high, (first + index) * 0x22 + 0x10],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
     else:
-        found = tl.where(first + at < 2, low, high) >> ((first + at) % 2 * 16)
-    return half(found, 0)
+        result = tl.where(first + index < 2, low, high) >> ((first + index) % 2 * 16)
+    return half(result, 0)
 
 
 @triton.jit
-def four_numbers(word, upper: tl.constexpr):
+def four_numbers(packed, upper: tl.constexpr):
     """Half of words int64, or the words int32, as int32."""
-    if word.dtype == tl.int64:
-        return (word >> 32).to(tl.int32) if upper else word.to(tl.int32)
+    if packed.dtype == tl.int64:
+        return (packed >> 32).to(tl.int32) if upper else packed.to(tl.int32)
     else:
-        return word
+        return packed
 
 
 @triton.jit
-def scaled(codes, scale, least, SHIFT: tl.constexpr, ASM: tl.constexpr):
-    """Turn codes int8 times 2 ** SHIFT into code * scale - least, fp16; all [R, 32]."""
+def scaled(codes, scale, minimum, SHIFT: tl.constexpr, ASM: tl.constexpr):
+    """Compute code * scale - minimum in fp16 from int8 codes times 2 ** SHIFT. All are [R, 32]."""
     if ASM:
         # 0x6480 is 1152: 1024, whose last bits count ones, and 128 that makes a signed byte positive
         shrink = tl.full(codes.shape, 1.0 / (1 << SHIFT), tl.float16)
@@ -201,11 +201,11 @@ def scaled(codes, scale, least, SHIFT: tl.constexpr, ASM: tl.constexpr):
             fma.rn.f16x2 $1, b, $4, t;
             }""",
             "=&r,=&r,r,r,r,r,r,r,r,r,r",
-            [codes, scale, least, shrink, offset],
+            [codes, scale, minimum, shrink, offset],
             dtype=tl.float16,
             is_pure=True,
             pack=4,
         )
     else:
         exact = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
-        return (exact * scale.to(tl.float32) - least.to(tl.float32)).to(tl.float16)
+        return (exact * scale.to(tl.float32) - minimum.to(tl.float32)).to(tl.float16)

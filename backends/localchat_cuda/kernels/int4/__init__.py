@@ -22,19 +22,24 @@ from localchat_cuda.kernels.launch import traits
 
 _PACKED_ROWS = 512
 _HOPPER_ROWS = 1024
-"""With more rows the library's gemm of dequantized weights is faster. First token on an H200, packed and
-dequantized: 512 tokens 16.7 and 17.8 ms, 640 tokens 21.4 and 20.6; with the Hopper kernel 640 tokens 18.3 and
-19.2, 1,024 tokens 25.3 and 26.5."""
+"""Row count from which the library's gemm of dequantized weights is faster.
+
+First token on an H200, packed and dequantized: 512 tokens 16.7 and 17.8 ms, 640 tokens 21.4 and 20.6; with
+the Hopper kernel 640 tokens 18.3 and 19.2, 1,024 tokens 25.3 and 26.5.
+"""
 
 _UNPACKED_ROWS = 128
-"""The same where the unpacked weight is in memory. A step of 192 rows on an H200 takes 7.1 ms packed and 6.8
-unpacked, of 512 12.8 and 11.2, of 768 17.4 and 15.9, of 1,024 22.4 and 20.8."""
+"""The same if the unpacked weight is in memory.
+
+A step of 192 rows on an H200 takes 7.1 ms packed and 6.8 unpacked, of 512 12.8 and 11.2, of 768 17.4 and
+15.9, of 1,024 22.4 and 20.8.
+"""
 _NARROW_ROWS = 16
 _TILED_FEATURES = 64
-"""With more rows the kernels take output features in so many."""
+"""Multiple of the output features that the kernels need for more rows."""
 
 hopper: ModuleType | None
-"""Kernel for Hopper GPUs and large row counts; None if this Triton has no Gluon, or an incompatible one."""
+"""Kernel for Hopper GPUs and large row counts. None if this Triton has no compatible Gluon."""
 try:
     hopper = import_module("localchat_cuda.kernels.int4.gemm_hopper")
 except ImportError:
@@ -56,17 +61,17 @@ def packed_rows(device: torch.device, *, unpacked: bool = False) -> int:
     return _HOPPER_ROWS if fast else _PACKED_ROWS
 
 
-def rows_for(weight: W4, most: int) -> int:
-    """Return the largest row count, up to `most`, for which a gemm reads this packed weight."""
+def rows_for(weight: W4, max_rows: int) -> int:
+    """Return the largest row count for which a gemm reads the packed weight. At most `max_rows`."""
     if weight.features_out % _TILED_FEATURES:
-        return min(most, _NARROW_ROWS)
-    return most
+        return min(max_rows, _NARROW_ROWS)
+    return max_rows
 
 
 def tile_config_for(
     rows: int, n: int, k: int, device: torch.device, *, group: int = BLOCK_K, fused: bool = False
 ) -> AnyTileConfig:
-    """Choose the tile config for a weight of N x K in groups of `group`; its type selects the kernel variant.
+    """Choose the tile config for a weight [N, K] in groups of `group`. Its type selects the kernel.
 
     fused: the gemm applies act_and_mul to gate and up itself.
     """
@@ -91,9 +96,9 @@ def empty_activations(
     group: columns that share a scale in the weight that reads them.
     """
     variant = w4_tile_config.variant_for(m)
-    most = packed_rows(device)
-    if m > most or variant == "dequant":
-        raise ValueError(f"rows: at most {most} wanted, {m} given")
+    max_rows = packed_rows(device)
+    if m > max_rows or variant == "dequant":
+        raise ValueError(f"rows: at most {max_rows} wanted, {m} given")
     if variant == "int8":
         return w4_activations.Int8Rows.empty(m, k, device, group)
     order: w4_activations.Order = "lanes" if variant == "fp16" else "slots"
@@ -152,7 +157,7 @@ def gemm_silu_mul(
     order: torch.Tensor | None = None,
     kernels: bool = True,
 ) -> None:
-    """Apply act_and_mul to the gemm with a gate-and-up weight and write the activations of the next gemm.
+    """Apply act_and_mul to the gemm of gate and up, and write the next gemm's activations.
 
     `into` [M, N / 2] has its columns in `order`. One kernel where the variant supports that, else two.
     """
@@ -185,9 +190,9 @@ def gemm_of(
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     if weight.padding:
         x = torch.nn.functional.pad(x, (0, weight.padding))
-    held = weight.unpacked
-    most = rows_for(weight, packed_rows(x.device, unpacked=held is not None))
-    if kernels and 1 <= m <= most:
+    unpacked = weight.unpacked
+    max_rows = rows_for(weight, packed_rows(x.device, unpacked=unpacked is not None))
+    if kernels and 1 <= m <= max_rows:
         rows = empty_activations(m, k, x.device, weight.group)
         w4_activations.prepare("plain", x[None], rows, order=order)
         return gemm(rows, weight)
@@ -197,8 +202,8 @@ def gemm_of(
         return (x.float() @ dense(weight).t())[None]
     dtype = torch.float32 if wide and x.dtype == torch.float16 else x.dtype
     out = torch.empty(m, n, dtype=dtype, device=x.device)
-    if held is None:
+    if unpacked is None:
         w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
     else:
-        w4_dequant.multiply(x, held, out)
+        w4_dequant.multiply(x, unpacked, out)
     return out[None]

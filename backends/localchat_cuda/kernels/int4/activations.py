@@ -46,6 +46,7 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -53,10 +54,16 @@ Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "act_and_mul", "plain"]
 _MODES: dict[str, int] = {"plain": 0, "norm": 1, "act_and_mul": 2, "embed": 3}
 ALONE = 32
-"""Up to this row count each row has a program of its own, so all counts of a class give equal bits."""
+"""Row count up to which each row has its own program.
+
+All counts of a class give equal bits.
+"""
 TWICE = 4
-"""From this row count on a norm in another order is two kernels: out-of-order columns are read in pieces of 32
-bytes where 4 are needed, so one matrix is read that way instead of each partial sum, residual and weight."""
+"""Row count from which a norm in another order takes two kernels.
+
+Out-of-order columns are read in pieces of 32 bytes where 4 are needed, so one matrix is read that way instead
+of each partial sum, residual and weight.
+"""
 HALF_RESIDUAL = 1.0 / 16
 """Factor of a residual, before it is divided by its rms, in HalfRows: single channels of large models go beyond
 the range of fp16, and then reach a million. A power of two changes no bit of a number above 0.001."""
@@ -88,13 +95,16 @@ class HalfRows:
 
     x: torch.Tensor
     factors: torch.Tensor
-    """Per group and row, the sum of x, and minus the sum of x times the constant that unpacking leaves in each
-    weight (1024 in the lower half of a block, 64 in the upper); of groups below 128, within one half each, the
-    sum alone. No rows, [2, G, 0], for a variant that subtracts that constant itself."""
+    """Sum of x per group and row, and minus the sum of x times the offset of unpacked weights.
+
+    The offset is 1024 in the lower half of a block and 64 in the upper half. Groups below 128, which lie in one
+    half, have only the sum. A variant that subtracts the offset itself has no rows, [2, G, 0]."""
     order: Order = "lanes"
-    """Order of k within a block, each 32 columns being one operand (plane and h, which of two pairs): `lanes` -
-    the eight values of a lane contiguous (gemm_fp16.py); `slots` - as the instruction counts k, for operands in
-    shared memory (gemm_tiled.py, gemm_hopper.py)."""
+    """Order of k within a block, in which each 32 columns are an operand (plane and h).
+
+    `lanes`: the eight values of a lane are contiguous (gemm_fp16.py). `slots`: the instruction's order of k,
+    for operands in shared memory (gemm_tiled.py, gemm_hopper.py).
+    """
     group: int = BLOCK_K
 
     @staticmethod
@@ -162,14 +172,14 @@ def natural_order(values: torch.Tensor, order: Order, group: int = BLOCK_K) -> t
     m, k = values.shape
     axes = _ORDERS[order]
     tile = values.view(m, k // BLOCK_K, *(_EXTENTS[axis] for axis in axes))
-    found = tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
+    result = tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
     if group != 32:
-        return found
-    return found.view(m, k // 64, 4, 2, 8).transpose(2, 3).reshape(m, k)
+        return result
+    return result.view(m, k // 64, 4, 2, 8).transpose(2, 3).reshape(m, k)
 
 
 def quantize(values: torch.Tensor, rows: Rows) -> None:
-    """Write fp32 values [M, K] into `rows` with plain torch, as the last part of every mode."""
+    """Write fp32 values [M, K] to `rows` with plain torch. This is the last part of every mode."""
     m, k = values.shape
     if isinstance(rows, Int8Rows):
         _quantize_int8(values.float(), rows)
@@ -206,25 +216,25 @@ def _quantize_int8(values: torch.Tensor, rows: Int8Rows) -> None:
     m, k = values.shape
     blocks = values.view(m, k // BLOCK_K, BLOCK_K)
     scale = (blocks.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
-    whole = torch.floor(blocks / scale[..., None] + 0.5)
+    rounded = torch.floor(blocks / scale[..., None] + 0.5)
     if rows.group == 16:
-        stored = _ggml_order(whole.view(m, k))
+        stored = _ggml_order(rounded.view(m, k))
         high = torch.floor((stored + 128) / 256)
         pair = torch.stack((high, stored - 256 * high), 1).reshape(2 * m, k)
         rows.x.copy_(pair.to(torch.int8))
-        sums = whole.to(torch.int32).view(m, k // BLOCK_K, 8, 16).sum(-1, dtype=torch.int32)
+        sums = rounded.to(torch.int32).view(m, k // BLOCK_K, 8, 16).sum(-1, dtype=torch.int32)
         both = sums.view(m, k // BLOCK_K, 4, 2).sum(-1, dtype=torch.int32)
         rows.factors[:, :m, 0] = scale.t()
         rows.factors[:, :m, 4:] = torch.cat((both, sums), -1).view(torch.float32).transpose(0, 1)
         return
-    stored = _packed_order(whole.view(m, k), rows.group)
+    stored = _packed_order(rounded.view(m, k), rows.group)
     high = torch.floor((stored + 128) / 256)
     pair = torch.stack((high, stored - 256 * high), 1).view(m, 2, k // 4, 4)
     rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
     if rows.group == BLOCK_K:
-        sums = torch.stack((scale * whole.sum(-1), 8 * scale * whole[..., 64:].sum(-1)), -1)
+        sums = torch.stack((scale * rounded.sum(-1), 8 * scale * rounded[..., 64:].sum(-1)), -1)
     else:
-        sums = scale[..., None] * whole.view(m, k // BLOCK_K, -1, rows.group).sum(-1)
+        sums = scale[..., None] * rounded.view(m, k // BLOCK_K, -1, rows.group).sum(-1)
     factors = torch.cat((scale[..., None] / 16, sums), -1)
     rows.factors[:, :m, : factors.shape[-1]] = factors.transpose(0, 1)
 
@@ -268,7 +278,7 @@ def reference(
 
 
 def _shift(scale: float, eps: float) -> float:
-    """Correction of a block's part of mean + eps to that of the unscaled row, times the square of the scale."""
+    """Convert a block's part of mean + eps to that of the unscaled row, times the square of the scale."""
     return (scale**2 - 1.0) * eps * BLOCK_K
 
 
@@ -290,7 +300,7 @@ def _packed_column(j, GROUP: tl.constexpr):
 
 @triton.jit
 def packed_cell(j, GROUP: tl.constexpr, LANES: tl.constexpr):
-    """Where HalfRows hold column j, in lane or in slot order."""
+    """Return where HalfRows store column j, in lane or in slot order."""
     # p = plane(64) quad(16) half(8) pair(4) h(2) i
     p = _packed_column(j, GROUP)
     cell = (p & ~63) + ((p & 2) << 4) + (p & 1)
@@ -324,11 +334,11 @@ def write_rows(
         tl.store(x + m[:, None] * K + block * 128 + j[None, :], v, mask=inside)
     elif FORMAT == 0:
         # As integers sizes keep their order, with NaN above all, which a maximum of floats would drop.
-        most = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
-        scale = tl.maximum(most * (1.0 / 32512.0), 1e-30, propagate_nan=tl.PropagateNan.ALL)
-        whole = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
-        high = (whole + 128) >> 8
-        low = whole - high * 256
+        peak = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
+        scale = tl.maximum(peak * (1.0 / 32512.0), 1e-30, propagate_nan=tl.PropagateNan.ALL)
+        rounded = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
+        high = (rounded + 128) >> 8
+        low = rounded - high * 256
         p = _packed_column(j, GROUP)
         if GROUP != 16:
             p = (p & ~3) + ((p & 1) << 1) + ((p >> 1) & 1)
@@ -336,26 +346,26 @@ def write_rows(
         tl.store(x + cell, high.to(tl.int8), mask=inside)
         tl.store(x + cell + K, low.to(tl.int8), mask=inside)
         if GROUP == 128:
-            at = factors + (block * MQ + m) * 4
-            tl.store(at, scale * 0.0625, mask=there)
-            tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
-            upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
-            tl.store(at + 2, 8 * scale * upper, mask=there)
+            pointers = factors + (block * MQ + m) * 4
+            tl.store(pointers, scale * 0.0625, mask=there)
+            tl.store(pointers + 1, scale * tl.sum(rounded, 1), mask=there)
+            upper = tl.sum(tl.where((j >= 64)[None, :], rounded, 0), 1)
+            tl.store(pointers + 2, 8 * scale * upper, mask=there)
         elif GROUP == 16:  # sums as they are, of 32 columns and of 16
-            at = factors + (block * MQ + m) * 16
-            tl.store(at, scale, mask=there)
+            pointers = factors + (block * MQ + m) * 16
+            tl.store(pointers, scale, mask=there)
             for s in tl.static_range(4):
-                first = _group_sum(whole, j, 2 * s, 16)
-                second = _group_sum(whole, j, 2 * s + 1, 16)
+                first = _group_sum(rounded, j, 2 * s, 16)
+                second = _group_sum(rounded, j, 2 * s + 1, 16)
                 both = (first + second).to(tl.float32, bitcast=True)
-                tl.store(at + 4 + s, both, mask=there)
-                tl.store(at + 8 + 2 * s, first.to(tl.float32, bitcast=True), mask=there)
-                tl.store(at + 9 + 2 * s, second.to(tl.float32, bitcast=True), mask=there)
+                tl.store(pointers + 4 + s, both, mask=there)
+                tl.store(pointers + 8 + 2 * s, first.to(tl.float32, bitcast=True), mask=there)
+                tl.store(pointers + 9 + 2 * s, second.to(tl.float32, bitcast=True), mask=there)
         else:
-            at = factors + (block * MQ + m) * (8 if GROUP == 32 else 4)
-            tl.store(at, scale * 0.0625, mask=there)
+            pointers = factors + (block * MQ + m) * (8 if GROUP == 32 else 4)
+            tl.store(pointers, scale * 0.0625, mask=there)
             for s in tl.static_range(128 // GROUP):
-                tl.store(at + 1 + s, scale * _group_sum(whole, j, s, GROUP), mask=there)
+                tl.store(pointers + 1 + s, scale * _group_sum(rounded, j, s, GROUP), mask=there)
     else:
         half = to_half(v)
         cell = packed_cell(j, GROUP, FORMAT == 1)
@@ -369,16 +379,16 @@ def write_rows(
                 tl.store(factors + (K // 128 + block) * MQ + m, less, mask=there)
             else:
                 for s in tl.static_range(128 // GROUP):
-                    at = factors + (block * (128 // GROUP) + s) * MQ + m
-                    tl.store(at, _group_sum(f, j, s, GROUP), mask=there)
+                    pointers = factors + (block * (128 // GROUP) + s) * MQ + m
+                    tl.store(pointers, _group_sum(f, j, s, GROUP), mask=there)
 
 
 @triton.jit
-def sum_partials(source, at, inside, stride, S: tl.constexpr):
-    """Sum in fp32 the elements `at` of S matrices, `stride` apart."""
-    total = tl.load(source + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+def sum_partials(source, offsets, inside, stride, S: tl.constexpr):
+    """Sum the elements at `offsets` of S matrices in fp32. The matrices are `stride` apart."""
+    total = tl.load(source + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     for s in tl.static_range(1, S):
-        part = tl.load(source + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg")
+        part = tl.load(source + s * stride + offsets, mask=inside, other=0.0, cache_modifier=".cg")
         total += part.to(tl.float32)
     return total
 
@@ -423,7 +433,7 @@ def _prepare_kernel(
         w = tl.load(weight + i).to(tl.float32)
     if PDL:
         gdc_wait()
-    at = m[:, None] * K + i[None, :]
+    offsets = m[:, None] * K + i[None, :]
     if MODE == 3:
         row = tl.load(ids + m, mask=there, other=0).to(tl.int64)
         v = tl.load(source + row[:, None] * N + i[None, :], mask=inside, other=0.0)
@@ -434,9 +444,9 @@ def _prepare_kernel(
     if MODE == 2:
         v = activation(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
     if MODE == 1:
-        v += tl.load(residual + at, mask=inside, other=0.0)
+        v += tl.load(residual + offsets, mask=inside, other=0.0)
     if MODE == 1 or MODE == 3:
-        tl.store(residual + at, v, mask=inside)
+        tl.store(residual + offsets, v, mask=inside)
         square = tl.sum(v * v, 1)
         v = v * w[None, :]
         if MODE == 1:
@@ -550,15 +560,15 @@ def prepare(
     several = rows_per_program(m)
     kernel = _prepare_kernel[(k // BLOCK_K, triton.cdiv(m, several))](
         source,
-        source if ids is None else ids,
-        source if residual is None else residual,
-        source if weight is None else weight,
-        source if squares is None else squares,
+        tensor_or(ids, source),
+        tensor_or(residual, source),
+        tensor_or(weight, source),
+        tensor_or(squares, source),
         rows.x,
         rows.factors,
         factor,
         _shift(factor, eps),
-        source if order is None else order,
+        tensor_or(order, source),
         m,
         N=n,
         K=k,

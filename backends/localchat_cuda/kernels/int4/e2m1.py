@@ -32,7 +32,7 @@ _MAGNITUDES = (9, 6, 3, 0)
 
 
 def pack_floats(codes: torch.Tensor, exponents: torch.Tensor) -> W4:
-    """Pack codes [N, K] (0..15) and exponents uint8 [N, K / 32], of columns padded with zeros to 128.
+    """Pack codes [N, K] (0..15) and exponents uint8 [N, K / 32]. Columns are padded to 128.
 
     ValueError if N is no multiple of 16, or a scale is beyond 2.
     """
@@ -59,7 +59,10 @@ def pack_floats(codes: torch.Tensor, exponents: torch.Tensor) -> W4:
 
 
 def _four(codes: torch.Tensor) -> list[torch.Tensor]:
-    """Codes of byte 0 and byte 1 of each 16 bits, then those of k + 64, of integer codes in pack's order."""
+    """Return the codes of bytes 0 and 1 of each 16 bits, then those of k + 64.
+
+    Codes are integers in pack's order.
+    """
     both = codes.view(torch.uint8).view(*codes.shape[:-1], -1, 2).to(torch.int32)
     low = both & 15
     high = (both >> 4) ^ 8
@@ -79,9 +82,9 @@ def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     n = weight.features_out
     k = weight.features_in
     sides = torch.zeros(side_shape(n, k, GROUP), dtype=torch.int32, device=codes.device)
-    found = unpack(W4(codes, sides, group=GROUP))[0].long()
+    fields = unpack(W4(codes, sides, group=GROUP))[0].long()
     values = torch.tensor(VALUES, device=codes.device)
-    values = torch.where(found > 7, -1.0, 1.0) * values[found & 7]
+    values = torch.where(fields > 7, -1.0, 1.0) * values[fields & 7]
     shifts = 8 * torch.arange(4, dtype=torch.int32, device=codes.device)
     exponents = (weight.scale_zeros.transpose(1, 2)[..., None] >> shifts) & 255
     scales = torch.exp2(exponents.reshape(n, k // GROUP).float() - 127)
@@ -128,7 +131,10 @@ def float_halves(w, ASM: tl.constexpr):
 
 @triton.jit
 def group_scale(words, s, ASM: tl.constexpr):
-    """Scale of group `s` of each word of exponents as fp32, 0 for 2^-127; shapes are broadcast."""
+    """Return the scale of group `s` of each word of exponents as fp32.
+
+    2^-127 becomes 0. Shapes are broadcast.
+    """
     if ASM:
         # Two operations: rotated so that the exponent of group s stands where fp32 has its own.
         return tl.inline_asm_elementwise(

@@ -28,12 +28,12 @@ from localchat_cuda.kernels.launch import require, traits
 
 
 @triton.jit
-def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
-    """Store 16 x 64 weights; each operand holds offset + code in (half, pair, quad, i)."""
+def _plane(out, even, odd, scale, zero, offset: tl.constexpr, pointers):
+    """Store 16 x 64 weights. Each operand has offset + code in (half, pair, quad, i)."""
     w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
     w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
     w = (w - offset - zero[:, None]) * scale[:, None]
-    tl.store(out + at, w.to(out.dtype.element_ty))
+    tl.store(out + pointers, w.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _plane_of_groups(
     offset: tl.constexpr,
     s: tl.constexpr,
     GROUP: tl.constexpr,
-    at,
+    pointers,
 ):
     """`_plane` with the scales and zeros of groups s and, of 32, s + 1."""
     w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
@@ -60,7 +60,7 @@ def _plane_of_groups(
         zero = tl.where(low, zero, side_zero(zeros, s + 1).to(tl.float32)[:, None])
     else:
         w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
-    tl.store(out + at, ((w - offset - zero) * scale).to(out.dtype.element_ty))
+    tl.store(out + pointers, ((w - offset - zero) * scale).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -84,15 +84,17 @@ def _dequantize_kernel(
                 scale = scale_of(scale_zero)
                 zero = zero_of(scale_zero)
                 a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
-                at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
-                _plane(out, a, b, scale, zero, 1024, at)
-                _plane(out, c, d, scale, zero, 64, at + 64)
+                offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
+                _plane(out, a, b, scale, zero, 1024, offsets)
+                _plane(out, c, d, scale, zero, 64, offsets + 64)
             else:
-                one, two, zeros = load_sides(scale_zeros, first + block, group, G, GROUP, 1)
+                scales, two, zeros = load_sides(scale_zeros, first + block, group, G, GROUP, 1)
                 a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
-                at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
-                _plane_of_groups(out, a, b, one, two, zeros, 1024, 0, GROUP, at)
-                _plane_of_groups(out, c, d, one, two, zeros, 64, 64 // GROUP, GROUP, at + 64)
+                offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
+                _plane_of_groups(out, a, b, scales, two, zeros, 1024, 0, GROUP, offsets)
+                _plane_of_groups(
+                    out, c, d, scales, two, zeros, 64, 64 // GROUP, GROUP, offsets + 64
+                )
 
 
 def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
@@ -153,7 +155,7 @@ def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) 
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out[M, N] = x[M, K] w^T by the library, of one dtype; `out` has it, too, or is fp32."""
+    """Compute out[M, N] = x[M, K] w^T with the library in one dtype. `out` has this dtype or is fp32."""
     if out.dtype == x.dtype:
         torch.matmul(x, weight.t(), out=out)
     elif x.device.type == "cpu":

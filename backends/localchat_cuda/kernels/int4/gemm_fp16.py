@@ -38,7 +38,14 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 16
 
@@ -73,7 +80,7 @@ def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _half_columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
-    """As `_columns`, but half of that, [16, 8] or [WARPS, 16, 8]: 8 bytes a lane."""
+    """Load half of `_columns`, [16, 8] or [WARPS, 16, 8], 8 bytes per lane."""
     k = tl.arange(0, 16)
     k = k // 4 * 8 + k % 4
     m = (first + tl.arange(0, 8)) % rows
@@ -136,21 +143,24 @@ def _load(
     WARPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Return tiles of codes, two of a block for groups of 32, and words of scales and zeros, one or three."""
+    """Return tiles of codes, and one or three words of scales and zeros.
+
+    Groups of 32 have two tiles per block.
+    """
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
-            at = (block + r) * G + (chunk + d) * WARPS
+            offset = (block + r) * G + (chunk + d) * WARPS
             if GROUP == 32:
                 ws = ws + (
-                    load_half_pairs(codes, at * 512, WARPS),
-                    load_half_pairs(codes, at * 512 + 256, WARPS),
+                    load_half_pairs(codes, offset * 512, WARPS),
+                    load_half_pairs(codes, offset * 512 + 256, WARPS),
                 )
             else:
-                ws = ws + (load_pairs(codes, at * 512, WARPS),)
+                ws = ws + (load_pairs(codes, offset * 512, WARPS),)
             if GROUP == 128:
-                ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+                ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
             else:
                 ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
     return ws, ss
@@ -228,7 +238,7 @@ def _add_group(
     S: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Add the products of group s to the sums of all parts; a and b hold OFFSET + code."""
+    """Add the products of group s to the sums of all parts. a and b are OFFSET + code."""
     scale = side_scale(first, second, s)
     zero = (side_zero(zeros, s) + OFFSET).to(tl.float32)
     added = ()
@@ -257,7 +267,7 @@ def _multiply_groups(
     ASM: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`_multiply_blocks` for S groups of a column block, half of them low nibbles, half high ones."""
+    """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
     PARTS: tl.constexpr = MP // 8
     S: tl.constexpr = 128 // GROUP
     H: tl.constexpr = S // 2
@@ -266,13 +276,13 @@ def _multiply_groups(
         side = ()
         for p in tl.static_range(PARTS):
             for s in tl.static_range(S):
-                at = x + group * 128 + s // H * 64 + s % H * 4
+                pointer = x + group * 128 + s // H * 64 + s % H * 4
                 if GROUP == 32:
-                    xa = _half_columns(at, 8 * p, rows, K, WARPS)
-                    xb = _half_columns(at + 32, 8 * p, rows, K, WARPS)
+                    xa = _half_columns(pointer, 8 * p, rows, K, WARPS)
+                    xb = _half_columns(pointer + 32, 8 * p, rows, K, WARPS)
                 else:
-                    xa = _columns(at, 8 * p, rows, K, WARPS)
-                    xb = _columns(at + 32, 8 * p, rows, K, WARPS)
+                    xa = _columns(pointer, 8 * p, rows, K, WARPS)
+                    xb = _columns(pointer + 32, 8 * p, rows, K, WARPS)
                 side = side + (_factor(factors, group * S + s, p, MP, S, WARPS), xa, xb)
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -364,14 +374,14 @@ def _fp16_kernel(
         gdc_wait()
     outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP)
     first += DEPTH
-    whole = first + (last - first) // DEPTH * DEPTH
-    for chunk in tl.range(first, whole, DEPTH, num_stages=1):
+    full_end = first + (last - first) // DEPTH * DEPTH
+    for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
         wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
         outs = _multiply(
             outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP
         )
     if DEPTH > 1:
-        for chunk in tl.range(whole, last, 1, num_stages=1):
+        for chunk in tl.range(full_end, last, 1, num_stages=1):
             wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
             outs = _multiply(
                 outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM, GROUP
@@ -386,8 +396,8 @@ def _fp16_kernel(
             row = p * 8 + m
             if NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
-            at = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
-            tl.store(out + at, o, mask=(row < M)[None, :])
+            offsets = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            tl.store(out + offsets, o, mask=(row < M)[None, :])
 
 
 def gemm(
@@ -422,7 +432,7 @@ def gemm(
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         N=n,

@@ -63,7 +63,7 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     take_over,
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import power_of_two, require, traits
+from localchat_cuda.kernels.launch import power_of_two, require, tensor_or, traits
 
 
 @gluon.jit
@@ -95,8 +95,8 @@ def _fetch_weights(
         else:
             here = (stage * (2 * BLOCKS) + q) * SIDES
             for i in gl.static_range(SIDES - 1):
-                at = (g * (SIDES - 1) + i) * 16
-                load_box(s_boxes, [row, at], bar, ss.index(here + i))
+                offset = (g * (SIDES - 1) + i) * 16
+                load_box(s_boxes, [row, offset], bar, ss.index(here + i))
             zeros = K // 128 * (SIDES - 1) + g * (128 // GROUP) // 8
             load_box(s_boxes, [row, zeros * 16], bar, ss.index(here + SIDES - 1))
 
@@ -151,21 +151,21 @@ def _load(
                 )
         ahead = gl.minimum(last - first, STAGES)
         gdc_wait()
-    it = 0
+    iteration = 0
     for i in range(items_here(items, tiles, K, EVEN)):
         row, column, _, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
         for g in range(first, last):
-            stage = it % STAGES
+            stage = iteration % STAGES
             bar = full.index(stage)
-            if it >= ahead:
-                mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
+            if iteration >= ahead:
+                mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                 mbarrier.expect(bar, BYTES)
                 _fetch_weights(
                     w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, K, BLOCKS, FUSED, GROUP
                 )
             load_box(x_boxes, [row * TILE, g * 128], bar, xs.index(stage * 2))
             load_box(x_boxes, [row * TILE, g * 128 + 64], bar, xs.index(stage * 2 + 1))
-            it += 1
+            iteration += 1
 
 
 @gluon.jit
@@ -215,7 +215,7 @@ def _multiply(
     for i in range(items_here(items, tiles, K, EVEN)):
         _, _, _, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
         total += last - first
-    it = 0
+    iteration = 0
     mbarrier.wait(full.index(0), 0)
     # The column block of the weights that are dequantized next: its zeros are one of several runs in a box.
     g = 0
@@ -229,7 +229,7 @@ def _multiply(
         acc = gl.zeros((64, TILE), gl.float32, M_L)
         acc2 = acc
         for g in range(first, last):
-            stage = it % STAGES
+            stage = iteration % STAGES
             x_lo = xs.index(stage * 2).permute((1, 0))
             x_hi = xs.index(stage * 2 + 1).permute((1, 0))
             now = warpgroup_mma(lo, x_lo, acc, is_async=True)
@@ -239,9 +239,9 @@ def _multiply(
                 now2 = warpgroup_mma(lo2, x_lo, acc2, is_async=True)
                 now2 = warpgroup_mma(hi2, x_hi, now2, is_async=True)
                 acc, lo, hi = warpgroup_mma_wait(2, deps=[now, lo, hi])
-            it += 1
-            following = it % STAGES
-            mbarrier.wait(full.index(following), (it // STAGES) & 1, pred=it < total)
+            iteration += 1
+            following = iteration % STAGES
+            mbarrier.wait(full.index(following), (iteration // STAGES) & 1, pred=iteration < total)
             g_next = g
             if GROUP != 128:
                 g_next = gl.where(g + 1 < last, g + 1, later)
@@ -491,20 +491,20 @@ def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
     A launch copies descriptors, which are only addresses and sizes, into its arguments; graphs need none of
     them.
     """
-    found: tuple[TensorDescriptor, TensorDescriptor] | None = _BOXES_OF_WEIGHTS.get(weight.codes)
-    if found is None:
+    boxes: tuple[TensorDescriptor, TensorDescriptor] | None = _BOXES_OF_WEIGHTS.get(weight.codes)
+    if boxes is None:
         t, g = weight.codes.shape[:2]
         layout = gl.NVMMASharedLayout(0, 32, 2)
         # detached: a view would keep alive the tensor whose release must drop these descriptors
         words = weight.codes.detach().view(torch.int32)
         scale_zeros = weight.scale_zeros.detach()
         line = scale_zeros[0].numel()
-        found = (
+        boxes = (
             TensorDescriptor(words.view(t, g * 256), [t, g * 256], [g * 256, 1], [4, 256], layout),
             TensorDescriptor(scale_zeros.view(t, line), [t, line], [line, 1], [4, 16], layout),
         )
-        _BOXES_OF_WEIGHTS[weight.codes] = found
-    return found
+        _BOXES_OF_WEIGHTS[weight.codes] = boxes
+    return boxes
 
 
 def gemm(
@@ -581,16 +581,16 @@ def _launch(
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
-    held = _workspace(device) if config.even else None
+    workspace = _workspace(device) if config.even else None
     items = config.items(m, n)
     layout = gl.NVMMASharedLayout(128, 16, 2)
     _hopper_kernel[(min(items, traits(device).sms),)](
         TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout),
         *_boxes(weight),
         out,
-        held.sums if held else out,
-        held.flags if held else out,
-        out if squares is None else squares,
+        workspace.sums if workspace else out,
+        workspace.flags if workspace else out,
+        tensor_or(squares, out),
         eps,
         m,
         items,

@@ -47,7 +47,14 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 MAX_ROWS = 8
 _SWAP = (0, 2, 1, 3)
@@ -111,7 +118,7 @@ def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _half_columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
-    """As `_columns`, but half of a plane, [32, 8] or [WARPS, 32, 8]: 8 bytes a lane."""
+    """Load half of a plane of `_columns`, [32, 8] or [WARPS, 32, 8], 8 bytes per lane."""
     k = tl.arange(0, 32)
     k = k // 8 * 16 + k % 8
     n = tl.arange(0, 8)
@@ -167,21 +174,24 @@ def _load(
     WARPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Return tiles of codes, two of a block for groups of 32, and words of scales and zeros, one or three."""
+    """Return tiles of codes, and one or three words of scales and zeros.
+
+    Groups of 32 have two tiles per block.
+    """
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
-            at = (block + r) * G + (chunk + d) * WARPS
+            offset = (block + r) * G + (chunk + d) * WARPS
             if GROUP == 32:
                 ws = ws + (
-                    load_half_bytes(codes, at * 1024, WARPS),
-                    load_half_bytes(codes, at * 1024 + 512, WARPS),
+                    load_half_bytes(codes, offset * 1024, WARPS),
+                    load_half_bytes(codes, offset * 1024 + 512, WARPS),
                 )
             else:
-                ws = ws + (load_bytes(codes, at * 1024, WARPS),)
+                ws = ws + (load_bytes(codes, offset * 1024, WARPS),)
             if GROUP == 128:
-                ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+                ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
             else:
                 ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
     return ws, ss
@@ -201,7 +211,7 @@ def _add_group(
     S: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Add the products of group s to the sums of all parts; `w` holds codes, or 16 * (code - LESS)."""
+    """Add the products of group s to the sums of all parts. `w` has codes, or 16 * (code - LESS)."""
     scale = side_scale(first, second, s)
     zero = (side_zero(zeros, s) - LESS).to(tl.float32)
     added = ()
@@ -232,7 +242,7 @@ def _multiply_groups(
     ASM: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`_multiply_blocks` for S groups of a column block, half of them low nibbles, half high ones."""
+    """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
     PARTS: tl.constexpr = MQ // 4
     S: tl.constexpr = 128 // GROUP
     H: tl.constexpr = S // 2
@@ -243,11 +253,11 @@ def _multiply_groups(
         for p in tl.static_range(PARTS):
             side = side + (_factor(factors, group, p, MQ, F, WARPS),)
             for s in tl.static_range(S):
-                at = x + group * 128 + s // H * 64 + s % H * 8
+                pointer = x + group * 128 + s // H * 64 + s % H * 8
                 if GROUP == 32:
-                    column = _half_columns(at, 8 * p, rows2, K, WARPS)
+                    column = _half_columns(pointer, 8 * p, rows2, K, WARPS)
                 else:
-                    column = _columns(at, 8 * p, rows2, K, WARPS)
+                    column = _columns(pointer, 8 * p, rows2, K, WARPS)
                 side = side + (_factor(factors + 1 + s, group, p, MQ, F, WARPS), column)
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -393,14 +403,14 @@ def _int8_kernel(
         outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
     )
     first += DEPTH
-    whole = first + (last - first) // DEPTH * DEPTH
-    for chunk in tl.range(first, whole, DEPTH, num_stages=1):
+    full_end = first + (last - first) // DEPTH * DEPTH
+    for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
         wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
         outs = _multiply(
             outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
         )
     if DEPTH > 1:
-        for chunk in tl.range(whole, last, 1, num_stages=1):
+        for chunk in tl.range(full_end, last, 1, num_stages=1):
             wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
             outs = _multiply(
                 outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM, GROUP
@@ -415,8 +425,8 @@ def _int8_kernel(
             row = p * 4 + m
             if NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
-            at = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
-            tl.store(out + at, o, mask=(row < M)[None, :])
+            offsets = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            tl.store(out + offsets, o, mask=(row < M)[None, :])
 
 
 def gemm(
@@ -460,7 +470,7 @@ def gemm(
         weight.codes,
         weight.scale_zeros,
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         rows,
         N=n,

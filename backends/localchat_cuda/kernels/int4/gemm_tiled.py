@@ -30,14 +30,14 @@ from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM, inverse_rms
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 
 class TiledGemmConfig(NamedTuple):
     """Tile config of a weight, and the rows of a tile."""
 
     shape: TileConfig
-    """As in tile_config.py; its `depth` is the number of pipeline stages."""
+    """Shape as in tile_config.py. Its `depth` is the number of pipeline stages."""
     rows: int
 
 
@@ -55,7 +55,10 @@ _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
         (128, TiledGemmConfig(TileConfig(2, 4, 3, 7), 64)),
     ),
 }
-"""Narrow weights of a 7B model by (N, K) and largest row count, on an H200, where the rule leaves most idle."""
+"""Configs for narrow weights of a 7B model by (N, K) and row count.
+
+The rule leaves most of an H200 idle for them.
+"""
 
 
 def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
@@ -79,8 +82,8 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
         waves = -(-programs * splits // (2 * sms))
         return waves / splits + splits * 0.08 * 3584 / k
 
-    most = min(2 if programs >= sms else 8, k // BLOCK_K)
-    splits = min((s for s in (1, 2, 4, 8) if s <= most), key=cost)
+    max_splits = min(2 if programs >= sms else 8, k // BLOCK_K)
+    splits = min((s for s in (1, 2, 4, 8) if s <= max_splits), key=cost)
     return TiledGemmConfig(TileConfig(1, warps, 3, splits), tile)
 
 
@@ -103,12 +106,12 @@ def fused_tile_config_for(rows: int, n: int, group: int = BLOCK_K) -> TiledGemmC
     if n % 128:
         raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
     depth = 4 if rows <= 32 else 3
-    most = 128 if rows > 256 and group == BLOCK_K else 64
-    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, most))
+    max_rows = 128 if rows > 256 and group == BLOCK_K else 64
+    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, max_rows))
 
 
-def _tile(rows: int, most: int) -> int:
-    return most if rows > 64 else max(16, power_of_two(rows))
+def _tile(rows: int, max_rows: int) -> int:
+    return max_rows if rows > 64 else max(16, power_of_two(rows))
 
 
 @triton.jit
@@ -154,9 +157,9 @@ def _scaled_planes(w, zero, scale, zero_high, scale_high, ASM: tl.constexpr):
 
 
 @triton.jit
-def _low_half(word):
+def _low_half(packed):
     """The fp16 in the low half of each word."""
-    return (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    return (packed & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -301,8 +304,8 @@ def _tiled_kernel(
         cell = first_block * 16 + tl.arange(0, BN // 2)
         tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
     else:
-        at = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
-        tl.store(out + at, acc, mask=(m < M)[None, :])
+        offsets = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
+        tl.store(out + offsets, acc, mask=(m < M)[None, :])
 
 
 def gemm(
@@ -396,7 +399,7 @@ def _launch(
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         out,
-        out if squares is None else squares,
+        tensor_or(squares, out),
         eps,
         m,
         N=n,

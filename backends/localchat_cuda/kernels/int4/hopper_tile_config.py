@@ -13,11 +13,14 @@ MOST = 1024
 """Row counts of the kernel. Smaller counts are bound by the weights' bytes, and have variants of their own."""
 
 _GROUP_US = {(64, 1): 0.484, (64, 2): 0.864, (128, 1): 0.654, (128, 2): 1.305}
-"""Time per group of a tile by (rows, blocks), two warpgroups on one multiprocessor of an H200."""
+"""Time per group of a tile by (rows, blocks).
+
+Two warpgroups run on a multiprocessor of an H200.
+"""
 _EVEN = 1.29
 _END_US = 0.5
 _START_US = 2.5
-"""Slowdown of each group with `even`; cost of a tile's end for each 64 x 64 sums; cost of a launch."""
+"""Slowdown per group with `even`; cost of a tile's end per 64 x 64 sums; cost of a launch."""
 _READ_BYTES_US = 2.2e6
 """Rate at which the next kernel reads the sums of all splits."""
 
@@ -28,12 +31,14 @@ class HopperTileConfig(NamedTuple):
     rows: int
     """Rows of a tile, 64 or 128."""
     blocks: int
-    """Blocks of 64 output features for each of two warpgroups, 1 or 2; a fused gemm has two, gate and up."""
+    """Blocks of 64 output features per warpgroup, 1 or 2. A fused gemm has two, gate and up."""
     splits: int = 1
     """Programs along K, each with sums of its own."""
     even: bool = False
-    """Distribute all groups of all tiles in equal runs, so that no multiprocessor idles in a last round; one of
-    two programs that share a tile adds up both parts."""
+    """Whether the groups of all tiles are distributed evenly, so that no multiprocessor idles.
+
+    If two programs share a tile, one of them adds up both parts.
+    """
 
     @property
     def features(self) -> int:
@@ -56,8 +61,14 @@ class HopperTileConfig(NamedTuple):
         """Return whether it divides a weight of N x K."""
         sound = self.rows in (64, 128) and self.blocks in (1, 2) and n % self.features == 0
         halves = not fused or (self.blocks == 2 and self.splits == 1)
-        whole = self.splits == 1 or not self.even
-        return sound and halves and whole and k % BLOCK_K == 0 and 1 <= self.splits <= k // BLOCK_K
+        splits_fit = self.splits == 1 or not self.even
+        return (
+            sound
+            and halves
+            and splits_fit
+            and k % BLOCK_K == 0
+            and 1 <= self.splits <= k // BLOCK_K
+        )
 
     def check(self, n: int, k: int, *, fused: bool) -> None:
         if not self.fits(n, k, fused=fused):
@@ -89,18 +100,23 @@ def tile_config_for(rows: int, n: int, k: int, sms: int, fused: bool) -> HopperT
     """
     if not FEWEST <= rows <= MOST:
         return None
-    tiles = (64,) if rows <= 64 else (64, 128) if rows <= 256 else (128,)
+    tiles: tuple[int, ...] = (64, 128)
+    if rows <= 64:
+        tiles = (64,)
+    elif rows > 256:
+        tiles = (128,)
+    max_splits = 1 if fused else 11
     configs = [
         HopperTileConfig(tile, blocks, splits)
         for tile in tiles
         for blocks in (2, 1)
-        for splits in (range(1, 12) if not fused else (1,))
+        for splits in range(1, max_splits + 1)
     ]
     configs += [HopperTileConfig(tile, 2, even=True) for tile in tiles]
-    found = [
+    candidates = [
         (config.microseconds(rows, n, k, sms), config)
         for config in configs
         if config.fits(n, k, fused=fused)
         and config.items(rows, n) >= (sms if config.even else 0.45 * sms)
     ]
-    return min(found)[1] if found else None
+    return min(candidates)[1] if candidates else None

@@ -51,10 +51,10 @@ def item(
         last = gl.minimum(end - tile * G, G)
         return tile % tiles, tile // tiles, 0, first, last
     else:
-        at = lane + i * grid
-        split = at // (tiles * COLUMNS)
+        index = lane + i * grid
+        split = index // (tiles * COLUMNS)
         first = split * G // splits
-        return at % tiles, at // tiles % COLUMNS, split, first, (split + 1) * G // splits
+        return index % tiles, index // tiles % COLUMNS, split, first, (split + 1) * G // splits
 
 
 @gluon.jit
@@ -84,19 +84,19 @@ def _scaled_planes(w, zero, scale, zero_high, scale_high):
 
 
 @gluon.jit
-def _features(held, at, P_L: gl.constexpr):
+def _features(stored, index, P_L: gl.constexpr):
     """Load a word for each of 64 features, as each thread needs them."""
     S_L: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[1, 0], [2, 0]], [], [4, 16]
     )
-    words = gl.reshape(held.index(at).load(S_L), (64,))
+    words = gl.reshape(stored.index(index).load(S_L), (64,))
     return gl.convert_layout(words, gl.SliceLayout(1, P_L), assert_trivial=True)
 
 
 @gluon.jit
-def _low_half(word):
+def _low_half(packed):
     """The fp16 in the low half of each word."""
-    return (word & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
+    return (packed & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
 
 
 @gluon.jit
@@ -119,13 +119,13 @@ def _spread(low, high, w, GROUP: gl.constexpr, P_L: gl.constexpr):
 
 
 @gluon.jit
-def _scaled_groups(w, held, at, g, GROUP: gl.constexpr, P_L: gl.constexpr):
+def _scaled_groups(w, stored, index, g, GROUP: gl.constexpr, P_L: gl.constexpr):
     """`_scaled` for groups of 32 and 64 of column block g."""
     SIDES: gl.constexpr = 64 // GROUP + 1
-    first = _features(held, at * SIDES, P_L)
-    zeros = _features(held, at * SIDES + SIDES - 1, P_L) >> (g * (128 // GROUP) % 8 * 4)
+    first = _features(stored, index * SIDES, P_L)
+    zeros = _features(stored, index * SIDES + SIDES - 1, P_L) >> (g * (128 // GROUP) % 8 * 4)
     if GROUP == 32:
-        second = _features(held, at * SIDES + 1, P_L)
+        second = _features(stored, index * SIDES + 1, P_L)
         zero = _spread(_offset_zero(zeros, 0), _offset_zero(zeros, 1), w, GROUP, P_L)
         zero_high = _spread(_offset_zero(zeros, 2), _offset_zero(zeros, 3), w, GROUP, P_L)
         scale = _spread(_low_half(first), _low_half(first >> 16), w, GROUP, P_L)
@@ -146,7 +146,7 @@ def _concat(a, b, P_L: gl.constexpr):
 
 
 @gluon.jit
-def dequantized(words_held, scale_zeros_held, at, g, P_L: gl.constexpr, GROUP: gl.constexpr):
+def dequantized(words_held, scale_zeros_held, index, g, P_L: gl.constexpr, GROUP: gl.constexpr):
     """Dequantize 64 features of a column block to two operands [64, 64].
 
     These are the planes of low and of high nibbles. The layouts define which thread reads what, so that no data
@@ -160,9 +160,9 @@ def dequantized(words_held, scale_zeros_held, at, g, P_L: gl.constexpr, GROUP: g
         [],
         [4, 256],
     )
-    words = words_held.index(at).load(W_L)
+    words = words_held.index(index).load(W_L)
     if GROUP == 128:
-        scale_zero = _features(scale_zeros_held, at, P_L)
+        scale_zero = _features(scale_zeros_held, index, P_L)
     w = gl.join(words.to(gl.int16), (words >> 16).to(gl.int16))
     w = gl.permute(gl.reshape(w, (4, 2, 8, 4, 2, 2, 2)), (0, 5, 2, 1, 4, 3, 6))
     w = gl.convert_layout(gl.reshape(w, (64, 32)), P_L, assert_trivial=True)
@@ -174,13 +174,16 @@ def dequantized(words_held, scale_zeros_held, at, g, P_L: gl.constexpr, GROUP: g
         scale = gl.broadcast(scale[:, None], w)[0]
         a, b, c, d = _scaled(w, zero, scale)
     else:
-        a, b, c, d = _scaled_groups(w, scale_zeros_held, at, g, GROUP, P_L)
+        a, b, c, d = _scaled_groups(w, scale_zeros_held, index, g, GROUP, P_L)
     return _concat(a, b, P_L), _concat(c, d, P_L)
 
 
 @gluon.jit
 def _own_order(TILE: gl.constexpr, M_L: gl.constexpr):
-    """Offsets of a warpgroup's sums [64, TILE] in its workspace, such that a thread's are contiguous."""
+    """Return the offsets of a warpgroup's sums [64, TILE] in its workspace.
+
+    Those of a thread are contiguous.
+    """
     f = gl.arange(0, 64, gl.SliceLayout(1, M_L))
     m = gl.arange(0, TILE, gl.SliceLayout(0, M_L))
     row = f // 16 * (16 * TILE) + f // 8 % 2 * 64 + f % 8 * 8
@@ -200,13 +203,13 @@ def hand_over(
 ):
     """Leave sums of a tile's later groups to the program that has its first ones."""
     c = gl.num_programs(0) - 1 - gl.program_id(0)
-    place = c * 2 + WG
-    mine = work + place * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
+    slot = c * 2 + WG
+    mine = work + slot * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
     gl.store(mine, acc)
     if BLOCKS == 2:
         gl.store(mine + 64 * TILE, acc2)
     barrier()
-    gl.atomic_xchg(flags + place, 1, sem="release")
+    gl.atomic_xchg(flags + slot, 1, sem="release")
 
 
 @gluon.jit
@@ -220,16 +223,16 @@ def take_over(
     BLOCKS: gl.constexpr,
     M_L: gl.constexpr,
 ):
-    """Add the sums of the previous program, which computes them first while this one needs them last.
+    """Add the sums of the previous program, which computes them first.
 
     Resets the flag to zero for the next launch.
     """
-    place = (gl.num_programs(0) - gl.program_id(0)) * 2 + WG
-    flag = flags + place
+    slot = (gl.num_programs(0) - gl.program_id(0)) * 2 + WG
+    flag = flags + slot
     seen = gl.atomic_add(flag, 0, sem="acquire")
     while seen == 0:
         seen = gl.atomic_add(flag, 0, sem="acquire")
-    theirs = work + place * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
+    theirs = work + slot * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
     acc += gl.load(theirs, cache_modifier=".cg")
     if BLOCKS == 2:
         acc2 += gl.load(theirs + 64 * TILE, cache_modifier=".cg")
@@ -319,8 +322,8 @@ def finish(
         # takes as long.
         m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(0, M_L))
         f = column * (128 * BLOCKS) + WG * (64 * BLOCKS) + gl.arange(0, 64, gl.SliceLayout(1, M_L))
-        at = m[None, :] * N + f[:, None]
+        offsets = m[None, :] * N + f[:, None]
         base = out + split * M * N
-        gl.store(base + at, acc, mask=(m < M)[None, :])
+        gl.store(base + offsets, acc, mask=(m < M)[None, :])
         if BLOCKS == 2:
-            gl.store(base + 64 + at, acc2, mask=(m < M)[None, :])
+            gl.store(base + 64 + offsets, acc2, mask=(m < M)[None, :])

@@ -58,8 +58,10 @@ class W4(NamedTuple):
     """int32 [K] if the columns were sorted to make each group contiguous: stored column k is column order[k] of
     the layer, and x must have its columns in that order. None: the layer's order."""
     unpacked: torch.Tensor | None = None
-    """The same weight [N, K] in fp16 or bf16, its columns in stored order, where memory is plentiful: the gemms
-    of prompts need not dequantize it."""
+    """The same weight [N, K] in fp16 or bf16, with columns in stored order.
+
+    If memory is plentiful, the gemms of prompts use it instead of dequantizing.
+    """
     group: int = BLOCK_K
     """Columns of a scale and a zero, one of GROUPS."""
     e2m1: bool = False
@@ -91,7 +93,7 @@ def side_shape(n: int, k: int, group: int) -> tuple[int, ...]:
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
-    """Pack codes [N, K] (any integer dtype, 0..15), scales (stored as fp16) and zeros, both [N, K / group].
+    """Pack integer codes [N, K] (0..15), and scales and zeros [N, K / group].
 
     Exact but for the rounding of the scale. ValueError if N is no multiple of 16, K none of 128, or the group
     none of GROUPS.
@@ -100,8 +102,8 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
     if n % ROWS or k % BLOCK_K:
         raise ValueError(f"codes: rows in {ROWS}s and columns in {BLOCK_K}s wanted, {n}x{k} given")
     group = k // scales.shape[1] if scales.dim() == 2 and scales.shape[1] else 0
-    wanted = n, k // group if group in GROUPS else 0
-    if tuple(scales.shape) != wanted or tuple(zeros.shape) != wanted:
+    shape = n, k // group if group in GROUPS else 0
+    if tuple(scales.shape) != shape or tuple(zeros.shape) != shape:
         raise ValueError(
             f"scales and zeros: one for each 32, 64 or 128 of {k} columns in {n} rows wanted,"
             f" {tuple(scales.shape)}, {tuple(zeros.shape)}"
@@ -163,8 +165,8 @@ def _unpack_sides(weight: W4) -> tuple[torch.Tensor, torch.Tensor]:
         scales = words & 0xFFFF
         zeros = words >> 16
         return tuple(  # type: ignore[return-value]
-            each.to(torch.int16).view(torch.float16).reshape(t * ROWS, groups)
-            for each in (scales, zeros)
+            side.to(torch.int16).view(torch.float16).reshape(t * ROWS, groups)
+            for side in (scales, zeros)
         )
     pairs = words[..., : groups // 2]
     nibbles = words[..., groups // 2 :]
@@ -182,7 +184,7 @@ def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def rows_sorted(weight: W4, rows: torch.Tensor) -> W4:
-    """Return the weight whose output feature n is feature rows[n] of this one; rows int64 [N]. Exact."""
+    """Return the weight whose output feature n is feature rows[n] of this one. rows: int64 [N]. Exact."""
     t, g = weight.codes.shape[:2]
     tile = weight.codes.view(t, g, 2, 8, 4, 2, 2, 4)  # t g half row quad pair upper e
     lines = tile.permute(0, 6, 3, 1, 2, 4, 5, 7).reshape(t * ROWS, g, 2, 4, 2, 4)[rows]
@@ -194,7 +196,7 @@ def rows_sorted(weight: W4, rows: torch.Tensor) -> W4:
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """Unpack [rows, C] int32 words of AutoAWQ to [rows, 8 C] codes in natural column order."""
+    """Unpack AutoAWQ's int32 words [rows, C] to codes [rows, 8 C] in natural column order."""
     shifts = torch.tensor([4 * AWQ_COLUMNS.index(i) for i in range(8)], device=words.device)
     codes = (words.unsqueeze(-1) >> shifts.to(torch.int32)) & 15
     return codes.to(torch.uint8).view(words.shape[0], -1)
@@ -222,7 +224,7 @@ def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) 
 def with_columns(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Add columns of zeros to codes [N, K] and groups to scales and zeros [N, G]; returns their number, too.
+    """Pad codes [N, K] with zeros, and scales and zeros [N, G] with groups. Also returns their number.
 
     K is then a multiple of 128. ValueError if groups do not divide it.
     """

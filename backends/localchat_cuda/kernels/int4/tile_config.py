@@ -25,7 +25,10 @@ class TileConfig:
     blocks: int
     """Row blocks of 16 output features per warp."""
     warps: int
-    """Warps that share the blocks along K (int8, fp16), or along N with blocks of their own (tiled: 4 or 8)."""
+    """Warps per program.
+
+    They share the blocks along K (int8, fp16), or have their own blocks along N (tiled: 4 or 8).
+    """
     depth: int
     """Chunks loaded before the first is used (tiled: pipeline stages)."""
     splits: int
@@ -99,7 +102,10 @@ _MEASURED_GROUPS: dict[tuple[int, int], dict[tuple[int, int], TileConfig]] = {
     (64, 8): {_GATE_UP: TileConfig(1, 2, 1, 1, 96)},
     (32, 8): {_GATE_UP: TileConfig(1, 2, 1, 1, 96)},
 }
-"""Of the int8 variant for smaller groups, on an H100, by group and row class; the rule is as good elsewhere."""
+"""Configs of the int8 variant for smaller groups, measured on an H100.
+
+The rule is as good on other GPUs.
+"""
 
 
 _CLASSES: dict[GemmVariant, tuple[int, ...]] = {
@@ -109,7 +115,7 @@ _CLASSES: dict[GemmVariant, tuple[int, ...]] = {
 
 
 def row_class(variant: GemmVariant, rows: int) -> int:
-    """Return the largest row count with the same tile config, and so the same bits per row."""
+    """Return the largest row count with the same tile config. Its rows get the same bits."""
     limits = _CLASSES.get(variant, ())
     for limit in limits:
         if rows <= limit:
@@ -130,27 +136,36 @@ def tile_config_for(
     if no config divides the weight.
     """
     size = row_class(variant, rows)
-    measured = _MEASURED.get((variant, size), {})
-    if group != BLOCK_K:
-        measured = _MEASURED_GROUPS.get((group, size), {}) if variant == "int8" else {}
-    found = measured.get((n, k))
-    if found is not None and sms == _MEASURED_SMS:
-        return found
+    measured = {}
+    if group == BLOCK_K:
+        measured = _MEASURED.get((variant, size), {})
+    elif variant == "int8":
+        measured = _MEASURED_GROUPS.get((group, size), {})
+    config = measured.get((n, k))
+    if config is not None and sms == _MEASURED_SMS:
+        return config
     return _narrow(variant, size, n, k, sms)
 
 
 def _narrow(variant: GemmVariant, size: int, n: int, k: int, sms: int) -> TileConfig:
-    """As many splits as fill the multiprocessors once: of int8 what their registers hold, 32 warps for up to 4
-    rows and 16 for 8; of fp16 10."""
+    """Choose a config whose splits fill the multiprocessors once.
+
+    A multiprocessor takes 10 warps of fp16. Of int8 it takes as many as its registers allow, 32 for up to 4
+    rows and 16 for 8.
+    """
     groups = k // BLOCK_K
     blocks = 2 if size > 4 and n % 32 == 0 else 1
-    warps = next(w for w in ((2, 1) if size > 4 else (4, 2, 1)) if groups % w == 0)
+    max_warps = 2 if size > 4 else 4
+    warps = next(w for w in (4, 2, 1) if w <= max_warps and groups % w == 0)
     programs = n // (16 * blocks)
     if programs * warps >= 16 * sms:
         warps = 2 if groups % 2 == 0 else 1
-    resident = 10 if variant == "fp16" else 32 if size <= 4 else 16
+    if variant == "fp16":
+        resident = 10
+    else:
+        resident = 32 if size <= 4 else 16
     target = max(1, round(resident * sms / (programs * warps)))
     splits = min(target, groups // warps, 16)
-    found = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
-    found.check(n, k)
-    return found
+    config = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
+    config.check(n, k)
+    return config

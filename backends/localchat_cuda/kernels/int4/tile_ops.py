@@ -26,7 +26,7 @@ SCALED_ASM = tl.constexpr("""{
     mul.rn.f16x2 $2, $2, $6;
     mul.rn.f16x2 $3, $3, $6;
 }""")
-"""Two words of packed weights, fp16(1024 + zero) and scales -> four pairs of scaled fp16 weights."""
+"""Assembly: two words of packed weights, fp16(1024 + zero) and scales to four pairs of scaled fp16 weights."""
 
 PLANES_ASM = tl.constexpr("""{
     .reg .b32 odd, z, q;
@@ -46,7 +46,7 @@ PLANES_ASM = tl.constexpr("""{
     mul.rn.f16x2 $2, $2, $8;
     mul.rn.f16x2 $3, $3, $8;
 }""")
-"""As SCALED_ASM, with a zero and a scale for low nibbles, then a zero and a scale for high nibbles."""
+"""Assembly like SCALED_ASM, with a zero and a scale each for low and high nibbles."""
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def load_bytes(codes, block, WARPS: tl.constexpr):
 
 @triton.jit
 def load_pairs(codes, block, WARPS: tl.constexpr):
-    """As `load_bytes`, but int16 of two bytes each: [16, 32] or [WARPS, 16, 32].
+    """Load int16 of two bytes each, like `load_bytes`: [16, 32] or [WARPS, 16, 32].
 
     `codes` is an int16 pointer, `block` counts int16.
     """
@@ -98,7 +98,7 @@ def load_half_bytes(codes, block, WARPS: tl.constexpr):
 
 @triton.jit
 def load_half_pairs(codes, block, WARPS: tl.constexpr):
-    """As `load_half_bytes`, but int16 of two bytes each: [16, 16] or [WARPS, 16, 16]."""
+    """Load int16 of two bytes each, like `load_half_bytes`: [16, 16] or [WARPS, 16, 16]."""
     i = tl.arange(0, WARPS * 256)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
@@ -134,7 +134,7 @@ def zero_of(scale_zero):
 def load_sides(
     scale_zeros, block, column, G: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr
 ):
-    """Load words of scales and zeros of 16 rows and one or `WARPS` column blocks, for groups below 128.
+    """Load words of scales and zeros of 16 rows, for groups below 128.
 
     Returns int32 [16] or [WARPS, 16]: scales of groups 0 and 1, of groups 2 and 3 (those of 0 and 1 again for
     groups of 64), and zeros, those of group 0 in the lowest bits.
@@ -143,23 +143,23 @@ def load_sides(
     line = scale_zeros + block * (G * 8 * S + (G * S + 7) // 8 * 16)
     n = tl.arange(0, 16)
     if WARPS == 1:
-        at = column
+        offsets = column
     else:
-        at = column + tl.arange(0, WARPS)[:, None]
+        offsets = column + tl.arange(0, WARPS)[:, None]
         n = n[None, :]
-    first = tl.load(line + at * (8 * S) + n)
+    first = tl.load(line + offsets * (8 * S) + n)
     second = first
     if S == 4:
-        second = tl.load(line + at * (8 * S) + 16 + n)
-    zeros = tl.load(line + G * 8 * S + at * S // 8 * 16 + n) >> (at * S % 8 * 4)
+        second = tl.load(line + offsets * (8 * S) + 16 + n)
+    zeros = tl.load(line + G * 8 * S + offsets * S // 8 * 16 + n) >> (offsets * S % 8 * 4)
     return first, second, zeros
 
 
 @triton.jit
 def side_scale(first, second, s: tl.constexpr):
     """Extract the scale of group `s` of a column block as fp32."""
-    word = first if s < 2 else second
-    return scale_of(word) if s % 2 == 0 else zero_of(word)
+    packed = first if s < 2 else second
+    return scale_of(packed) if s % 2 == 0 else zero_of(packed)
 
 
 @triton.jit
@@ -218,7 +218,7 @@ def halves(w, ASM: tl.constexpr):
 
 @triton.jit
 def inverse_rms(squares, m, valid, eps, G: tl.constexpr, G_POW2: tl.constexpr):
-    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]: fp32 like `m`."""
+    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]. Result is fp32 like `m`."""
     j = tl.arange(0, G_POW2)
     inside = valid[:, None] & (j < G)[None, :]
     parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)

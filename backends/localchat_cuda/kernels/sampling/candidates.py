@@ -13,13 +13,13 @@ def tally_kernel(tokens, texts, prompts, counts, slots, positions, context, V, B
     slot = tl.load(slots + p).to(tl.int64)
     text = tl.load(texts + p).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = i < tl.load(positions + p)
-    token = tl.load(tokens + text * context + i, mask=known, other=0)
-    known = known & (token >= 0) & (token < V)
+    valid = i < tl.load(positions + p)
+    token = tl.load(tokens + text * context + i, mask=valid, other=0)
+    valid = valid & (token >= 0) & (token < V)
     output = i >= tl.load(prompts + slot)
-    place = counts + p.to(tl.int64) * V + token
-    tl.atomic_add(place, 1, mask=known & output)
-    tl.atomic_or(place, SEEN, mask=known & (i < tl.load(prompts + slot)))
+    pointers = counts + p.to(tl.int64) * V + token
+    tl.atomic_add(pointers, 1, mask=valid & output)
+    tl.atomic_or(pointers, SEEN, mask=valid & (i < tl.load(prompts + slot)))
 
 
 @triton.jit
@@ -60,9 +60,11 @@ def changed(
     if MASKED:
         mask_row = tl.load(mask_rows + p)
         if mask_row >= 0:
-            word = i // 32
-            held = tl.load(masks + mask_row.to(tl.int64) * words + word, mask=word < words, other=0)
-            x = tl.where(((held >> (i % 32)) & 1) == 1, x, float("-inf"))
+            word_index = i // 32
+            bits = tl.load(
+                masks + mask_row.to(tl.int64) * words + word_index, mask=word_index < words, other=0
+            )
+            x = tl.where(((bits >> (i % 32)) & 1) == 1, x, float("-inf"))
     if TALLIED:
         count = tl.load(counts + p * V + i, mask=i < V, other=0)
         repetition = tl.load(floats + slot * 8 + 5)
@@ -89,7 +91,7 @@ def process_kernel(
     counts,
     z,
     blocks,
-    found,
+    counters,
     V,
     words,
     width,
@@ -138,12 +140,12 @@ def process_kernel(
     tl.store(blocks + (p * BLOCK_ROWS + 3) * last + b, exp_mass(x, top))
     tl.store(z + p * V + i, x, mask=inside)
     if b == 0:
-        tl.store(found + p, 0)
+        tl.store(counters + p, 0)
 
 
 @triton.jit
 def row_best(blocks, p, which, B, B_POW2: tl.constexpr):
-    """Return the row's maximum, ln of its mass of exp(z - maximum), and the maxima of the blocks."""
+    """Return the row's maximum, ln of its mass of exp(z - maximum), and block maxima."""
     b = tl.arange(0, B_POW2)
     tops = tl.load(blocks + (p * BLOCK_ROWS + which) * B + b, mask=b < B, other=float("-inf"))
     masses = tl.load(blocks + (p * BLOCK_ROWS + which + 1) * B + b, mask=b < B, other=0.0)
@@ -219,22 +221,22 @@ def measure_kernel(
         k = tl.load(top_k + slot)
         typical = tl.load(floats + slot * 8 + 2)
         top_p = tl.load(floats + slot * 8 + 3)
-        place = blocks + (p * BLOCK_ROWS + 4) * B + b
+        pointers = blocks + (p * BLOCK_ROWS + 4) * B + b
         if (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
             seed = noise(tl.load(keys + slot), tl.load(positions + p))
             kept = alive & (x >= best + tl.load(floats + slot * 8 + 4))
             score = tl.where(kept, (x - best) * inverse + gumbel(seed, i), float("-inf"))
             top = tl.max(score, 0)
             winner = tl.min(tl.where(kept & (score == top), i, 0x7FFFFF), 0)
-            tl.store(place, top)
-            tl.store(place + B, winner.to(tl.float32))
+            tl.store(pointers, top)
+            tl.store(pointers + B, winner.to(tl.float32))
         else:
             near = alive[None, :] & (x[None, :] >= (best - depths())[:, None])
             weight = tl.exp(x - best)
             if k > 0:
                 weight = tl.full((BLOCK,), 1.0, tl.float32)
             e = tl.arange(0, DEPTHS)
-            tl.store(place + (2 + e) * B, tl.sum(tl.where(near, weight[None, :], 0.0), 1))
+            tl.store(pointers + (2 + e) * B, tl.sum(tl.where(near, weight[None, :], 0.0), 1))
 
 
 @triton.jit(do_not_specialize=["V", "B"])
@@ -246,7 +248,7 @@ def collect_kernel(
     top_k,
     values,
     ids,
-    found,
+    counters,
     V,
     B,
     B_POW2: tl.constexpr,
@@ -264,8 +266,8 @@ def collect_kernel(
     top_p = tl.load(floats + slot * 8 + 3)
     typical = tl.load(floats + slot * 8 + 2)
     best, mass, _ = row_best(blocks, p, 2, B, B_POW2)
-    wanted = (k > 0) | ((top_p < 1.0) & (typical >= 1.0))
-    if wanted & (tl.load(floats + slot * 8) > 0.0) & (best > float("-inf")):
+    limits_tokens = (k > 0) | ((top_p < 1.0) & (typical >= 1.0))
+    if limits_tokens & (tl.load(floats + slot * 8) > 0.0) & (best > float("-inf")):
         c = tl.arange(0, B_POW2)[None, :]
         e = tl.arange(0, DEPTHS)[:, None]
         within = tl.sum(
@@ -280,16 +282,16 @@ def collect_kernel(
             depth = tl.minimum(
                 depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4))
             )
-        least = best - depth
-        if tl.load(blocks + (p * BLOCK_ROWS + 2) * B + b) >= least:
+        threshold = best - depth
+        if tl.load(blocks + (p * BLOCK_ROWS + 2) * B + b) >= threshold:
             i = b * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(z + p * V + i, mask=i < V, other=float("-inf"))
-            kept = (x >= least) & (x > float("-inf"))
+            kept = (x >= threshold) & (x > float("-inf"))
             rank = tl.cumsum(kept.to(tl.int32), 0)
-            at = tl.atomic_add(found + p, tl.sum(kept.to(tl.int32), 0)) + rank - 1
-            kept = kept & (at < C)
-            tl.store(values + p * C + at, x, mask=kept)
-            tl.store(ids + p * C + at, i, mask=kept)
+            targets = tl.atomic_add(counters + p, tl.sum(kept.to(tl.int32), 0)) + rank - 1
+            kept = kept & (targets < C)
+            tl.store(values + p * C + targets, x, mask=kept)
+            tl.store(ids + p * C + targets, i, mask=kept)
 
 
 @triton.jit
@@ -307,7 +309,7 @@ def greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
 def race(blocks, p, B, B_POW2: tl.constexpr):
     """Find the winner among the blocks' winners."""
     b = tl.arange(0, B_POW2)
-    place = blocks + (p * BLOCK_ROWS + 4) * B + b
-    score = tl.load(place, mask=b < B, other=float("-inf"))
-    winner = tl.load(place + B, mask=b < B, other=8388607.0)
+    pointers = blocks + (p * BLOCK_ROWS + 4) * B + b
+    score = tl.load(pointers, mask=b < B, other=float("-inf"))
+    winner = tl.load(pointers + B, mask=b < B, other=8388607.0)
     return tl.min(tl.where(score == tl.max(score, 0), winner, 8388607.0), 0).to(tl.int32)

@@ -44,7 +44,7 @@ def publish(
     *,
     pdl: bool = True,
 ) -> None:
-    """Write the tokens and the first two rows of the results; shapes in the module docstring."""
+    """Write the tokens and the first two rows of the results. Shapes are in the module docstring."""
     count = targets.shape[0]
     device = results.device
     require("results", results, (3, None), (torch.int32,), device)

@@ -1,4 +1,4 @@
-"""Exact logits for the tokens that can be drawn, where the others' come from an int8 copy of the head.
+"""Exact logits for the tokens that can be drawn. The other logits come from an int8 copy of the head.
 
 The copy is half the bytes of the head, and its logits have bounds (fp8_int8/bounded_head.py). Only tokens that
 can win within the bounds are computed again, from the head itself. The sampler then draws what it would have
@@ -43,35 +43,45 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.backend_api.step import SamplingParams
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    power_of_two,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 from localchat_cuda.kernels.sampling.candidates import changed, clean, gumbel, noise
 from localchat_cuda.kernels.sampling.state import BLOCK, LARGEST, PenaltyTokens, SamplingTensors
 from localchat_cuda.kernels.skinny_gemm import add_products
 
 MAX_ROWS = 8
-"""More rows have more tokens that can win, and the gemm of the head costs little more than for one."""
+"""Maximum rows. More rows have more tokens that can win, and their gemm costs little more than for one."""
 MAX_TOP_K = 256
 DISCARDED = -1
-"""`SamplingTensors.top_k` of a slot whose tokens nobody reads: nothing is computed again for them."""
+"""`SamplingTensors.top_k` of a slot whose tokens are unused. Nothing is computed again for it."""
 GROUP = 64
 _TOKENS = 128
 _ROWS = 2
 _UNROLL = 4
-"""Of a program: tokens, rows at a time and runs of 512 features in flight. More take more registers."""
+"""Tokens, rows at a time, and runs of 512 features in flight of a program. More take more registers."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _FIELDS = 4
 _LENGTH_SLACK = tl.constexpr(1.001)
-"""For |x|, a sum of squares in fp32."""
+"""Relative error of |x|, a sum of squares in fp32."""
 _LEAST_LENGTH = tl.constexpr(1e-17)
-"""For squares that are too small for fp32."""
+"""Absolute error of squares that are too small for fp32."""
 _SCORE_SLACK = tl.constexpr(4.76837158203125e-07)
 """2^-21: four roundings of a score, two of each token, relative to the largest number in it."""
 _SCORE_SPAN = tl.constexpr(64.0)
-"""Noise lies between -3 and 23, and a score that can win at most as far below the best logit."""
+"""Range of the noise, from -3 to 23.
+
+A winning score is at most this far below the best logit.
+"""
 
 
 class Rescoring(NamedTuple):
-    """What logits are computed again from."""
+    """Source of exact logits."""
 
     states: torch.Tensor
     """Last states [M, K]."""
@@ -106,7 +116,7 @@ class RescoreScratch:
 
 
 def decides(sampling: SamplingParams) -> bool:
-    """Return whether a draw with these settings depends on no other logits than those of likely tokens."""
+    """Return whether a draw with these settings depends only on the logits of likely tokens."""
     if sampling.top_logprobs >= 0:
         return False
     if sampling.temperature < GREEDY_BELOW or 0 < sampling.top_k <= MAX_TOP_K:
@@ -207,32 +217,32 @@ def _bound_kernel(
     tl.store(upper + p * V + i, high, mask=inside)
     GROUPS: tl.constexpr = BLOCK // GROUP
     stride = tl.num_programs(1) * GROUPS
-    place = peaks + p * 4 * stride + b * GROUPS + tl.arange(0, GROUPS)
+    pointers = peaks + p * 4 * stride + b * GROUPS + tl.arange(0, GROUPS)
     lows = tl.reshape(low, (GROUPS, GROUP))
-    tl.store(place, tl.max(lows, 1))
-    tl.store(place + stride, tl.max(tl.reshape(high, (GROUPS, GROUP)), 1))
+    tl.store(pointers, tl.max(lows, 1))
+    tl.store(pointers + stride, tl.max(tl.reshape(high, (GROUPS, GROUP)), 1))
     inverse = tl.load(floats + slot * 8)
     if (inverse > 0.0) & (tl.load(top_k + slot) == 0):
         seed = noise(tl.load(keys + slot), tl.load(positions + p))
         score = tl.where(low > float("-inf"), low * inverse + gumbel(seed, i), float("-inf"))
         score = tl.reshape(score, (GROUPS, GROUP))
         top = tl.max(score, 1)
-        tl.store(place + 2 * stride, top)
+        tl.store(pointers + 2 * stride, top)
         tl.store(
-            place + 3 * stride, tl.max(tl.where(score == top[:, None], lows, float("-inf")), 1)
+            pointers + 3 * stride, tl.max(tl.where(score == top[:, None], lows, float("-inf")), 1)
         )
 
 
 @triton.jit
 def _kth(x, k):
-    """Find a number close below the k-th largest of x, or that itself; -inf if there are fewer."""
+    """Return the k-th largest of x, or a number slightly below it. -inf if there are fewer."""
     bits = x.to(tl.int32, bitcast=True)
     rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
-    found = tl.full((), 0, tl.int64)
+    result = tl.full((), 0, tl.int64)
     for step in range(24):
-        higher = found | (tl.full((), 1, tl.int64) << (31 - step))
-        found = tl.where(tl.sum((rising >= higher).to(tl.int32), 0) >= k, higher, found)
-    key = (found - 0x80000000).to(tl.int32)
+        higher = result | (tl.full((), 1, tl.int64) << (31 - step))
+        result = tl.where(tl.sum((rising >= higher).to(tl.int32), 0) >= k, higher, result)
+    key = (result - 0x80000000).to(tl.int32)
     value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return tl.where(value == value, value, float("-inf"))
 
@@ -247,8 +257,8 @@ def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, 
     inverse = tl.load(floats + slot * 8)
     k = tl.load(top_k + slot)
     s = tl.arange(0, S_POW2)
-    place = peaks + p * 4 * S + s
-    lows = tl.load(place, mask=s < S, other=float("-inf"))
+    pointers = peaks + p * 4 * S + s
+    lows = tl.load(pointers, mask=s < S, other=float("-inf"))
     best = tl.max(lows, 0)
     keep = tl.full((), float("inf"), tl.float32)
     score = tl.full((), float("-inf"), tl.float32)
@@ -260,11 +270,11 @@ def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, 
         else:
             drop = tl.load(floats + slot * 8 + 4)
             keep = best + drop
-            most = tl.max(tl.load(place + S, mask=s < S, other=float("-inf")), 0)
-            lowest = tl.load(place + 2 * S, mask=s < S, other=float("-inf"))
-            certain = tl.load(place + 3 * S, mask=s < S, other=float("-inf")) >= most + drop
+            upper = tl.max(tl.load(pointers + S, mask=s < S, other=float("-inf")), 0)
+            lowest = tl.load(pointers + 2 * S, mask=s < S, other=float("-inf"))
+            certain = tl.load(pointers + 3 * S, mask=s < S, other=float("-inf")) >= upper + drop
             score = tl.max(tl.where(certain, lowest, float("-inf")), 0)
-            largest = tl.maximum(tl.abs(best), tl.abs(most)) * inverse + _SCORE_SPAN
+            largest = tl.maximum(tl.abs(best), tl.abs(upper)) * inverse + _SCORE_SPAN
             score -= largest * _SCORE_SLACK
             score = tl.where(score == score, score, float("-inf"))
     tl.store(floors + p * 4, best)
@@ -302,28 +312,28 @@ def _rescore_kernel(
     i = tl.arange(0, TOKENS)
     token = i // 8 * (8 * tl.num_programs(0)) + tl.program_id(0) * 8 + i % 8
     inside = token < N
-    wanted = tl.zeros((TOKENS,), tl.int32)  # a bit for each row
+    row_bits = tl.zeros((TOKENS,), tl.int32)  # a bit for each row
     for p in range(P):
         high = tl.load(upper + p * N + token, mask=inside, other=float("-inf"))
         best = tl.load(floors + p * 4)
         keep = tl.load(floors + p * 4 + 1)
         kept = high >= keep
-        least = tl.load(floors + p * 4 + 2)
-        if least > float("-inf"):
+        threshold = tl.load(floors + p * 4 + 2)
+        if threshold > float("-inf"):
             slot = tl.load(slots + p).to(tl.int64)
             seed = noise(tl.load(keys + slot), tl.load(positions + p))
             score = high * tl.load(floats + slot * 8) + gumbel(seed, token)
-            kept = kept & (score >= least)
+            kept = kept & (score >= threshold)
         kept = (high > float("-inf")) & ((high >= best) | kept)
-        wanted |= kept.to(tl.int32) << tl.load(rows + p)
-    rank = tl.cumsum((wanted > 0).to(tl.int32), 0)
+        row_bits |= kept.to(tl.int32) << tl.load(rows + p)
+    rank = tl.cumsum((row_bits > 0).to(tl.int32), 0)
     count = tl.max(rank, 0)
     a = tl.arange(0, BN)
     k = tl.arange(0, BK)
     for begin in range(0, count, BN):
-        chosen = (rank[None, :] == begin + 1 + a[:, None]) & (wanted[None, :] > 0)
+        chosen = (rank[None, :] == begin + 1 + a[:, None]) & (row_bits[None, :] > 0)
         ids = tl.sum(tl.where(chosen, token[None, :], 0), 1)
-        wanting = tl.sum(tl.where(chosen, wanted[None, :], 0), 1)
+        wanting = tl.sum(tl.where(chosen, row_bits[None, :], 0), 1)
         row = weight + ids.to(tl.int64)[:, None] * K
         for part in tl.static_range(0, MP, ROWS):
             if tl.max((wanting >> part) & ((1 << ROWS) - 1), 0) > 0:
@@ -333,18 +343,18 @@ def _rescore_kernel(
                     x = tl.load(states + tl.minimum(part + m, M - 1) * K + k, mask=k < K, other=0.0)
                     sums = sums + (add_products(first, x, tl.zeros((BN, BK), tl.float32)),)
                 for c in tl.range(BK, K, BK, num_stages=1, loop_unroll_factor=UNROLL):
-                    at = c + k
+                    columns = c + k
                     if K % BK == 0:
-                        w = tl.load(row + at[None, :])
+                        w = tl.load(row + columns[None, :])
                     else:
-                        w = tl.load(row + at[None, :], mask=(at < K)[None, :], other=0.0)
+                        w = tl.load(row + columns[None, :], mask=(columns < K)[None, :], other=0.0)
                     more = ()
                     for m in tl.static_range(ROWS):
-                        place = states + tl.minimum(part + m, M - 1) * K + at
+                        pointers = states + tl.minimum(part + m, M - 1) * K + columns
                         if K % BK == 0:
-                            xs = tl.load(place)
+                            xs = tl.load(pointers)
                         else:
-                            xs = tl.load(place, mask=at < K, other=0.0)
+                            xs = tl.load(pointers, mask=columns < K, other=0.0)
                         more = more + (add_products(w, xs, sums[m]),)
                     sums = more
                 for m in tl.static_range(ROWS):
@@ -398,8 +408,8 @@ def rescore(
         settings.bias_counts,
         settings.bias_ids,
         settings.bias_values,
-        rows if masks is None else masks,
-        rows if mask_rows is None else mask_rows,
+        tensor_or(masks, rows),
+        tensor_or(mask_rows, rows),
         rows if known is None else known.counts,
         upper,
         scratch.peaks,

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 from localchat_cuda.kernels.sampling.candidates import (
     clean,
     collect_kernel,
@@ -64,13 +64,13 @@ def _key(x, token):
 
 
 @triton.jit
-def _chunk(values, ids, whole, n, c, CHUNK: tl.constexpr):
-    """Load values and ids of one chunk of the list or, if `whole` is 1, of the row; -inf past its end."""
-    at = c * CHUNK + tl.arange(0, CHUNK)
-    inside = at < n
-    x = tl.load(values + at, mask=inside, other=float("-inf"))
-    token = tl.load(ids + at, mask=at < n * (1 - whole), other=0)
-    return x, token + at * whole
+def _chunk(values, ids, all_tokens, n, c, CHUNK: tl.constexpr):
+    """Load values and ids of a chunk of the list, or of the row if `all_tokens` is 1. -inf past its end."""
+    index = c * CHUNK + tl.arange(0, CHUNK)
+    inside = index < n
+    x = tl.load(values + index, mask=inside, other=float("-inf"))
+    token = tl.load(ids + index, mask=index < n * (1 - all_tokens), other=0)
+    return x, token + index * all_tokens
 
 
 @triton.jit
@@ -93,11 +93,13 @@ def _kept(x, token, best, limit, far, mean):
 
 
 @triton.jit
-def _total(values, ids, whole, n, best, limit, far, mean, CHUNK: tl.constexpr, FALL: tl.constexpr):
+def _total(
+    values, ids, all_tokens, n, best, limit, far, mean, CHUNK: tl.constexpr, FALL: tl.constexpr
+):
     """Sum the masses of the kept tokens; FALL: of the masses times best - x."""
     total = tl.zeros((CHUNK,), tl.int64)
     for c in range(tl.cdiv(n, CHUNK)):
-        x, token = _chunk(values, ids, whole, n, c, CHUNK)
+        x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
         kept = _kept(x, token, best, limit, far, mean)
         if FALL:
             fall = tl.where(kept, best - x, 0.0)
@@ -111,7 +113,7 @@ def _total(values, ids, whole, n, best, limit, far, mean, CHUNK: tl.constexpr, F
 def _search(
     values,
     ids,
-    whole,
+    all_tokens,
     n,
     best,
     limit,
@@ -122,7 +124,7 @@ def _search(
     MASS: tl.constexpr,
     TYPICAL: tl.constexpr,
 ):
-    """Find the key of the last element of the shortest prefix whose weights sum to `needed` or more.
+    """Return the key at which the weights of a prefix reach `needed`.
 
     Weights are tokens or masses of the kept tokens; the order is that of falling x, or of rising distance. All
     tokens if the sum is never reached.
@@ -136,7 +138,7 @@ def _search(
         below = tl.full((CHUNK,), LOWEST, tl.int64)
         above = tl.full((CHUNK,), HIGHEST, tl.int64)
         for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(values, ids, whole, n, c, CHUNK)
+            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
             kept = _kept(x, token, best, limit, far, mean)
             if TYPICAL:
                 key = _distance(x, token, best, mean)
@@ -182,32 +184,32 @@ def _sample(
     mean = best * 0.0
     # use the list if it holds every token that a filter needs
     if k > 0:
-        whole = (n > C) | ((n < k) & (n < V))
+        all_tokens = (n > C) | ((n < k) & (n < V))
     elif typical < 1.0:
-        whole = n >= 0
+        all_tokens = n >= 0
     else:
-        whole = n > C
+        all_tokens = n > C
         if (top_p < 1.0) & (n <= C):
-            held = _total(listed, ids, n * 0, n, best, limit, far, mean, CHUNK, False)
-            whole = (held < needed) & (tl.minimum(reach, -drop) > DEEPEST)
-    whole = whole.to(tl.int32)
-    if whole != 0:
+            listed_mass = _total(listed, ids, n * 0, n, best, limit, far, mean, CHUNK, False)
+            all_tokens = (listed_mass < needed) & (tl.minimum(reach, -drop) > DEEPEST)
+    all_tokens = all_tokens.to(tl.int32)
+    if all_tokens != 0:
         listed = row
         n = V
     if (k > 0) & (k < V):
         limit = _search(
-            listed, ids, whole, n, best, limit, far, mean, k.to(tl.int64), CHUNK, False, False
+            listed, ids, all_tokens, n, best, limit, far, mean, k.to(tl.int64), CHUNK, False, False
         )
     top = best
     if typical < 1.0:
-        total = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, False)
-        fall = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, True)
+        total = _total(listed, ids, all_tokens, n, best, limit, far, mean, CHUNK, False)
+        fall = _total(listed, ids, all_tokens, n, best, limit, far, mean, CHUNK, True)
         mean = -(fall.to(tl.float64) / total.to(tl.float64)).to(tl.float32)
         goal = tl.maximum((typical.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
-        far = _search(listed, ids, whole, n, best, limit, far, mean, goal, CHUNK, True, True)
+        far = _search(listed, ids, all_tokens, n, best, limit, far, mean, goal, CHUNK, True, True)
         tops = tl.full((CHUNK,), float("-inf"), tl.float32)
         for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(listed, ids, whole, n, c, CHUNK)
+            x, token = _chunk(listed, ids, all_tokens, n, c, CHUNK)
             tops = tl.maximum(
                 tops, tl.where(_kept(x, token, best, limit, far, mean), x, float("-inf"))
             )
@@ -215,14 +217,16 @@ def _sample(
     nucleus = limit
     if top_p < 1.0:
         if (k > 0) | (typical < 1.0):
-            total = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, False)
+            total = _total(listed, ids, all_tokens, n, best, limit, far, mean, CHUNK, False)
             needed = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
         needed = tl.maximum(needed, 1)
-        nucleus = _search(listed, ids, whole, n, best, limit, far, mean, needed, CHUNK, True, False)
+        nucleus = _search(
+            listed, ids, all_tokens, n, best, limit, far, mean, needed, CHUNK, True, False
+        )
     won = tl.full((CHUNK,), float("-inf"), tl.float32)
     winner = tl.full((CHUNK,), 0x7FFFFFFF, tl.int32)
     for c in range(tl.cdiv(n, CHUNK)):
-        x, token = _chunk(listed, ids, whole, n, c, CHUNK)
+        x, token = _chunk(listed, ids, all_tokens, n, c, CHUNK)
         kept = (
             _kept(x, token, best, limit, far, mean)
             & (_key(x, token) <= nucleus)
@@ -248,7 +252,7 @@ def _draw_kernel(
     blocks,
     values,
     ids,
-    found,
+    counters,
     tokens,
     logprobs,
     normalizers,
@@ -285,7 +289,7 @@ def _draw_kernel(
                 z + p * V,
                 values + p * C,
                 ids + p * C,
-                tl.load(found + p),
+                tl.load(counters + p),
                 V,
                 best,
                 mass,
@@ -391,8 +395,8 @@ def draw(
         settings.bias_counts,
         settings.bias_ids,
         settings.bias_values,
-        rows if masks is None else masks,
-        rows if mask_rows is None else mask_rows,
+        tensor_or(masks, rows),
+        tensor_or(mask_rows, rows),
         rows if known is None else known.counts,
         scratch.z,
         scratch.blocks,

@@ -63,13 +63,13 @@ class SamplingTensors:
     @staticmethod
     def empty(slots: int, bias: int, device: torch.device) -> "SamplingTensors":
         words = torch.zeros(_padded(slots) * sum(_WORDS), dtype=torch.int32, device=device)
-        floats, keys, *whole = words.split([_padded(slots) * width for width in _WORDS])
+        floats, keys, *integers = words.split([_padded(slots) * width for width in _WORDS])
         return SamplingTensors(
             floats=floats.view(torch.float32).view(-1, len(FIELDS))[:slots],
             keys=keys.view(torch.int64)[:slots],
-            top_k=whole[0][:slots],
-            bias_counts=whole[1][:slots],
-            prompt_tokens=whole[2][:slots],
+            top_k=integers[0][:slots],
+            bias_counts=integers[1][:slots],
+            prompt_tokens=integers[2][:slots],
             bias_ids=torch.zeros(slots, bias, dtype=torch.int32, device=device),
             bias_values=torch.zeros(slots, bias, device=device),
             words=words,
@@ -106,7 +106,10 @@ _WORDS = (len(FIELDS), 2, 1, 1, 1)
 
 
 def _padded(slots: int) -> int:
-    """Slots with those that let each part of `words` begin at 16 bytes, for which Triton compiles kernels."""
+    """Round slots up so that each part of `words` starts at 16 bytes.
+
+    Triton compiles kernels for this alignment.
+    """
     return slots + -slots % 4
 
 
@@ -158,16 +161,16 @@ def check(
     device = logits.device
     draws = rows.shape[0]
     slot_count = settings.top_k.shape[0]
-    whole = (torch.int32,)
+    integers = (torch.int32,)
     require(
         "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device
     )
     for name, tensor in (("rows", rows), ("slots", slots), ("positions", positions)):
-        require(name, tensor, (draws,), whole, device)
+        require(name, tensor, (draws,), integers, device)
     require("settings.floats", settings.floats, (slot_count, len(FIELDS)), (torch.float32,), device)
-    require("settings.top_k", settings.top_k, (slot_count,), whole, device)
+    require("settings.top_k", settings.top_k, (slot_count,), integers, device)
     require("settings.keys", settings.keys, (slot_count,), (torch.int64,), device)
-    require("settings.bias_ids", settings.bias_ids, (slot_count, None), whole, device)
+    require("settings.bias_ids", settings.bias_ids, (slot_count, None), integers, device)
     require("scratch.z", scratch.z, (draws, vocabulary), (torch.float32,), device)
     require(
         "scratch.blocks",

@@ -40,6 +40,7 @@ class Rounded:
         if self.quantization.method == "fp8":
             return w8_pack.padded(w8_pack.e4m3_rows(floating))
         if self.quantization.bits == 8:
+            # The largest group that divides the inputs needs the fewest scales.
             group = next(size for size in PACKED_GROUPS if k % size == 0)
             parts = [_int8(rows, group) for rows in torch.split(floating, _SLICE_ROWS)]
         else:
