@@ -70,7 +70,7 @@ def test_the_library_that_is_named_is_where_backends_look_for_it(
         assert call(SCENARIOS["hello"], *ask, named=ask == ("hi",)).code == 0
         assert os.environ[name] == "/by/file"
     backend = LlamaCppBackend()
-    assert "/by/file, which is not there" in backend.available().reason
+    assert "/by/file, which does not exist" in backend.available().reason
     monkeypatch.setenv(name, "/by/variable")
     assert call(SCENARIOS["hello"], "hi").code == 0
     assert os.environ[name] == "/by/variable"
