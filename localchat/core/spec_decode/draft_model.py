@@ -102,8 +102,9 @@ class DraftModel:
     def settle(self, saved: float) -> None:
         """Count the plain steps that a draft saved. Negative: it cost more than it saved."""
         self.budget = min(self.budget + saved, _MAX_BUDGET)
-        self.off = ""
-        if self.budget < 0:
+        if saved > 0:
+            self.off = ""
+        elif self.budget < PROBE_BUDGET:
             self.off = (
                 f"drafts of {self.drafter.name} cost more than they save: {self.accepted} of "
                 f"{self.drafted} tokens accepted"

@@ -38,10 +38,10 @@ _MAX_DRAFT_FAST = 31
 """Longest draft of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
 _MIN_GAIN = 1.02
 """Drafts that promise less than this over a plain step are not worth the risk."""
-_EARNED_PER_STEP = 0.012
+_EARNED_PER_STEP = 0.01
 _MAX_EARNED = 1.5
 """Plain steps that each plain step adds to a draft budget, and the limit for that."""
-_MAX_DEBT = 1.5
+_MAX_DEBT = 1.0
 """Plain steps that a sequence may owe before its drafts stop."""
 _MAX_BUDGET = 16.0
 """Two wide drafts that are rejected whole. Where 16 rows cost 7 plain steps, a wrong draft at an edit is bad
@@ -51,7 +51,7 @@ Drafts: TypeAlias = dict[int, tuple[int, ...]]
 """Drafted tokens by number of the sequence."""
 
 
-class _Candidate(NamedTuple):
+class _DraftCandidate(NamedTuple):
     """A decode row that may have drafts."""
 
     sequence: Sequence
@@ -61,11 +61,11 @@ class _Candidate(NamedTuple):
 
 
 @dataclass
-class _Step:
+class _DraftStep:
     """A decode step that may have drafts."""
 
     sequences: list[Sequence]
-    candidates: list[_Candidate]
+    candidates: list[_DraftCandidate]
     rows: int
     """Tokens of the step without drafts."""
     limit: int
@@ -79,7 +79,7 @@ class _Step:
         return max(self.rows - self.recomputed, 1)
 
 
-class _Plan(NamedTuple):
+class _DraftPlan(NamedTuple):
     """Draft lengths by number of the sequence, and the expected speed of the step."""
 
     lengths: dict[int, int]
@@ -148,7 +148,7 @@ class DraftPlanner:
         """Return whether drafts after the tokens in flight are expected to pay for the wait."""
         rows = len(sequences)
         limit = self._can.draft_step_tokens - rows
-        step = _Step(sequences, self._candidates(sequences), rows, limit)
+        step = _DraftStep(sequences, self._candidates(sequences), rows, limit)
         if not step.candidates or not self._cost.has_samples() or not self._could_pay(step):
             return False
         plan = self._plan_model_drafts(step)
@@ -183,14 +183,14 @@ class DraftPlanner:
         candidates = self._candidates([sequence for sequence in decoding if not sequence.unknown])
         limit = min(tokens_left, self._can.draft_step_tokens) - rows
         recomputed = sum(candidate.sequence.recomputed for candidate in candidates)
-        step = _Step(decoding, candidates, rows, limit, recomputed)
+        step = _DraftStep(decoding, candidates, rows, limit, recomputed)
         drafts = self._draft(step) if candidates and self._could_pay(step) else {}
         if waited and not drafts:
             for sequence in decoding:
                 sequence.draft_budget -= self._cost.wait_s / self._cost.seconds(rows)
         return drafts
 
-    def _draft(self, step: _Step) -> Drafts:
+    def _draft(self, step: _DraftStep) -> Drafts:
         """Return the drafts of the better source. Empty where no drafts are expected to pay."""
         self.drafting_s = self._charged_s = 0.0
         ngrams = self._plan_ngrams(step)
@@ -207,8 +207,8 @@ class DraftPlanner:
             return drafts
         return {}
 
-    def _candidates(self, sequences: list[Sequence]) -> list[_Candidate]:
-        candidates: list[_Candidate] = []
+    def _candidates(self, sequences: list[Sequence]) -> list[_DraftCandidate]:
+        candidates: list[_DraftCandidate] = []
         for sequence in sequences:
             # A fork starts with all that its parent has committed, which must be the prompt alone.
             if sequence.drafts is None or sequence.blocked or sequence.pending_forks:
@@ -217,14 +217,14 @@ class DraftPlanner:
             if sequence.free_tokens is not None:
                 limit = min(limit, sequence.free_tokens - sequence.unknown - 1)
             if limit > 0:
-                candidates.append(_Candidate(sequence, sequence.drafts, limit))
+                candidates.append(_DraftCandidate(sequence, sequence.drafts, limit))
         return candidates
 
-    def _plan_ngrams(self, step: _Step, *, in_flight: int = 0) -> _Plan:
+    def _plan_ngrams(self, step: _DraftStep, *, in_flight: int = 0) -> _DraftPlan:
         """Choose the lengths of n-gram drafts. `in_flight`: tokens that come before the drafts."""
         if self._searches_to_skip:
             self._searches_to_skip -= 1
-            return _Plan({})
+            return _DraftPlan({})
         chances: dict[int, list[float]] = {}
         for sequence, drafts, limit in step.candidates:
             if sequence.draft_budget > -_MAX_DEBT:
@@ -237,12 +237,12 @@ class DraftPlanner:
             self._searches_to_skip = len(step.candidates) - 1
         return plan
 
-    def _plan_model_drafts(self, step: _Step, *, may_probe: bool = True) -> _Plan:
+    def _plan_model_drafts(self, step: _DraftStep, *, may_probe: bool = True) -> _DraftPlan:
         """Choose the lengths of the draft model's drafts. `may_probe`: try a token even if none may pay."""
         model = self._draft_model
         using = [candidate for candidate in step.candidates if candidate.drafts.uses_model]
         if model is None or model.budget < 0 or not using or not self._cost.has_samples():
-            return _Plan({})
+            return _DraftPlan({})
         plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
         reading = 0.0
         unread: dict[int, int] = {}
@@ -252,7 +252,7 @@ class DraftPlanner:
             reading += model.reading_tokens(sequence, drafts)
             unread[sequence.number] = model.unread(sequence, drafts)
         if not model.drafter.ready(unread):
-            return _Plan({})
+            return _DraftPlan({})
         chances = {
             sequence.number: model.chances(min(limit, step.limit // len(using)))
             for sequence, _, limit in using
@@ -268,11 +268,11 @@ class DraftPlanner:
 
     def _best_lengths(
         self,
-        step: _Step,
+        step: _DraftStep,
         chances: dict[int, list[float]],
         model: DraftModel | None = None,
         reading_s: float = 0.0,
-    ) -> _Plan:
+    ) -> _DraftPlan:
         """Choose the lengths with which the step generates the most tokens per second.
 
         `chances`: by number of the sequence, for each token the probability that all up to it are accepted.
@@ -312,10 +312,10 @@ class DraftPlanner:
         for _, _, number in ranked[:best]:
             lengths[number] = lengths.get(number, 0) + 1
         if not best or not self._affordable(step, chances, lengths, best_s):
-            return _Plan({})
-        return _Plan(lengths, best_rate)
+            return _DraftPlan({})
+        return _DraftPlan(lengths, best_rate)
 
-    def _patience(self, step: _Step, chances: dict[int, list[float]]) -> float:
+    def _patience(self, step: _DraftStep, chances: dict[int, list[float]]) -> float:
         """Return the plain steps that the sequences without drafts can lose to the step.
 
         A CPU computes rows one after the other, so accepted drafts cost the others nothing in the long run.
@@ -332,7 +332,11 @@ class DraftPlanner:
         )
 
     def _affordable(
-        self, step: _Step, chances: dict[int, list[float]], lengths: dict[int, int], seconds: float
+        self,
+        step: _DraftStep,
+        chances: dict[int, list[float]],
+        lengths: dict[int, int],
+        seconds: float,
     ) -> bool:
         """Return whether every sequence's budget covers what it is expected to lose."""
         if not self._ahead:
@@ -344,7 +348,7 @@ class DraftPlanner:
                 return False
         return True
 
-    def _could_pay(self, step: _Step) -> bool:
+    def _could_pay(self, step: _DraftStep) -> bool:
         """Return whether drafts would pay if all were right and each sequence had as many.
 
         Checked first, because searching drafts for many sequences takes a tenth of a small model's step.
@@ -359,7 +363,7 @@ class DraftPlanner:
             drafted += max(1, drafted // 2)
         return False
 
-    def _ask_draft_model(self, step: _Step, plan: _Plan) -> Drafts:
+    def _ask_draft_model(self, step: _DraftStep, plan: _DraftPlan) -> Drafts:
         """Return the draft model's drafts, and record the time that they took."""
         model = self._draft_model
         assert model is not None
@@ -391,7 +395,7 @@ class DraftPlanner:
             for candidate, answer in zip(drafting, answers, strict=True)
         }
 
-    def _prepared(self, step: _Step, lengths: dict[int, int]) -> bool:
+    def _prepared(self, step: _DraftStep, lengths: dict[int, int]) -> bool:
         """Return whether the runner has prepared the step with drafts of these lengths."""
         if self._preparing is None:
             return True
@@ -468,7 +472,7 @@ class DraftPlanner:
                 )
 
 
-def _allowed(step: _Step, drafts: Drafts) -> Drafts:
+def _allowed(step: _DraftStep, drafts: Drafts) -> Drafts:
     """Return the parts of the drafts that the grammars allow, without empty ones."""
     for sequence, _, _ in step.candidates:
         draft = drafts.get(sequence.number, ())

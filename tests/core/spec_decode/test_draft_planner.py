@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from localchat.backend_api.interface import Capabilities
-from localchat.core.spec_decode.draft_planner import DraftPlanner, _Step
+from localchat.core.spec_decode.draft_planner import DraftPlanner, _DraftStep
 from localchat.core.spec_decode.step_cost import CostModel
 from tests.support.draft_replay import planned_sequence
 
@@ -23,12 +23,12 @@ def costs(**seconds: float) -> CostModel:
 FLAT = costs(r1=1.0, r64=1.1)
 
 
-def plain_step(rows: int, limit: int, budget: float = 0.0) -> _Step:
+def plain_step(rows: int, limit: int, budget: float = 0.0) -> _DraftStep:
     """A step in which each row is a sequence with so much of a budget."""
     sequences = [planned_sequence(number) for number in range(rows)]
     for sequence in sequences:
         sequence.draft_budget = budget
-    return _Step(sequences, [], rows, limit)
+    return _DraftStep(sequences, [], rows, limit)
 
 
 def lengths(

@@ -212,7 +212,7 @@ def hopeless(steps: int) -> tuple[DraftReplay, float]:
 
 
 def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again() -> None:
-    answer, _ = hopeless(30)
+    answer, _ = hopeless(20)
     drafts = answer.drafts
     assert drafts.accepted == 0
     assert re.fullmatch(
