@@ -339,7 +339,7 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        await say(pilot, "q")
+        await say(pilot, "zz")
         view = app.chat.transcript
         await until(pilot, lambda: view.scroll_y == view.max_scroll_y > 0)
         await pilot.press("pageup")
@@ -347,11 +347,11 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
         await pilot.press("ctrl+end")
         await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
         await pilot.press("pageup", "pagedown")
-        await pilot.press("ctrl+f", *"q")
+        await pilot.press("ctrl+f", *"zz")
         finder = app.chat.query_one(FindBar)
         assert finder.display
         await until(pilot, lambda: view.scroll_y < 5)
-        await pilot.press("backspace", *"needle")
+        await pilot.press("backspace", "backspace", *"needle")
         await pilot.press("up", "enter", "escape")
         await until(pilot, lambda: not finder.display)
         assert app.chat.composer.editor.has_focus
