@@ -15,6 +15,12 @@ GERUNDS = {"embedding", "onboarding", "pooling", "sampling"}
 """Words of the field or nouns of their own; every other module is named by a plain noun."""
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+MAX_PUBLIC_METHODS = 25
+MAX_FIELDS = 15
+"""A larger class states its reason in a line of its docstring that begins with "Size:"."""
+
+
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
     return grimp.build_graph(*PACKAGES, cache_dir=None)
@@ -86,3 +92,19 @@ def circles(names: Iterable[str], imported: Callable[[str], set[str]]) -> list[l
         if name not in index:
             visit(name)
     return found
+
+
+def test_a_large_class_states_its_reason() -> None:
+    large = []
+    for path in sources():
+        if path.name == "protocol.py" and "server" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ClassDef) or "Size: " in (ast.get_docstring(node) or ""):
+                continue
+            functions = [part.name for part in node.body if isinstance(part, FUNCTIONS)]
+            public = [name for name in functions if not name.startswith("_")]
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+            if len(public) > MAX_PUBLIC_METHODS or len(fields) > MAX_FIELDS:
+                large.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert large == []

@@ -27,7 +27,10 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings with type and default. None leaves a value to the program or the model."""
+    """All settings with type and default. None leaves a value to the program or the model.
+
+    Size: one field per setting.
+    """
 
     model: Annotated[str, Meta(min_length=1)] | None = None
     system: str | None = None

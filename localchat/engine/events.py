@@ -208,7 +208,10 @@ class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Current metrics of the engine, and counts since its load (metrics.py explains them)."""
+    """Current metrics of the engine, and counts since its load (metrics.py explains them).
+
+    Size: each field is a figure of the panel and of Prometheus.
+    """
 
     now: MetricsSnapshot
     finished: int = 0

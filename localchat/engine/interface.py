@@ -31,7 +31,10 @@ class TokenizerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """The model that is or will be loaded, and its configuration. Sizes are in bytes and tokens."""
+    """The model that is or will be loaded, and its configuration. Sizes are in bytes and tokens.
+
+    Size: front ends ask it instead of the engine process, so it has every fact of a load.
+    """
 
     model: str
     path: str

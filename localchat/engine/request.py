@@ -130,7 +130,10 @@ def default_answer_tokens(context_tokens: int, *, reasons: bool = False) -> int:
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request."""
+    """A request.
+
+    Size: every option of a request crosses the pipe in it.
+    """
 
     prompt: Prompt
     sampling: Sampling = Sampling()

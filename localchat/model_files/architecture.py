@@ -107,6 +107,8 @@ class ModelShape:
     """Data for planning the load of a GGUF model.
 
     It comes from a file or from a catalogue's table.
+
+    Size: memory plans of all families need these dimensions.
     """
 
     name: str

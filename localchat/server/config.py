@@ -9,7 +9,10 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of requests and connections."""
+    """Limits of requests and connections.
+
+    Size: one field per limit.
+    """
 
     body_bytes: int = 16 << 20
     """Size of a request body as sent."""

@@ -11,7 +11,10 @@ from localchat.server.errors import ApiError, unavailable
 
 @dataclass(eq=False, slots=True)
 class TrackedRequest:
-    """A request to an engine, with its numbers for log and metrics. Contains no text of it."""
+    """A request to an engine, with its numbers for log and metrics. Contains no text of it.
+
+    Size: the log line of a request shows each field.
+    """
 
     id: str
     model: str = ""

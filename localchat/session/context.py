@@ -54,7 +54,10 @@ class SetupChange(NamedTuple):
 
 
 class SessionContext(msgspec.Struct, frozen=True):
-    """Services and data of the front end, for one session."""
+    """Services and data of the front end, for one session.
+
+    Size: it holds every service that a session uses.
+    """
 
     paths: Paths
     environ: Mapping[str, str]

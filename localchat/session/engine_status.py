@@ -33,7 +33,10 @@ _RATES_KEPT: Final = 60
 
 
 class EngineStatus(msgspec.Struct):
-    """State and metrics for the status bar and the metrics panel."""
+    """State and metrics for the status bar and the metrics panel.
+
+    Size: the status bar and the panel show each field.
+    """
 
     state: State = "starting"
     model: str = ""

@@ -56,7 +56,10 @@ _DTYPES = {
 
 
 class Loader:
-    """Reads the tensors of one model, layer by layer."""
+    """Reads the tensors of one model, layer by layer.
+
+    Size: one method per part of a layer, which the weight formats call.
+    """
 
     def __init__(self, config: ModelConfig, names: Names, target: LoadTarget) -> None:
         self.config = config

@@ -48,7 +48,10 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `doctor --json` prints."""
+    """Everything that `doctor --json` prints.
+
+    Size: one field per fact of the report.
+    """
 
     localchat: str
     python: str

@@ -27,7 +27,10 @@ class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
 
 
 class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
-    """Verdict on whether the model will run here, with the fields of `fit --json`."""
+    """Verdict on whether the model will run here, with the fields of `fit --json`.
+
+    Size: the JSON of `fit` has these keys.
+    """
 
     name: str
     backend: str

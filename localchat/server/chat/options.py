@@ -21,7 +21,10 @@ LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | b
 
 
 class GenerationFields(StructureFields, frozen=True, kw_only=True):
-    """Fields that chats, plain completions and llama.cpp's routes share."""
+    """Fields that chats, plain completions and llama.cpp's routes share.
+
+    Size: it collects the options that all protocols share.
+    """
 
     model: str | None = None
     stream: bool | None = None
