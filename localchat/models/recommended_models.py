@@ -21,7 +21,7 @@ from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import download_rate
 from localchat.models.published_shapes import gguf_shape, read_published_shapes
-from localchat.units import size
+from localchat.units import rate, size
 
 Role = Literal["fast", "balanced", "best"]
 ROLE_WORDS: Final[dict[Role, str]] = {
@@ -43,8 +43,6 @@ _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
     ("fast", "balanced", "best"),
 )
 """Roles by the number of models, from weak to strong."""
-_WORDS_PER_TOKEN: Final = 0.75
-"""Ratio for English text."""
 _STRENGTH_STEP: Final = 0.6
 """Limit on a model's strength, as a share of the next better role's."""
 _CONTEXT_TOKENS: Final = 4096
@@ -84,21 +82,12 @@ class Recommendation:
     """Sentence on the backend and the memory that holds the layers."""
 
     @property
-    def words_per_s(self) -> int | None:
-        """Estimated words of English text per second. None if the speed is unknown."""
-        if self.tokens_per_s is None:
-            return None
-        words = self.tokens_per_s * _WORDS_PER_TOKEN
-        if words < 10:
-            return max(round(words), 1)
-        return 5 * round(words / 5)
-
-    @property
     def summary(self) -> str:
-        """`quick answers, about 25 words/s, download 502 MB`."""
-        words = self.words_per_s
-        speed = () if words is None else (f"about {words} words/s",)
-        return ", ".join((ROLE_WORDS[self.role], *speed, f"download {size(self.size_bytes)}"))
+        """`quick answers, about 33 tok/s, download 502 MB`."""
+        parts = [ROLE_WORDS[self.role]]
+        if self.tokens_per_s is not None:
+            parts.append(f"about {rate(self.tokens_per_s)}")
+        return ", ".join((*parts, f"download {size(self.size_bytes)}"))
 
     @property
     def command(self) -> str:
