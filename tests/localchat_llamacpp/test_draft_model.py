@@ -112,9 +112,11 @@ def _deviation(table: NDArray[np.int64]) -> float:
 
 def test_a_useless_draft_model_is_rarely_asked(start: Start) -> None:
     core = Core(start("chain", draft="other").runner)
-    done = core.say(request(PROMPT, max_tokens=300, temperature=1.0)).done
-    # Whether it is off by the end depends on the speed of this machine.
-    assert done.speculation.drafted - done.speculation.accepted < 60
+    core.say(request(PROMPT, max_tokens=300, temperature=1.0))
+    model = core.core._draft_model
+    assert model is not None
+    # Whether it is off by the end depends on the speed of this machine. N-grams draft, too.
+    assert model.drafted - model.accepted < 60
 
 
 @pytest.mark.parametrize(
