@@ -115,8 +115,8 @@ def test_a_useless_draft_model_is_rarely_asked(start: Start) -> None:
     core.say(request(PROMPT, max_tokens=300, temperature=1.0))
     model = core.core._draft_model
     assert model is not None
-    # Whether it is off by the end depends on the speed of this machine. N-grams draft, too.
-    assert model.drafted - model.accepted < 60
+    # The number of probes depends on the speed of this machine. Asked at every step, it would draft 300 and more.
+    assert model.drafted - model.accepted < 150
 
 
 @pytest.mark.parametrize(
