@@ -123,7 +123,7 @@ class TerminalInput:
         self._searched = 0
 
     def _resume_paste(self) -> None:
-        """Continue a paste that was delivered too early, so that its line ends send no messages."""
+        """Continue a paste that was delivered early. Its line ends must not send messages."""
         end = self._buffer.find(PASTE_END)
         start = self._buffer.find(PASTE_START)
         is_burst = len(self._buffer) >= _BURST_BYTES and (
