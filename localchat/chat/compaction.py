@@ -33,11 +33,12 @@ _UNKNOWN_TOKENS: Final = 1 << 40
 
 
 class Compaction:
-    """One run: send `request()` to an engine and pass the answer to `take` until `request()` is None.
+    """A run of /compact.
 
-    Then `finish` puts the summary into the conversation. Nothing changes before that. The last question is
-    kept, with up to two exchanges before it if they need less than half of the context. Raises UsageError if
-    there is nothing to summarize, ContextExceeded if no chunk fits the context.
+    Send `request()` to an engine and pass the answer to `take` until `request()` is None. Then `finish` puts
+    the summary into the conversation. Nothing changes before that. The last question is kept, with up to two
+    exchanges before it if they need less than half of the context. Raises UsageError if there is nothing to
+    summarize, ContextExceeded if no chunk fits the context.
     """
 
     def __init__(self, conversation: Conversation, count: Count, context_tokens: int) -> None:
@@ -116,10 +117,13 @@ class Compaction:
         """
         conversation = self._conversation
         waiting = self._waiting_question()
+        parent = conversation.head
+        if waiting is not None:
+            parent = waiting.parent
         replaced = (*self._earlier(), *self.replaced)
         summary = conversation.add(
             Message(SUMMARY_ROLE, self._summary),
-            parent=conversation.head if waiting is None else waiting.parent,
+            parent=parent,
             replaces=[node.id for node in replaced],
         )
         if info is not None:
@@ -137,7 +141,9 @@ class Compaction:
         if self._conversation.head is None:
             return None
         node = self._conversation.nodes[self._conversation.head]
-        return node if node.message.role == "user" else None
+        if node.message.role != "user":
+            return None
+        return node
 
     def _metrics(self, info: EngineInfo) -> AnswerMetrics:
         """Return the model and the length of the summary."""
@@ -157,7 +163,7 @@ class Compaction:
         return tuple(node for node in path if node.replaces and node.id not in replaced)
 
     def _kept(self, groups: tuple[tuple[Node, ...], ...], max_tokens: int) -> int:
-        """Return the number of exchanges to keep: as many as need at most `max_tokens`."""
+        """Return the number of exchanges to keep, which need at most `max_tokens`."""
         for kept in range(min(_KEPT_EXCHANGES, len(groups) - 1), 1, -1):
             nodes = tuple(node for group in groups[-kept:] for node in group)
             if self._counted(Messages(as_sent(self._conversation, nodes))) <= max_tokens:
@@ -165,9 +171,9 @@ class Compaction:
         return 1
 
     def _chunk(self) -> int:
-        """Return how many characters to read next: the most that fit, found by bisection."""
+        """Return how many characters to read next. Bisects for the longest chunk that fits."""
         start = self._done
-        rest = len(self._text) - self._done
+        unread = len(self._text) - self._done
         base = self._counted(self._messages(start))
         step = (self._allowed - base) // _TOKENS_PER_CHARACTER
         if step < _MIN_CHUNK_CHARACTERS:
@@ -178,16 +184,16 @@ class Compaction:
                 context_tokens=self._allowed + self.summary_tokens,
             )
         if self._fits(len(self._text)):
-            return rest
+            return unread
         low = 1
-        high = -(-rest // step)
+        high = -(-unread // step)
         while high - low > 1:
             middle = (low + high) // 2
             if self._fits(start + middle * step):
                 low = middle
             else:
                 high = middle
-        return min(low * step, rest)
+        return min(low * step, unread)
 
     def _fits(self, end: int) -> bool:
         return self._counted(self._messages(end)) <= self._allowed

@@ -43,7 +43,7 @@ class AnswerMetrics(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message in the tree."""
+    """Message in the tree."""
 
     id: str
     parent: str | None
@@ -51,7 +51,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     state: NodeState = "whole"
     created_s: float = 0.0
     metrics: AnswerMetrics | None = msgspec.field(default=None, name="figures")
-    """Called `figures` in files and exports."""
+    """Named `figures` in files and exports."""
     inclusions: tuple[Inclusion, ...] = ()
     replaces: tuple[str, ...] = ()
     """Ids of the messages that a summary replaces."""
@@ -65,7 +65,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The user's choice for a conversation that outgrows the context."""
 
     kind: Literal["ask", "leave_out_oldest"] = "ask"
-    """With `ask`, nothing is sent, and a notice offers the choices."""
+    """`ask` sends nothing and shows the choices in a notice."""
     left_out: tuple[str, ...] = ()
     """Ids of messages that are not sent (dimmed on the screen)."""
     left_out_tokens: int = 0
@@ -73,7 +73,10 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def new_id() -> str:
-    """Return an id that sorts by creation time: 48 bits of milliseconds and 80 random bits, in hex."""
+    """Return an id that sorts by creation time.
+
+    Hex digits of 48 bits of milliseconds and 80 random bits.
+    """
     return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
@@ -92,7 +95,7 @@ class Conversation(msgspec.Struct):
     nodes: dict[str, Node] = msgspec.field(default_factory=dict)
     """Nodes by id, in order of creation."""
     head: str | None = None
-    """Last node of the shown path; None when empty."""
+    """Last node of the shown path. None if the conversation is empty."""
 
     def path(self) -> tuple[Node, ...]:
         """Return the shown messages, oldest first."""

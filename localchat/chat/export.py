@@ -86,7 +86,9 @@ def as_data(conversation: Conversation, *, tree: bool = True) -> dict[str, Any]:
     path = conversation.path()
     unsent = unsent_ids(conversation)
     shown = {node.id for node in path}
-    nodes = tuple(conversation.nodes.values()) if tree else path
+    nodes = path
+    if tree:
+        nodes = tuple(conversation.nodes.values())
     return {
         "format": _FORMAT,
         "id": conversation.id,

@@ -1,8 +1,8 @@
 """Choices for a conversation that outgrows the context, each with its cost.
 
-Nothing is cut silently: if an engine raises ContextExceeded, the front end shows these choices, and the
-conversation's policy stores the one that the user takes. Whole exchanges are left out, the oldest first, and
-many at once, because leaving out moves the whole prompt and loses the prefix cache.
+Nothing is cut silently. If an engine raises ContextExceeded, the front end shows these choices, and the
+conversation's policy stores the user's choice. Whole exchanges are left out, the oldest first. Many are left
+out at once, because each time the prompt moves and misses the prefix cache.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class LeaveOutPlan(NamedTuple):
 
 
 class OverflowChoice(NamedTuple):
-    """A way to make room."""
+    """Choice that makes room."""
 
     action: Action
     label: str
@@ -67,7 +67,7 @@ class OverflowChoice(NamedTuple):
     settings: tuple[tuple[str, str], ...] = ()
     """Settings of another load: keys and values."""
     flags: str = ""
-    """The same settings as flags of the command line."""
+    """Command-line flags for the same settings."""
 
 
 class Overflow(NamedTuple):
@@ -76,7 +76,7 @@ class Overflow(NamedTuple):
     prompt_tokens: int
     context_tokens: int
     leave_out: LeaveOutPlan | None
-    """None if the last question alone is too long."""
+    """Messages to leave out. None if the last question alone is too long."""
     choices: tuple[OverflowChoice, ...]
 
     @property
@@ -87,7 +87,9 @@ class Overflow(NamedTuple):
     @property
     def sentence(self) -> str:
         """Sentence for the user, with both token counts."""
-        alone = "; the last question alone is too long" if self.leave_out is None else ""
+        alone = ""
+        if self.leave_out is None:
+            alone = "; the last question alone is too long"
         return (
             f"the conversation has {tokens(self.prompt_tokens)} and the context holds "
             f"{self.context_tokens:,}; nothing was sent{alone}"
@@ -108,8 +110,8 @@ def examine(
     `refusal` is the engine's error. It knows the context if the `info` of a remote engine does not. Raises
     what `count` raises, apart from ContextExceeded; UsageError if the length of the context is unknown.
     """
-    refused_context = refusal.details.get("context_tokens") if refusal is not None else None
-    if isinstance(refused_context, int) and refused_context > 0:
+    refused_context = _context_of(refusal)
+    if refused_context > 0:
         info = msgspec.structs.replace(info, context_tokens=refused_context)
     if info.context_tokens < 1:
         raise UsageError("the length of the context is unknown: the server does not report it")
@@ -126,12 +128,24 @@ def examine(
     return Overflow(prompt_tokens, info.context_tokens, plan, choices)
 
 
-def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
-    """Return the smaller of the reported context and the one of the last refusal. 0 if both are unknown.
+def _context_of(refusal: ContextExceeded | None) -> int:
+    """Return the context in tokens that an engine's error reports. 0 if unknown."""
+    if refusal is None:
+        return 0
+    context_tokens = refusal.details.get("context_tokens")
+    if not isinstance(context_tokens, int):
+        return 0
+    return context_tokens
 
-    A remote server may not know its own context.
+
+def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
+    """Return the smaller of the reported context and the one of the last refusal.
+
+    0 if both are unknown: a remote server may not know its own context.
     """
-    contexts = [info.context_tokens, overflow.context_tokens if overflow is not None else 0]
+    contexts = [info.context_tokens]
+    if overflow is not None:
+        contexts.append(overflow.context_tokens)
     return min((context for context in contexts if context > 0), default=0)
 
 
@@ -143,10 +157,11 @@ def plan_leave_out(
     *,
     thinking: ReasoningChoice = "auto",
 ) -> LeaveOutPlan | None:
-    """Plan to leave out the fewest of the oldest exchanges so that the prompt and the reserve fit.
+    """Plan to leave out as few of the oldest exchanges as possible.
 
-    Instructions, a summary and the last question always stay. Returns None if they alone are too long, and
-    an empty plan if everything fits. Raises what `count` raises, apart from ContextExceeded.
+    The prompt and the reserve then fit. Instructions, a summary and the last question always stay. Returns
+    None if they alone are too long, and an empty plan if everything fits. Raises what `count` raises, apart
+    from ContextExceeded.
     """
     return _LeaveOutSearch(conversation, count, thinking).plan(context_tokens - reserve)
 
@@ -195,7 +210,9 @@ class _LeaveOutSearch:
             return self._count(Messages(messages, thinking=self._thinking))
         except ContextExceeded as problem:
             prompt_tokens = problem.details.get("prompt_tokens")
-            return prompt_tokens if isinstance(prompt_tokens, int) else _UNKNOWN_TOKENS
+            if isinstance(prompt_tokens, int):
+                return prompt_tokens
+            return _UNKNOWN_TOKENS
 
     def plan(self, allowed: int) -> LeaveOutPlan | None:
         """Return the smallest plan that leaves at most `allowed` tokens."""
@@ -206,7 +223,9 @@ class _LeaveOutSearch:
         else:
             dropped = self._smallest(allowed)
         nodes = [node for exchange in self.exchanges[:dropped] for node in exchange]
-        all_tokens = self._all_tokens() if self._left_out else self.measured(0)
+        all_tokens = self.measured(0)
+        if self._left_out:
+            all_tokens = self._all_tokens()
         return LeaveOutPlan(
             tuple(node.id for node in nodes),
             len(nodes) + len(self._left_out),
@@ -229,7 +248,9 @@ class _LeaveOutSearch:
         tries = 0
         while high - low > 1:
             tries += 1
-            middle = self._guess(low, high, allowed) if tries % 3 else (low + high) // 2
+            middle = (low + high) // 2
+            if tries % 3:
+                middle = self._guess(low, high, allowed)
             if self.measured(middle) <= allowed:
                 high = middle
             else:
@@ -257,7 +278,9 @@ def _choices(
     choices: list[OverflowChoice] = []
     if plan is not None and plan.nodes:
         number = len(plan.nodes)
-        oldest = "message" if number == 1 else f"{number:,} messages"
+        oldest = f"{number:,} messages"
+        if number == 1:
+            oldest = "message"
         label = f"leave out the oldest {oldest} ({tokens(plan.tokens)} not sent)"
         choices.append(OverflowChoice("leave_out_oldest", label, plan.tokens))
     # Without a plan, the last question alone is too long, and a summary cannot change that.
@@ -279,7 +302,7 @@ class _Candidate(NamedTuple):
 
 
 def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | None:
-    """Return the load with a longer context that costs the user least. None if the model allows none.
+    """Return the cheapest load with a longer context. None if the model allows none.
 
     Prefers the KV type in use, then a smaller one, then fewer layers on the GPU. Costs are in proportion to
     the loaded KV cache, which is right for layers without a sliding window.
@@ -289,12 +312,16 @@ def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | Non
     if goal <= prompt_tokens:
         return None
     parts = info.actual or info.predicted
-    kv_bytes = parts.kv_bytes if parts is not None and parts.kv_bytes > 0 else 0
+    kv_bytes = 0
+    if parts is not None:
+        kv_bytes = max(parts.kv_bytes, 0)
     token_bytes = kv_bytes / max(info.context_tokens, 1)
     goal = max(goal, _comfortable_context(token_bytes, info))
     candidates: list[_Candidate] = []
     if goal > info.context_tokens:
-        name = "the model's full context" if goal == info.context_train else "a context"
+        name = "a context"
+        if goal == info.context_train:
+            name = "the model's full context"
         extra_bytes = round(token_bytes * goal) - kv_bytes
         candidates.append(_candidate(f"load {name} of {tokens(goal)}", goal, extra_bytes, info))
     if small := smaller_kv_type(info.kv_type, info.kv_types):
@@ -306,22 +333,27 @@ def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | Non
             return candidate.choice
     if (choice := _fewer_layers(prompt_tokens, info)) is not None:
         return choice
-    return candidates[-1].choice if candidates else None
+    if candidates:
+        return candidates[-1].choice
+    return None
 
 
 def _candidate(
     label: str, goal: int, extra_bytes: int, info: EngineInfo, kv_type: str = ""
 ) -> _Candidate:
-    """Return a load with `goal` tokens of context, and whether its memory is free.
+    """Return a load with `goal` tokens of context, and whether it fits the free memory.
 
-    `extra_bytes` is its memory beyond that of the loaded KV cache. `kv_type` is empty for the one in use.
+    `extra_bytes` is its memory beyond the loaded KV cache. An empty `kv_type` is the one in use.
     """
     loaded_bytes = info.actual_bytes or info.predicted_bytes
     fits = not info.free_bytes or loaded_bytes + extra_bytes <= info.free_bytes
     parts = info.actual or info.predicted
     if parts is not None and parts.kv_bytes > 0:
-        change = f"{size(abs(extra_bytes))} {'more' if extra_bytes >= 0 else 'less'} memory"
-        label += f" ({change})" if fits else f" ({change}, which does not fit now)"
+        direction = "less" if extra_bytes < 0 else "more"
+        change = f"{size(abs(extra_bytes))} {direction} memory"
+        if not fits:
+            change += ", which does not fit now"
+        label += f" ({change})"
     settings = [("context_length", str(goal))]
     flags = f"--ctx {goal}"
     if kv_type:
@@ -342,7 +374,7 @@ def _fewer_layers(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | None
 
 
 def _comfortable_context(token_bytes: float, info: EngineInfo) -> int:
-    """Return the longest context that needs at most half of the free memory. 0 if that is unknown."""
+    """Return the longest context in half of the free memory. 0 if that is unknown."""
     loaded_bytes = info.actual_bytes or info.predicted_bytes
     if not token_bytes or not info.free_bytes or info.free_bytes <= loaded_bytes:
         return 0
@@ -359,16 +391,16 @@ def leave_out_by_policy(
     max_tokens: int | None = None,
     thinking: ReasoningChoice = "auto",
 ) -> LeaveOutPlan | None:
-    """Plan again if the policy leaves out the oldest messages. None for another policy, or if nothing helps.
+    """Plan again if the policy leaves out the oldest messages. Otherwise return None.
 
-    `refusal` may know the context better than the `info` of a remote engine. Raises LocalchatError if the
-    engine cannot count.
+    Also returns None if no plan helps. The context in `refusal` overrides that of the engine's `info`. Raises
+    LocalchatError if the engine cannot count.
     """
     if conversation.policy.kind != "leave_out_oldest":
         return None
-    refused_context = refusal.details.get("context_tokens")
-    context = refused_context if isinstance(refused_context, int) else 0
-    context = context or engine.info().context_tokens
+    context = _context_of(refusal) or engine.info().context_tokens
     reserve = reserve_tokens(context, max_tokens)
     plan = plan_leave_out(conversation, counter(engine), context, reserve, thinking=thinking)
-    return plan if plan is not None and plan.nodes else None
+    if plan is None or not plan.nodes:
+        return None
+    return plan

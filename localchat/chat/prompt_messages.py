@@ -56,7 +56,9 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
 def without_loop(node: Node) -> Message:
     """Return a message without the repeats at its end, which would start the next loop."""
     message = node.message
-    repetition = node.end.repetition if node.end is not None else None
+    repetition = None
+    if node.end is not None:
+        repetition = node.end.repetition
     content = without_repeats(message.content, repetition)
     reasoning = without_repeats(message.reasoning, repetition)
     if (content, reasoning) == (message.content, message.reasoning):

@@ -1,7 +1,7 @@
-"""Nine steps that make room for a prompt that is longer than the context, each with its gain.
+"""Nine steps that make room for a prompt longer than the context, with their gains.
 
-Sizes come from the engine that refused the prompt: its KV cache, its weights, and the memory that was free
-before its load. They scale with the loaded cache, which is right for layers without a sliding window.
+Sizes come from the engine that refused the prompt: its KV cache, its weights, and the free memory before its
+load. They scale with the loaded cache, which is right for layers without a sliding window.
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ _BITS: Final = 4.9
 def prompt_steps(
     prompt: int, info: EngineInfo, context: int | None = None
 ) -> tuple[MemoryStep, ...]:
-    """Return the nine steps for a prompt length. `context` overrides the one of `info`, in tokens."""
+    """Return the nine steps for a prompt length. `context` overrides that of `info`."""
     if context:
         info = structs.replace(info, context_tokens=context)
     return _PromptSteps(prompt, info).all()
@@ -38,13 +38,18 @@ class _PromptSteps:
         self._goal = goal
         """Context that the prompt and an answer need, up to the trained context."""
         parts = info.actual or info.predicted
-        kv_bytes = max(parts.kv_bytes, 0) if parts is not None else 0
-        self._weights = max(parts.weights_bytes, 0) if parts is not None else info.file_bytes
+        kv_bytes = 0
+        self._weights = info.file_bytes
+        if parts is not None:
+            kv_bytes = max(parts.kv_bytes, 0)
+            self._weights = max(parts.weights_bytes, 0)
         room = max(info.kv_tokens, info.context_tokens, 1)
         self._token_bytes = kv_bytes / room
         total = info.actual_bytes or info.predicted_bytes
-        self._spare = info.free_bytes - total + kv_bytes if info.free_bytes else None
+        self._spare: int | None = None
         """Memory for a KV cache in bytes. None if unknown."""
+        if info.free_bytes:
+            self._spare = info.free_bytes - total + kv_bytes
 
     def all(self) -> tuple[MemoryStep, ...]:
         return (
@@ -63,7 +68,7 @@ class _PromptSteps:
 
     @property
     def _fixed(self) -> str:
-        """Why no amount of memory makes room. Empty if memory can."""
+        """Reason why no amount of memory makes room. Empty if memory can."""
         info = self._info
         if info.backend == "remote":
             return "the server sets its context: start it with a longer one"
@@ -101,7 +106,7 @@ class _PromptSteps:
         return longest is None or longest > self._prompt
 
     def _target(self, longest: int | None) -> int:
-        """Return the context to request: what the prompt needs, as far as it fits."""
+        """Return the context to request. It covers the prompt as far as memory allows."""
         if longest is None:
             return self._goal
         return max(min(self._goal, longest), 0)
@@ -133,7 +138,9 @@ class _PromptSteps:
         if target <= info.context_tokens:
             return MemoryStep("context", "memory has no room for a longer one")
         more = max(self._token_bytes * (target - max(info.kv_tokens, info.context_tokens)), 0)
-        cost = f", which takes {size(more)} more" if more else ""
+        cost = ""
+        if more:
+            cost = f", which takes {size(more)} more"
         return MemoryStep(
             "context",
             f"{tokens(target)} rather than {info.context_tokens:,}{cost}",
@@ -188,5 +195,7 @@ class _PromptSteps:
 
     def _model(self, why: str) -> MemoryStep:
         """Return the step to another model, with a longer context or smaller weights."""
-        change = f"another model, because {why}" if why else "another model with a longer context"
+        change = "another model with a longer context"
+        if why:
+            change = f"another model, because {why}"
         return MemoryStep("model", change, gained_tokens=self._over, flag="-m MODEL")

@@ -27,7 +27,7 @@ def title_for(conversation: Conversation) -> str:
 
 
 def without_inclusions(question: Node) -> str:
-    """Return the typed text of a question, or the names of included files if nothing was typed."""
+    """Return the typed text of a question. Without text, return the names of its files."""
     return _typed_text(question).strip() or _labels(question)
 
 
@@ -58,10 +58,10 @@ def title_of(question: str) -> str:
 
 
 def _asking_line(question: str) -> str:
-    """Return the first line with a letter or digit, or the last line if the question is below its text.
+    """Return the first line with a letter or digit, or the last line.
 
-    The last line counts if it is a sentence of its own and ends with a question mark, or if it is short and,
-    unlike the first line, a paragraph of its own.
+    The last line is the question if it is a sentence of its own and ends with a question mark, or if it is
+    short and, unlike the first line, a paragraph of its own.
     """
     lines = [" ".join(line.split()) for line in question[:_SEARCHED_CHARACTERS].splitlines()]
     first = next((n for n, line in enumerate(lines) if _has_text(line)), len(lines))

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 
 def output_is_pending(app: "App[object]") -> bool:
-    """Whether the terminal has not read earlier frames yet. Thirty may wait; the next one blocks the
-    program."""
+    """Return whether the terminal has not read earlier frames yet.
+
+    The queue holds thirty frames. The next one blocks the program.
+    """
     writer = getattr(app._driver, "_writer_thread", None)
     return writer is not None and writer._queue.qsize() > 1
 
 
 def terminal_writer(app: "App[Any]") -> Callable[[str], None]:
-    """A function that writes an escape sequence to the terminal between the screen's own updates."""
+    """Return a function that writes escape sequences between the screen's own updates."""
     driver = app._driver
     if driver is not None:
         return driver.write
@@ -40,14 +42,16 @@ def terminal_writer(app: "App[Any]") -> Callable[[str], None]:
 
 
 def alert(app: "App[Any]", text: str) -> None:
-    """Draw attention to the window: the bell, and a notification (OSC 9) where the terminal shows them."""
+    """Ring the bell, and send a notification (OSC 9)."""
     app.bell()
     terminal_writer(app)(f"\x1b]9;{sanitize(text)}\x1b\\")
 
 
 def can_suspend(app: "App[Any]") -> bool:
-    """Whether a shell waits that can show the program again: it is not there for a program that leads its
-    session, as in `xterm -e` or a container."""
+    """Return whether a shell can resume the program.
+
+    A program that leads its session has no shell, as in `xterm -e` or a container.
+    """
     driver = app._driver
     if driver is None or not driver.can_suspend or sys.platform == "win32":
         return False
@@ -66,7 +70,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 @contextmanager
 def terminal_released(app: "App[Any]") -> Iterator[None]:
-    """Leave the terminal to another program inside the block; the session goes on meanwhile.
+    """Release the terminal to another program inside the block. The session continues.
 
     The block must not raise: Textual's `suspend` would never take the terminal back.
     """
@@ -77,11 +81,11 @@ def terminal_released(app: "App[Any]") -> Iterator[None]:
 
 
 def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
-    """The same driver for a terminal that may close at any moment.
+    """Return a driver for a terminal that may close at any moment.
 
-    Textual's writer thread would end with an error, and the program would then block for ever once thirty
-    frames wait. And a terminal that closes sends SIGCONT too, at which Textual starts its threads a second
-    time: the first thread that reads keys may then outlive the screen, and the process with it, spinning.
+    Textual's writer thread would end with an error, and the program would block forever once thirty frames
+    are queued. A closing terminal also sends SIGCONT, on which Textual starts its threads a second time. The
+    first thread that reads keys may then outlive the screen and keep the process running in a busy loop.
     """
 
     class HangupSafe(driver):  # type: ignore[misc, valid-type]
@@ -134,8 +138,11 @@ class _DiscardOnceClosed:
 
 
 def add_alt_keys() -> None:
-    """Add Alt+Enter, Alt+O and Alt+1 to Alt+9, which most terminals send as Escape and the key. Textual would
-    read Enter (and send the message), or the character that a Mac types with Alt."""
+    """Add Alt+Enter, Alt+O and Alt+1 to Alt+9.
+
+    Most terminals send them as Escape and the key. Textual would read Enter (and send the message), or the
+    character that a Mac types with Alt.
+    """
     from enum import Enum
 
     from textual import _ansi_sequences
@@ -148,10 +155,10 @@ def add_alt_keys() -> None:
 
 
 def is_invisible_character(character: str | None) -> bool:
-    """Whether a key brings a zero-width joiner, or an ideographic or non-breaking space.
+    """Return whether a key is a zero-width joiner, or an ideographic or non-breaking space.
 
-    Textual drops them because `str.isprintable()` is False. Persian and emoji need the joiners, Japanese the
-    wide space. Characters that could reverse or hide text are not among them.
+    Textual drops them because `str.isprintable()` is False. Persian and emoji need the joiners, and Japanese
+    needs the wide space. False for characters that could reverse or hide text.
     """
     return (
         character is not None

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 PASTE_START: Final = b"\x1b[200~"
 PASTE_END: Final = b"\x1b[201~"
 _KEY_WAIT_S: Final = 0.1
-"""Silence after which the beginning of an escape sequence is what it looks like."""
+"""Silence after which an incomplete escape sequence is read as keys."""
 _PASTE_END_WAIT_S: Final = 0.03
-"""Silence after which the end marker of a paste is not part of the pasted text."""
+"""Silence after which an end marker ends the paste."""
 _PASTE_WAIT_S: Final = 2.0
 """Silence after which a paste without an end marker is delivered."""
 _BURST_BYTES: Final = 64
-"""More bytes in one piece than fingers type."""
+"""Size from which input with line ends is a paste rather than typed keys."""
 _READ_BYTES: Final = 65_536
 _MARKERS: Final = re.compile(r"\x1b\[20[01]~")
 _ESCAPE_THEN_TEXT: Final = re.compile(
     r"\x1b(?=(?:[^\x00-\x20\x7f0-9\[\\\]OPNX^_]|[OPNX][a-z])[^\x00-\x1f\x7f]{3})"
 )
-"""The escape key, pressed just before a text: no terminal sends so many characters for one key."""
+"""The escape key before typed text. No terminal sends so many characters for one key."""
 
 
 class Keys(NamedTuple):
@@ -58,7 +58,7 @@ TerminalEvent: TypeAlias = Keys | EscapeKey | PastedText
 
 
 class TerminalInput:
-    """Finds pastes in the bytes of a terminal, however they are cut into pieces.
+    """Finds pastes in terminal input that arrives in pieces of any size.
 
     A paste may contain its own markers: the last end marker of a burst ends it.
     """
@@ -72,7 +72,7 @@ class TerminalInput:
         self._searched = 0
         """Bytes of the buffer that contain no end marker."""
         self._end_is_missing = False
-        """A paste was delivered before its end marker came."""
+        """Whether a paste was delivered before its end marker arrived."""
 
     @property
     def wait_s(self) -> float:
@@ -82,7 +82,7 @@ class TerminalInput:
         return _PASTE_END_WAIT_S
 
     def feed(self, data: bytes) -> Iterator[TerminalEvent]:
-        """Take bytes from the terminal and return the complete events."""
+        """Add bytes from the terminal, and yield the complete events."""
         self._buffer += data
         if self._end_is_missing and not self._in_paste:
             self._resume_paste()
@@ -100,7 +100,7 @@ class TerminalInput:
             yield self._take_paste()
 
     def silent(self, seconds: float) -> Iterator[TerminalEvent]:
-        """Return the events that are complete because no bytes came for some seconds."""
+        """Yield the events that are complete after so many seconds without input."""
         if self._paste_end is not None:
             if seconds >= _PASTE_END_WAIT_S:
                 yield self._take_paste()
@@ -123,7 +123,7 @@ class TerminalInput:
         self._searched = 0
 
     def _resume_paste(self) -> None:
-        """Read a late part of a paste as a paste: its line ends must not send messages."""
+        """Continue a paste that was delivered early. Its line ends must not send messages."""
         end = self._buffer.find(PASTE_END)
         start = self._buffer.find(PASTE_START)
         is_burst = len(self._buffer) >= _BURST_BYTES and (
@@ -133,7 +133,7 @@ class TerminalInput:
             self._begin_paste()
 
     def _find_end(self) -> bool:
-        """Find the end marker. True if another paste begins after it, so that nothing can follow."""
+        """Find the end marker. Return True if another paste begins after it."""
         buffer = self._buffer
         width = len(PASTE_END)
         if self._paste_end is None:
@@ -153,7 +153,9 @@ class TerminalInput:
             self._paste_end = next_end
 
     def _take_paste(self) -> PastedText:
-        end = len(self._buffer) if self._paste_end is None else self._paste_end
+        end = self._paste_end
+        if end is None:
+            end = len(self._buffer)
         text = bytes(self._buffer[:end]).decode("utf-8", "replace")
         del self._buffer[: end + len(PASTE_END)]
         self._in_paste = False
@@ -161,7 +163,10 @@ class TerminalInput:
         return PastedText(_MARKERS.sub("", text))
 
     def _incomplete_bytes(self) -> int:
-        """Length of the beginning of a paste marker at the end of the buffer; the escape key is one."""
+        """Return the length of a partial paste marker at the end of the buffer.
+
+        The escape key alone counts as a partial marker.
+        """
         for length in range(len(PASTE_START) - 1, 0, -1):
             if self._buffer.endswith(PASTE_START[:length]):
                 return length
@@ -179,13 +184,13 @@ class TerminalInput:
 
 
 def reads_pastes(driver: "type[Driver]") -> "type[Driver]":
-    """The same driver, which reads its terminal through `TerminalInput`. Other drivers than Linux's stay."""
+    """Return a driver that reads through `TerminalInput`. Only the Linux driver changes."""
     if not any(base.__name__ == "LinuxDriver" for base in driver.__mro__):
         return driver
 
     class ReadsPastes(driver):  # type: ignore[misc, valid-type]
         def run_input_thread(self) -> None:
-            """Read the terminal until the driver stops. On a thread of its own."""
+            """Read the terminal until the driver stops. Runs on its own thread."""
             from textual.drivers import linux_driver
 
             parser = linux_driver.XTermParser(self._debug)  # type: ignore[attr-defined]
@@ -199,11 +204,11 @@ def reads_pastes(driver: "type[Driver]") -> "type[Driver]":
                     if not data:
                         self._app.call_later(self._app.action_quit)
                         return
-                    found = source.feed(data)
+                    terminal_events = source.feed(data)
                 else:
                     silent_s += wait_s
-                    found = source.silent(silent_s)
-                for message in _messages(found, parser.feed):
+                    terminal_events = source.silent(silent_s)
+                for message in _messages(terminal_events, parser.feed):
                     self.process_message(message)
                 for message in parser.tick():
                     self.process_message(message)
@@ -212,18 +217,18 @@ def reads_pastes(driver: "type[Driver]") -> "type[Driver]":
 
 
 def _read(fileno: int) -> bytes:
-    """Read what the terminal sent; nothing once it is gone."""
+    """Read input from the terminal. Empty once the terminal is closed."""
     with suppress(OSError):
         return os.read(fileno, _READ_BYTES)
     return b""
 
 
 def _messages(
-    found: Iterable[TerminalEvent], parse: "Callable[[str], Iterable[Message]]"
+    terminal_events: Iterable[TerminalEvent], parse: "Callable[[str], Iterable[Message]]"
 ) -> "Iterator[Message]":
     from textual import events
 
-    for event in found:
+    for event in terminal_events:
         match event:
             case Keys(text):
                 yield from parse(text)

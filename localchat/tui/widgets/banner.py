@@ -1,4 +1,4 @@
-"""The banner above the composer: what lasts, and for some seconds what just happened."""
+"""The banner above the composer: a lasting text, or a hint for some seconds."""
 
 from textual.content import Content
 from textual.timer import Timer
@@ -8,7 +8,7 @@ _HINT_S = 2.5
 
 
 class Banner(Static):
-    """Hidden while it has nothing to show."""
+    """Shows a text above the composer. Hidden while the text is empty."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__("", id=id, markup=False)
@@ -17,8 +17,10 @@ class Banner(Static):
         self._timer: Timer | None = None
 
     def keep(self, text: str, *, is_list: bool = False) -> None:
-        """Show a text until another one is kept; an empty one hides the banner. `is_list`: each line has one
-        row, which is cut where it does not fit."""
+        """Show a lasting text. An empty text hides the banner.
+
+        With `is_list`, each line has one row, which is cut at the width of the window.
+        """
         self._lasting = text
         self._is_list = is_list
         self._restore()
@@ -27,7 +29,7 @@ class Banner(Static):
         """Show a text for some seconds."""
         self._show(text)
         if self._timer is not None:
-            self._timer.stop()  # the time of this text begins now
+            self._timer.stop()
         self._timer = self.set_timer(_HINT_S, self._restore)
 
     def _restore(self) -> None:

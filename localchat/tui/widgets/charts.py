@@ -23,33 +23,42 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[round((value - bottom) / span * last)] for value in shown)
 
 
-def bar(part: float, whole: float, width: int) -> str:
-    """`part` of `whole` as a bar of `width` cells, to an eighth of a cell; any part above 0 shows."""
-    share = min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+def bar(part: float, total: float, width: int) -> str:
+    """Draw `part` of `total` as a bar of `width` cells.
+
+    Rounds to an eighth of a cell, but shows at least an eighth if `part` is positive.
+    """
+    share = 0.0
+    if total > 0:
+        share = min(1.0, max(0.0, part / total))
     eighths = round(share * width * 8)
     if part > 0 and not eighths:
         eighths = 1
-    full, rest = divmod(eighths, 8)
-    text = _EIGHTHS[8] * full + (_EIGHTHS[rest] if rest else "")
+    full_cells, last_eighths = divmod(eighths, 8)
+    text = _EIGHTHS[8] * full_cells
+    if last_eighths:
+        text += _EIGHTHS[last_eighths]
     return text.ljust(width)
 
 
 def shares(parts: Sequence[float], width: int) -> tuple[int, ...]:
-    """`width` cells divided among the parts in proportion; rounding errors do not add up."""
-    whole = sum(parts)
-    if whole <= 0:
+    """Divide `width` cells among the parts in proportion. Rounding errors do not add up."""
+    total = sum(parts)
+    if total <= 0:
         return tuple(0 for _ in parts)
     cells: list[int] = []
     done = 0.0
     for part in parts:
         done += part
-        cells.append(round(width * done / whole) - sum(cells))
+        cells.append(round(width * done / total) - sum(cells))
     return tuple(cells)
 
 
 def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
-    """Histogram of `width` bins from the minimum to the 99th percentile, and these limits. The last
-    bin also holds what is above."""
+    """Draw a histogram of `width` bins. Return it with its lower and upper limits.
+
+    The limits are the minimum and the 99th percentile. The last bin also counts larger values.
+    """
     if not values:
         return "", 0.0, 0.0
     ranked = sorted(values)
@@ -60,8 +69,11 @@ def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
     counts = [0] * width
     for value in ranked:
         counts[min(width - 1, int((value - low) / (high - low) * width))] += 1
-    top = max(counts)
-    drawn = (
-        _LEVELS[max(0, round(count / top * len(_LEVELS)) - 1)] if count else " " for count in counts
-    )
-    return "".join(drawn), low, high
+    max_count = max(counts)
+    text = ""
+    for count in counts:
+        if count:
+            text += _LEVELS[max(0, round(count / max_count * len(_LEVELS)) - 1)]
+        else:
+            text += " "
+    return text, low, high

@@ -35,13 +35,16 @@ CountTokens = Callable[[str], Awaitable[int]]
 _MAX_VISIBLE = 8
 _MAX_COMPLETIONS = 50
 _OTHER_ROWS = 7
-"""Rows that completions leave to the conversation, the help, the frame and the status."""
+"""Rows for the conversation, the help, the frame and the status."""
 _NARROW = 60
-"""In a narrower window, the list of commands has no column of arguments."""
+"""Width below which the list of commands omits the arguments."""
 
 
 class Completions(OptionList):
-    """Completions of the word before the cursor. They have their own styles, which the first frame skips."""
+    """Completions of the word before the cursor.
+
+    The first frame does not parse their styles.
+    """
 
     DEFAULT_CSS = """
     Completions {
@@ -116,7 +119,7 @@ class Composer(Vertical):
         self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
         self.is_blocked: Callable[[], bool] = lambda: False
-        """Whether a message that is not a command must stay in the editor."""
+        """Returns whether a message that is not a command must stay in the editor."""
         self.take_back: Callable[[], ComposerText | None] = lambda: None
         """Removes and returns the newest queued message."""
         self.presets: Mapping[str, Preset] = {}
@@ -134,7 +137,7 @@ class Composer(Vertical):
         """Text that each completion inserts."""
         self._counted: dict[str, int | None] = {}
         self._refused: dict[str, LocalchatError | None] = {}
-        """Names that are sent as text, with the error if the file could not be included."""
+        """Names that are sent as text, each with the error of its file."""
         self._accepted: set[str] = set()
         """Refused names for which the user pressed Enter again."""
         self._uncompleted: str | None = None
@@ -234,7 +237,9 @@ class Composer(Vertical):
         if is_command(written.text):
             self.post_message(self.CommandEntered(text))
         else:
-            self.post_message(self.Sent(text if inclusions else text.strip(), inclusions))
+            if not inclusions:
+                text = text.strip()
+            self.post_message(self.Sent(text, inclusions))
 
     def _on_action(self, action: str) -> None:
         """Handle a key of the editor (`Editor.ActionRequested`)."""
@@ -279,7 +284,9 @@ class Composer(Vertical):
             return
         count = len(self.sent)
         # Another conversation may have fewer messages than the index of the recalled one.
-        index = count if self._recalled is None else min(self._recalled, count)
+        index = count
+        if self._recalled is not None:
+            index = min(self._recalled, count)
         written = self.written
         if index == count:
             self._unsent = written
@@ -415,9 +422,12 @@ class Composer(Vertical):
         text = self._insertions[index]
         if text.startswith("/"):
             # In a wide window the list already shows the arguments.
-            is_narrow = self.app.size.width < _NARROW
-            self._show_command_help(text[1:] if is_narrow else "")
-        elif text.endswith(" "):  # a preset or documents
+            name = ""
+            if self.app.size.width < _NARROW:
+                name = text[1:]
+            self._show_command_help(name)
+        elif text.endswith(" "):
+            # A preset or documents.
             self._set_help("")
         else:
             self._set_help("Enter includes the file; its size and tokens show before you send.")
@@ -462,7 +472,9 @@ class Composer(Vertical):
         missing = command[end:]
         if line[end:].startswith(missing):
             end += len(missing)
-        space = "" if line[end:].startswith(" ") else " "
+        space = " "
+        if line[end:].startswith(" "):
+            space = ""
         self.editor.replace(f"{command}{space}", (0, 0), (0, end))
         self.editor.move_cursor((0, len(command) + 1))
         return True
@@ -483,7 +495,7 @@ class Composer(Vertical):
         )
 
     def _include_named(self, *, sending: bool = False) -> bool:
-        """Include files whose names were typed in full. Return False if there are none, or only refused ones.
+        """Include files whose names were typed in full. Return False if nothing is included.
 
         With `sending`, the user pressed Enter and sees the errors.
         """
@@ -514,9 +526,9 @@ class Composer(Vertical):
         self.post_message(self.Refused(UsageError(problem.message, hint=hint)))
 
     def _warn_missing_paths(self) -> bool:
-        """Refuse to send once if a path after @ is not a file, because it would look as if it was sent.
+        """Refuse to send once if a path after @ is not a file.
 
-        The same applies to a name after @ that both a file and documents have.
+        The user would assume that the file was sent. Also refuses a name that both a file and documents have.
         """
         text = self.editor.text
         missing: list[str] = []
@@ -566,13 +578,13 @@ class Composer(Vertical):
 
     def _described(self, attachment: Attachment) -> str:
         """Return an attachment as the line below the completions shows it."""
-        words = (
+        details = (
             attachment.label,
             attachment.size,
             self._tokens_of(attachment),
             attachment.note,
         )
-        return " · ".join(filter(None, words))
+        return " · ".join(filter(None, details))
 
     def _tokens_of(self, attachment: Attachment) -> str:
         if attachment.text not in self._counted:

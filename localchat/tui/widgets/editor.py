@@ -1,4 +1,4 @@
-"""The message editor: a text area that sends with Enter and holds attachments as signs."""
+"""The message editor: a text area that sends with Enter and shows attachments as signs."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,14 +16,17 @@ from localchat.tui.keymap import bindings
 
 
 class Editor(TextArea):
-    """Asks the composer, which knows completions and files, what a key means."""
+    """Sends keys whose effect depends on completions and files to the composer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("composer")]
 
     @dataclass
     class ActionRequested(Message):
-        """A key that the composer handles. As a message it keeps its place among the keys: text typed before it
-        is in the editor, text typed after it is not."""
+        """A key that the composer handles.
+
+        A message keeps the order of keys: when it arrives, the editor contains all text typed before this key,
+        and no text typed after it.
+        """
 
         action: str
         """`send`, `accept`, `editor`, or `up` and `down` at the edges of the text."""
@@ -45,7 +48,7 @@ class Editor(TextArea):
         )
         self.match_cursor_bracket = False
         self.attachments: tuple[Attachment, ...] = ()
-        """Known attachments, also those whose sign was deleted: undo may bring it back."""
+        """All attachments. Those whose sign was deleted stay, because undo may restore it."""
         self.completing = False
         """Whether a list of completions is open."""
         self._on_action = on_action
@@ -83,7 +86,7 @@ class Editor(TextArea):
             self.action_cursor_down()
 
     def action_delete_left(self) -> None:
-        """Delete an attachment's sign before the cursor as a whole: half of it would mean nothing."""
+        """Delete to the left. The sign of an attachment is deleted as a whole."""
         row, column = self.cursor_location
         before = self.document.get_line(row)[:column]
         for attachment in self.attachments:
@@ -109,7 +112,7 @@ class Editor(TextArea):
         self.insert_paste(event.text)
 
     def insert_paste(self, text: str) -> None:
-        """Insert a paste; a long one becomes an attachment."""
+        """Insert a paste. A long paste becomes an attachment."""
         text = clean(text)
         if not is_long(text):
             self.insert(text)
@@ -117,7 +120,8 @@ class Editor(TextArea):
             return
         self._pastes += 1
         attachment = attachment_of_paste(text, self._pastes)
-        while any(attachment.sign == one.sign for one in self.attachments):  # of an earlier message
+        # An earlier message may have used the same sign.
+        while any(attachment.sign == other.sign for other in self.attachments):
             self._pastes += 1
             attachment = attachment_of_paste(text, self._pastes)
         self.insert_attachment(attachment)
@@ -127,13 +131,13 @@ class Editor(TextArea):
         self.attachments = (*self.attachments, attachment)
         self.insert(f"{attachment.sign} ")
 
-    def replace_with_attachment(self, word: str, attachment: Attachment) -> None:
-        """Replace a word with the sign of an attachment, if the word is still there."""
+    def replace_with_attachment(self, mention: str, attachment: Attachment) -> None:
+        """Replace a mention with the sign of an attachment, if the text still contains it."""
         for row, line in enumerate(self.text.split("\n")):
-            found = re.search(rf"(?<!\S){re.escape(word)}", line)
-            if found is not None:
+            match = re.search(rf"(?<!\S){re.escape(mention)}", line)
+            if match is not None:
                 self.attachments = (*self.attachments, attachment)
-                self.replace(attachment.sign, (row, found.start()), (row, found.end()))
+                self.replace(attachment.sign, (row, match.start()), (row, match.end()))
                 return
 
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
@@ -143,7 +147,7 @@ class Editor(TextArea):
         self.move_cursor(self.document.end)
 
     def scroll_cursor_visible(self, center: bool = False, animate: bool = False) -> Offset:
-        """Scroll to the cursor; not while an undo has taken its line away and has not moved it yet."""
+        """Scroll to the cursor, unless an undo has removed its line."""
         if self.cursor_location[0] >= self.document.line_count:
             return Offset()
         return super().scroll_cursor_visible(center, animate)

@@ -11,7 +11,7 @@ from textual.widgets import Input, Static
 
 
 class FindBar(Horizontal):
-    """Searches through the two functions that the screen sets."""
+    """Searches with the functions `search` and `step`, which the screen sets."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", show=False),
@@ -52,11 +52,12 @@ class FindBar(Horizontal):
         self.search: Callable[[str], int] = lambda text: 0
         """Highlights the matches of a text and returns their number."""
         self.step: Callable[[int], int] = lambda delta: 0
-        """Shows the next match, the previous one (-1), or the nearest (0); returns its number."""
+        """Shows the next (1), previous (-1) or nearest (0) match, and returns its number."""
         self._count = 0
 
     def on_mount(self) -> None:
-        if self.display:  # opened before it could take the focus
+        # The bar may have been opened before it could have the focus.
+        if self.display:
             self._needle.focus()
 
     def open(self, text: str) -> None:
@@ -85,12 +86,17 @@ class FindBar(Horizontal):
 
     def _find(self, text: str) -> None:
         self._count = self.search(text)
-        if text:
-            self._show(self.step(0) if self._count else 0)
-        else:
+        if not text:
             self._found.update(Content("type what to find"))
+            return
+        number = 0
+        if self._count:
+            number = self.step(0)
+        self._show(number)
 
     def _show(self, number: int) -> None:
-        """Show the number of the current match and of all."""
-        words = f"{number:,} of {self._count:,}  ↑ ↓" if self._count else "nothing found"
-        self._found.update(Content(words))
+        """Show the number of the current match and the number of matches."""
+        text = "nothing found"
+        if self._count:
+            text = f"{number:,} of {self._count:,}  ↑ ↓"
+        self._found.update(Content(text))

@@ -1,4 +1,4 @@
-"""The footer: one row of the keys that are of use now."""
+"""The footer: one row of the keys that are useful now."""
 
 from typing import ClassVar, NamedTuple
 
@@ -20,11 +20,11 @@ class FooterKey(NamedTuple):
     key: str
     label: str
     rank: int = 0
-    """The key with the highest rank is left out first where the row is short."""
+    """Order of omission: a short row omits the highest rank first."""
 
 
 def fit_keys(keys: tuple[FooterKey, ...], width: int) -> tuple[FooterKey, ...]:
-    """The keys that fit into `width` cells."""
+    """Return the keys that fit into `width` cells."""
     kept = list(keys)
     while kept and sum(map(_cells, kept)) - _GAP > width:
         kept.remove(max(kept, key=lambda key: (key.rank, kept.index(key))))
@@ -36,7 +36,7 @@ def _cells(key: FooterKey) -> int:
 
 
 class KeyFooter(Widget):
-    """Draws one row, and again only if its keys changed."""
+    """Draws one row of keys. Redraws only if the keys changed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"footer--key", "footer--word"}
 
@@ -57,9 +57,11 @@ class KeyFooter(Widget):
 
     def _style_of(self, name: str) -> Style:
         if name not in self._style_cache:
-            self._style_cache[name] = (
-                self.get_component_rich_style(name) if name else self.rich_style
-            )
+            if name:
+                style = self.get_component_rich_style(name)
+            else:
+                style = self.rich_style
+            self._style_cache[name] = style
         return self._style_cache[name]
 
     def render_lines(self, crop: Region) -> list[Strip]:

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from localchat import metrics, units
-from localchat.engine.events import EngineStats, RunningRequest
+from localchat.engine.events import EngineStats, MetricsSnapshot, RunningRequest
 from localchat.engine.interface import MemoryParts
 from localchat.engine.stats_line import read_back
 from localchat.metrics import METRICS
@@ -62,6 +62,7 @@ _MEMORY: Final = (
 )
 """Label, name and style of each part of the memory."""
 _MIN_PLAN_ERROR_BYTES: Final = 1_000_000
+_NO_METRICS: Final = MetricsSnapshot("queued")
 
 
 def panel_rows(status: EngineStatus, width: int) -> tuple[MetricRow, ...]:
@@ -83,15 +84,15 @@ def _heading(title: str, right: str, width: int) -> MetricRow:
 def _line(
     metric: str, value: str, width: int, *, style: str = "plain", label: str = ""
 ) -> MetricRow:
-    """Return a row with the label of a metric on the left and its value on the right."""
+    """Return a row with the label of a metric and its value, aligned right."""
     label = label or METRICS[metric].label
     space = max(1, width - len(label) - len(value))
     pieces = (_piece(label, "quiet"), _piece(" " * space), _piece(value, style))
     return MetricRow(pieces, metric)
 
 
-def _bar(metric: str, part: float, whole: float, width: int) -> MetricRow:
-    return MetricRow((_piece(bar(part, whole, width), "bar"),), metric)
+def _bar(metric: str, part: float, total: float, width: int) -> MetricRow:
+    return MetricRow((_piece(bar(part, total, width), "bar"),), metric)
 
 
 def _wrapped(metric: str, text: str, width: int) -> Iterator[MetricRow]:
@@ -116,7 +117,9 @@ def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     else:
         # The sum of the rows below. The measured total may omit pages that are mapped but never read.
         total = sum(max(0, getattr(shown, name)) for _, name, _ in _MEMORY)
-    share = f"{size(total)} of {size(info.free_bytes)}" if total else "-"
+    share = "-"
+    if total:
+        share = f"{size(total)} of {size(info.free_bytes)}"
     yield _heading("Memory", share, width)
     if info.actual is not None:
         yield _stacked_bar(info.actual, info.free_bytes, "actual_bytes", width)
@@ -126,7 +129,9 @@ def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         return
     for label, name, style in _MEMORY:
         part_bytes = getattr(shown, name)
-        planned_bytes = getattr(info.predicted, name) if info.predicted is not None else -1
+        planned_bytes = -1
+        if info.predicted is not None:
+            planned_bytes = getattr(info.predicted, name)
         plan_note = ""
         if info.actual is not None and _differs_from_plan(part_bytes, planned_bytes):
             plan_note = f"  planned {size(planned_bytes)}"
@@ -148,7 +153,10 @@ def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
 
 
 def _differs_from_plan(actual_bytes: int, planned_bytes: int) -> bool:
-    """Whether memory differs from its plan by enough to show both. Negative values are unknown."""
+    """Return whether memory differs enough from its plan to show both.
+
+    Negative values are unknown.
+    """
     if actual_bytes < 0 or planned_bytes < 0:
         return False
     return abs(actual_bytes - planned_bytes) > max(_MIN_PLAN_ERROR_BYTES, planned_bytes // 20)
@@ -169,19 +177,25 @@ def _stacked_bar(parts: MemoryParts, free_bytes: int, metric: str, width: int) -
     return MetricRow(tuple(pieces), metric)
 
 
+def _latest_snapshot(status: EngineStatus) -> MetricsSnapshot:
+    """Return the latest snapshot of the engine. Zeros if none was reported."""
+    if status.stats is not None and (status.metrics is None or not status.busy):
+        return status.stats.now
+    return status.metrics or _NO_METRICS
+
+
 def _kv_cache(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     used, total = status.kv
     if not total:
         return
     yield _heading("KV cache", used_of(used, total), width)
-    now = status.metrics or (status.stats.now if status.stats else None)
+    snapshot = _latest_snapshot(status)
     if status.stats is not None and not status.busy:
         # The last request has freed its tokens since it reported them.
-        now = status.stats.now
-        used = now.kv_used_tokens
-    shared = now.kv_shared_tokens if now else 0
-    cached = now.kv_cached_tokens if now else 0
-    swapped = now.kv_swapped_tokens if now else 0
+        used = status.stats.now.kv_used_tokens
+    shared = snapshot.kv_shared_tokens
+    cached = snapshot.kv_cached_tokens
+    swapped = snapshot.kv_swapped_tokens
     used_cells, cached_cells, free_cells = shares(
         [used, cached, max(0, total - used - cached)], width
     )
@@ -218,7 +232,9 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         yield _line("prefill_done_tokens", left or "-", width, label="  time left")
         return
     yield _line("ttft_s", f"{units.decimal(status.ttft_s, 2)} s", width)
-    value = "-" if decode_rate is None else units.rate(decode_rate)
+    value = "-"
+    if decode_rate is not None:
+        value = units.rate(decode_rate)
     yield _line("decode_tokens_per_s", value, width, style="metric")
     if spark := sparkline(status.rates, width):
         yield MetricRow((_piece(spark, "spark"),), "decode_tokens_per_s")
@@ -227,9 +243,9 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         yield _line("prefill_tokens_per_s", value, width)
     for name, milliseconds in _percentiles(status, times):
         yield _line(name, f"{units.decimal(milliseconds, 1)} ms", width)
-    drawn, low, high = histogram(times, width)
-    if drawn:
-        yield MetricRow((_piece(drawn, "spark"),), "tpot_ms")
+    histogram_text, low, high = histogram(times, width)
+    if histogram_text:
+        yield MetricRow((_piece(histogram_text, "spark"),), "tpot_ms")
         left = f"{low:.1f}"
         right = f"{high:.1f} ms"
         space = " " * max(1, width - len(left) - len(right))
@@ -239,7 +255,10 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
 def _percentiles(
     status: EngineStatus, times: Sequence[float]
 ) -> Iterator[tuple[str, float | None]]:
-    """Yield the percentiles of TPOT in ms: of the last request if it is done, else of the latest tokens."""
+    """Yield the percentiles of TPOT in ms.
+
+    They cover the last request if it is done, otherwise the latest tokens.
+    """
     for name, share in (("tpot_ms_p50", 0.5), ("tpot_ms_p95", 0.95), ("tpot_ms_p99", 0.99)):
         if status.done is not None:
             yield name, getattr(status.done.timings, name)
@@ -249,9 +268,11 @@ def _percentiles(
 
 def _speculation(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     accepted, drafted = status.drafts
-    why_off = status.metrics.speculation_off if status.metrics else ""
+    why_off = ""
     if status.done is not None:
         why_off = status.done.speculation.off
+    elif status.metrics is not None:
+        why_off = status.metrics.speculation_off
     if not drafted and not why_off:
         return
     yield _heading("Speculation", "on" if drafted else "off", width)
@@ -291,7 +312,8 @@ def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     if info.context_tokens:
         yield _line("context_tokens", _token_count(f"{info.context_tokens:,}"), width)
     if info.backend == "remote":
-        return  # A remote server reports nothing else.
+        # A remote server reports nothing else.
+        return
     yield _line("threads", f"{info.threads}", width)
     yield _line("gpu_layers", f"{info.gpu_layers}/{info.layers}", width)
     if status.stats is not None:
@@ -527,7 +549,9 @@ class MetricsPanel(Widget, can_focus=True):
         return Strip.join(strips).adjust_cell_length(width, self._style_of("plain"))
 
     def _column_strip(self, column: range, y: int) -> Strip:
-        row = self._rows[column[y]] if y < len(column) else _BLANK
+        row = _BLANK
+        if y < len(column):
+            row = self._rows[column[y]]
         is_marked = bool(row.metric) and row.metric == self.metric and self.has_focus
         return self._row_strip(row.pieces, self._column_width, marked=is_marked)
 
@@ -536,8 +560,8 @@ class MetricsPanel(Widget, can_focus=True):
         if line == 0:
             if self._end >= len(self._rows):
                 return (_piece("─" * width, "rule"),)
-            rest = "─" * (width - len("── ↓ more "))
-            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(rest, "rule")
+            rule = "─" * (width - len("── ↓ more "))
+            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(rule, "rule")
         if not self.metric:
             hint = "Point at a metric, or press Tab."
             return tuple(_piece(row, "quiet") for row in wrap(hint, width)[line - 1 : line])

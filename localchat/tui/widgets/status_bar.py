@@ -19,7 +19,7 @@ from localchat.units import decimal, rate, used_of
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
 _ORNAMENT: Final = 7
-"""Parts of this rank and above only repeat what other parts show."""
+"""Rank from which parts only repeat the information of other parts."""
 _PLACEMENT: Final = 9
 
 
@@ -30,7 +30,7 @@ class StatusPart(NamedTuple):
     style: str = "quiet"
     """A component class without its prefix."""
     rank: int = 0
-    """The part with the highest rank is left out first where the bar is short."""
+    """Order of omission: a short bar omits the highest rank first."""
     glued: bool = False
     """Whether one space separates it from the part before, instead of three."""
 
@@ -49,38 +49,38 @@ _MARKS: Final = {
 
 
 def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
-    """All parts, in order."""
+    """Return all parts, in order."""
     mark, style = _MARKS[status.state]
-    found = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
+    parts = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
     if status.pulling:
-        found.append(StatusPart(status.pulling, "busy", 6))
+        parts.append(StatusPart(status.pulling, "busy", 6))
     if status.prefill_tokens_per_s is not None:
-        found.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
+        parts.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
         if left := time_left(status, time.monotonic()):
-            found.append(StatusPart(left, rank=1))
+            parts.append(StatusPart(left, rank=1))
     if status.ttft_s is not None:
-        found.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
+        parts.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
     if status.decode_tokens_per_s is not None:
         speed = f"{decimal(status.decode_tokens_per_s, 1)} tok/s"
-        found.append(StatusPart(speed, "metric", 1))
+        parts.append(StatusPart(speed, "metric", 1))
         spark = sparkline(status.rates, _SPARK_CELLS)
         if spark:
-            found.append(StatusPart(spark, "spark", 8, glued=True))
+            parts.append(StatusPart(spark, "spark", 8, glued=True))
     used, total = status.kv
     if total:
-        found.append(StatusPart(f"KV {used_of(used, total)}", rank=2))
+        parts.append(StatusPart(f"KV {used_of(used, total)}", rank=2))
         if used:
-            found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
+            parts.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
     accepted, drafted = status.drafts
     if drafted:
-        found.append(StatusPart(f"drafts {accepted:,}/{drafted:,}", rank=5))
+        parts.append(StatusPart(f"drafts {accepted:,}/{drafted:,}", rank=5))
     if status.placement:
-        found.append(StatusPart(status.placement, rank=_PLACEMENT))
-    return tuple(found)
+        parts.append(StatusPart(status.placement, rank=_PLACEMENT))
+    return tuple(parts)
 
 
 def fit_parts(parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ...]:
-    """The parts that fit into `width` cells; the least important are left out first."""
+    """Return the parts that fit into `width` cells. Omits parts of high rank first."""
     kept = list(parts)
     while _total_cells(kept) > width and any(part.rank for part in kept):
         kept.remove(max(kept, key=lambda part: part.rank))
@@ -88,12 +88,15 @@ def fit_parts(parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ..
 
 
 def fit_with_hint(
-    hint: str, parts: tuple[StatusPart, ...], width: int, least_rank: int = _ORNAMENT
+    hint: str, parts: tuple[StatusPart, ...], width: int, min_rank: int = _ORNAMENT
 ) -> tuple[StatusPart, ...]:
-    """The parts that leave room for a hint in `width` cells if that costs parts of `least_rank` and above only;
-    else those that fit."""
+    """Return the parts to show next to a hint in `width` cells.
+
+    The hint displaces only parts of rank `min_rank` and above. If those do not suffice, returns all parts that
+    fit without the hint.
+    """
     shorter = fit_parts(parts, width - len(hint))
-    if all(part in shorter or part.rank >= least_rank for part in parts):
+    if all(part in shorter or part.rank >= min_rank for part in parts):
         return shorter
     return fit_parts(parts, width)
 
@@ -103,7 +106,7 @@ def _total_cells(parts: list[StatusPart]) -> int:
 
 
 class StatusBar(Widget):
-    """Draws one row, and again only if its text changed."""
+    """Draws one row of parts. Redraws only if its text changed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "status--quiet",
@@ -124,18 +127,15 @@ class StatusBar(Widget):
         self._style_cache: dict[str, Style] = {}
         self._shown_hint = ""
         self.hint = ""
-        """Keys that are of use now."""
+        """Keys that are useful now."""
         self.urgent = False
         """Whether the hint is more important than ornaments."""
 
     def refresh_metrics(self) -> None:
         """Redraw if the text changed."""
-        parts = fit_with_hint(
-            self.hint,
-            status_parts(self._status),
-            self.size.width - 2,
-            _ORNAMENT if self.urgent else _PLACEMENT,
-        )
+        min_rank = _ORNAMENT if self.urgent else _PLACEMENT
+        all_parts = status_parts(self._status)
+        parts = fit_with_hint(self.hint, all_parts, self.size.width - 2, min_rank)
         if (parts, self.hint) != (self._shown, self._shown_hint):
             self._shown = parts
             self._shown_hint = self.hint
@@ -150,11 +150,13 @@ class StatusBar(Widget):
         self._style_cache = {}
 
     def _style_of(self, name: str) -> Style:
-        """A component style. Cached: building it takes as long as the rest of a redraw."""
+        """Return a component style. Cached: building it takes half of a redraw."""
         if name not in self._style_cache:
-            self._style_cache[name] = (
-                self.get_component_rich_style(f"status--{name}") if name else self.rich_style
-            )
+            if name:
+                style = self.get_component_rich_style(f"status--{name}")
+            else:
+                style = self.rich_style
+            self._style_cache[name] = style
         return self._style_cache[name]
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -166,8 +168,8 @@ class StatusBar(Widget):
         if y:
             return Strip.blank(width, base)
         segments = [Segment(" ", base)]
-        for at, part in enumerate(self._shown):
-            if at:
+        for index, part in enumerate(self._shown):
+            if index:
                 segments.append(Segment(" " if part.glued else "   ", base))
             style = self._style_of(part.style)
             segments.append(Segment(sanitize_line(part.text), style))

@@ -1,4 +1,4 @@
-"""The conversation, the find bar above it, and what stands in its place while it is empty."""
+"""The middle of the chat screen: the conversation, the find bar and the welcome."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -16,14 +16,17 @@ _WHEEL_ROWS: Final = 3
 
 
 class Talk(Vertical):
-    """Builds the conversation and the find bar at their first use. The wheel scrolls beside the column, too."""
+    """Builds the conversation and the find bar at their first use.
+
+    The wheel scrolls beside the column, too.
+    """
 
     _left = 0
     """Cells left of the column."""
 
     @cached_property
     def transcript(self) -> "Transcript":
-        """The conversation, which the first frame does not show."""
+        """The conversation. The first frame does not need it."""
         from localchat.tui.transcript.widget import Transcript
 
         transcript = Transcript(id="transcript")

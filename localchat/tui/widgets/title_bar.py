@@ -11,7 +11,7 @@ from localchat.session.session import ChatSession
 
 
 class TitleBar(Horizontal):
-    """One row, which is drawn again only if its text changes."""
+    """Shows the title and the model in one row. Redraws only if its text changes."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
@@ -24,7 +24,9 @@ class TitleBar(Horizontal):
     def show(self, session: ChatSession) -> None:
         """Show the title and the model of a session."""
         think = session.setup.settings.think
-        suffix = "" if think == "auto" else f" · think {think}"
+        suffix = ""
+        if think != "auto":
+            suffix = f" · think {think}"
         title = sanitize_line(title_for(session.conversation)) or "New conversation"
         self._set_label("#title", title)
         self._set_label("#model", f"{sanitize_line(session.status.model)}{suffix}")

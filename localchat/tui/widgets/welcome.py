@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from localchat.models.onboarding import FirstRun
 
 FETCH_PREFIX: Final = "fetch "
-"""Prefix of the action that asks whether to download a model. Its name and a line about it follow."""
+"""Prefix of the action that offers a download. The name and description of the model follow."""
 _LOW_ROWS: Final = 6
 _MAX_EXTERNAL: Final = 2
 _MAX_MODELS: Final = 4
@@ -53,11 +53,11 @@ class Greeting(NamedTuple):
 
 
 class WelcomeRow(NamedTuple):
-    """One row of the welcome."""
+    """Row of the welcome."""
 
     text: Content
     rank: int
-    """In a low window, the row with the highest rank is left out first."""
+    """Order of omission: a low window omits the highest rank first."""
     action: str = ""
     """Action of a click."""
 
@@ -114,16 +114,16 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        rows = list(self._rows(width, whole=True))
+        rows = list(self._rows(width, wrapped=True))
         if len(rows) > self.size.height:
-            rows = _fit_rows(list(self._rows(width, whole=False)), self.size.height)
+            rows = _fit_rows(list(self._rows(width, wrapped=False)), self.size.height)
         above = max(0, (self.size.height - len(rows)) // 2)
         self._actions = {y: row.action for y, row in enumerate(rows, above) if row.action}
         lines = _center([row.text for row in rows], self.size.width)
         return Content("\n" * above) + Content("\n").join(lines)
 
-    def _rows(self, width: int, *, whole: bool) -> Iterator[WelcomeRow]:
-        """Yield all rows. With `whole`, sentences of the greeting are wrapped and never cut."""
+    def _rows(self, width: int, *, wrapped: bool) -> Iterator[WelcomeRow]:
+        """Yield all rows. `wrapped` wraps the sentences of the greeting instead of cutting them."""
         greeting = self.greeting
         # In a low window a sentence is cut, with an ellipsis.
         is_low = self.size.height < _LOW_ROWS
@@ -131,12 +131,15 @@ class Welcome(Widget):
         yield _BLANK
         for number, line in enumerate(greeting.lines):
             text = sanitize_line(line)
-            if whole and text.endswith("."):
+            if wrapped and text.endswith("."):
                 rows = wrap(text, width)
+            elif is_low:
+                rows = [_shorten(text, width)]
             else:
-                rows = [_shorten(text, width)] if is_low else _wrap_line(text, width)
+                rows = _wrap_line(text, width)
+            rank = 4 if number else 2
             for row in rows:
-                yield WelcomeRow(Content.styled(row, "$foreground 70%"), 4 if number else 2)
+                yield WelcomeRow(Content.styled(row, "$foreground 70%"), rank)
         if greeting.usage:
             yield _BLANK
             for row in _wrap_line(greeting.usage, width):
