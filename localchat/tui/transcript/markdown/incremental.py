@@ -42,11 +42,15 @@ class IncrementalMarkdown:
         """The whole sanitized text."""
         if len(self._source) > 1:
             self._source = ["".join(self._source)]
-        return self._source[0] if self._source else ""
+        if self._source:
+            return self._source[0]
+        return ""
 
     def append(self, piece: str) -> None:
         piece = self._pending_cr + piece
-        self._pending_cr = "\r" if piece.endswith("\r") else ""
+        self._pending_cr = ""
+        if piece.endswith("\r"):
+            self._pending_cr = "\r"
         piece = sanitize(piece.removesuffix("\r").replace("\r\n", "\n"))
         if piece:
             self._source.append(piece)
@@ -162,7 +166,9 @@ class _OpenFence:
             self._rows += code_rows([], self._label, width, (), None, self._number)
         self._rows += code_rows(self._new_lines, "", width, ())
         self._new_lines = []
-        part = [self._highlighted(self._partial_line)] if self._partial_line else []
+        part = []
+        if self._partial_line:
+            part.append(self._highlighted(self._partial_line))
         return self._rows + list(code_rows(part, "", width, ()))
 
     def _highlighted(self, line: str) -> code.Line:
@@ -171,4 +177,6 @@ class _OpenFence:
 
     def _indent_of(self, line: str) -> int:
         match = self._indent.match(line)
-        return match.end() if match else 0
+        if match:
+            return match.end()
+        return 0

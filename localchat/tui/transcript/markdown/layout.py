@@ -26,7 +26,7 @@ _BULLETS: Final = ("•", "◦", "▪")
 _TASK: Final = re.compile(r"\[([ xX])\](?=\s|$)")
 _QUOTE: Final = Piece("▏ ", Look("quote"))
 _MAX_CHARACTERS: Final = 256 * 1024
-"""60,000 tokens take 0.3 s to lay out, and a list of 5,000 short items takes 1 s."""
+"""Limit for Markdown. 60,000 tokens take 0.3 s, and 5,000 short list items 1 s."""
 _MAX_LINES: Final = 8_000
 _MIN_TEXT_CELLS: Final = 12
 """Cells that an indent must leave for text."""
@@ -35,9 +35,10 @@ Lead = tuple[Piece, ...]
 
 
 def layout(text: str, width: int, unfinished: list[code.Highlighting] | None = None) -> list[Row]:
-    """Lay out a sanitized Markdown text, or a plain text over 256 KB or 8,000 lines.
+    """Lay out a sanitized Markdown text.
 
-    `unfinished` collects the incomplete highlighting of code.
+    A text over 256 KB or 8,000 lines is laid out as plain text. `unfinished`
+    collects the incomplete highlighting of code.
     """
     text = parser.split_long(text)
     if len(text) > _MAX_CHARACTERS or text.count("\n") > _MAX_LINES:
@@ -55,7 +56,8 @@ def plain_rows(
     ground: str = "",
 ) -> Iterator[Row]:
     """Yield the rows of a sanitized plain text. `first` leads its first line, `later` the others."""
-    later = first if later is None else later
+    if later is None:
+        later = first
     blank = next(wrap([], width, later, later, ground))
     for number, line in enumerate(parser.split_long(text).split("\n")):
         if number and not line:
@@ -260,7 +262,7 @@ def code_rows(
 
 
 def _with_corner(row: Row, width: int, number: int) -> Row:
-    """Return the label of a code block with its corner, if there is room for both."""
+    """Return the label of a code block, with its corner if it fits."""
     space = width - _cells(row.pieces) - CORNER_CELLS
     if space < 1:
         return row
@@ -295,7 +297,9 @@ def _task(item: "list[Token]") -> "tuple[list[Token], str]":
     if match is None:
         return item, ""
     text = item[1].copy(content=item[1].content[match.end() :].lstrip())
-    sign = "☐" if match.group(1) == " " else "☑"
+    sign = "☑"
+    if match.group(1) == " ":
+        sign = "☐"
     return [item[0], text, *item[2:]], sign
 
 

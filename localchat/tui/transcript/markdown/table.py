@@ -29,7 +29,7 @@ class Table(NamedTuple):
 
 
 def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
-    """Yield the rows of a table, or of its cells below each other if it is too wide."""
+    """Yield the rows of a table. Stack its cells if it is too wide."""
     columns = max(len(row) for row in table.rows)
     room = max(2, width - _cells(lead)) - (columns - 1) * _GAP
     natural = _natural(table, columns)
