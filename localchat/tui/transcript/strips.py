@@ -96,14 +96,17 @@ class Palette:
 
     def _new_style(self, look: Look, ground: str, dimmed: bool) -> Style:
         muted = dimmed or look.tint in _MUTED or _TINTS.get(look.tint) == "muted"
+        background = ground
+        if look.tint == "chip":
+            background = "chip"
         return Style(
             color=self._foreground(look.tint, muted, ground),
-            bgcolor=self._background("chip" if look.tint == "chip" else ground),
+            bgcolor=self._background(background),
             bold=look.bold or None,
             italic=look.italic or None,
             strike=look.strike or None,
             underline=look.underline or None,
-            dim=True if muted and self.ansi else None,
+            dim=(muted and self.ansi) or None,
             link=look.link or None,
         )
 

@@ -472,7 +472,9 @@ class Transcript(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         position = self._top_position()
         if width != layout.width:
-            old_height = layout.height(position.block) if position is not None else 0
+            old_height = 0
+            if position is not None:
+                old_height = layout.height(position.block)
             layout.resize(width)
             self._strip_renderer = None
             if position is not None:
@@ -546,7 +548,9 @@ class Transcript(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """Return a row with the offsets that Textual needs for mouse selection."""
         (strip,) = self._row_strips(y, 1)
-        position = self._position_at(y) if self._block_layout.width else None
+        if not self._block_layout.width:
+            return strip
+        position = self._position_at(y)
         if position is None:
             return strip
         number = self._block_layout.items[position.block].number

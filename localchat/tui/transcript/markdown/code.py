@@ -62,8 +62,12 @@ class Highlighting:
 
     def __init__(self, code: str, name: str) -> None:
         self._code = code
-        lexer = _lexer(name) if len(code) <= MAX_HIGHLIGHTED else None
-        self._tokens = lexer.get_tokens(code) if lexer is not None else None
+        lexer = None
+        if len(code) <= MAX_HIGHLIGHTED:
+            lexer = _lexer(name)
+        self._tokens = None
+        if lexer is not None:
+            self._tokens = lexer.get_tokens(code)
         self._highlighted: list[list[Piece]] = [[]]
         self._done = 0
         self._spent_s = 0.0

@@ -63,8 +63,12 @@ def plain_rows(
         if number and not line:
             yield blank
             continue
-        pieces = [Piece(printable(line), look)] if line else []
-        lead = later if number else first
+        pieces = []
+        if line:
+            pieces.append(Piece(printable(line), look))
+        lead = first
+        if number:
+            lead = later
         yield from wrap(pieces, width, lead, later, ground)
 
 
@@ -87,7 +91,9 @@ class MarkdownLayout:
         """`code_blocks` is the number of code blocks in earlier text."""
         self.width = width
         self.code_blocks = code_blocks
-        self._unfinished = [] if unfinished is None else unfinished
+        if unfinished is None:
+            unfinished = []
+        self._unfinished = unfinished
         self._source = source
         self._lines: list[str] | None = None
 
@@ -175,7 +181,9 @@ class MarkdownLayout:
     ) -> Iterator[Row]:
         ordered = token.type == "ordered_list_open"
         start_attribute = token.attrGet("start")
-        number = 1 if start_attribute is None else int(str(start_attribute))
+        number = 1
+        if start_attribute is not None:
+            number = int(str(start_attribute))
         items = list(_items(inside))
         digits = len(str(number + len(items) - 1))
         tight = all(
@@ -210,7 +218,9 @@ class MarkdownLayout:
                 rows.append([])
             elif part.type in ("th_open", "td_open"):
                 is_header = part.type == "th_open"
-                look = Look(bold=True) if is_header else PLAIN
+                look = PLAIN
+                if is_header:
+                    look = Look(bold=True)
                 cell: list[Piece] = []
                 for line in inline_lines(inside[index + 1].content, look):
                     cell += line
