@@ -107,7 +107,9 @@ class AnswerBuilder:
         self._end_reasoning()
         metrics = _metrics(info, self._accepted, self._done)
         if state is None:
-            state = "whole" if self._state == "open" else self._state
+            state = self._state
+            if state == "open":
+                state = "whole"
         node = self._put(metrics, state, error)
         for block in node_blocks(self._conversation, node):
             if isinstance(block, ReasoningBlock):

@@ -101,7 +101,7 @@ class Offer(NamedTuple):
 
     label: str
     action: str
-    """What the front end does if the user takes the offer."""
+    """Command that the front end runs if the user takes the offer."""
     key: str = ""
     """Name of the key that takes the offer, if there is one."""
 

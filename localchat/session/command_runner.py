@@ -146,7 +146,7 @@ class CommandRunner:
         return LongCommand(self.change(None, {"think": choice}, f"reasoning: {choice}"))
 
     async def change(
-        self, word: str | None, changes: Mapping[str, str], hint: str = ""
+        self, model_name: str | None, changes: Mapping[str, str], hint: str = ""
     ) -> AsyncIterator[Reply]:
         """Use another model or other parameters for the next answer. Raises LocalchatError.
 
@@ -154,11 +154,11 @@ class CommandRunner:
         """
         session = self._session
         before = session.setup
-        change = session.prepare_change(word, changes)
+        change = session.prepare_change(model_name, changes)
         if change.reload:
             await session.stop_and_wait()
         change.apply()
-        if word and session.setup.model != before.model:
+        if model_name and session.setup.model != before.model:
             hint = f"Switched to {session.setup.model.name}"
         yield SetupChanged(before, hint)
         if session.setup.options != before.options:
@@ -171,31 +171,33 @@ class CommandRunner:
         self._session.tries.next = next_tries
         return Hint(describe(next_tries))
 
-    def do_fit(self, word: str) -> Reply:
-        return LongCommand(self._fit(word))
+    def do_fit(self, model_name: str) -> Reply:
+        return LongCommand(self._fit(model_name))
 
-    async def _fit(self, word: str) -> AsyncIterator[Reply]:
+    async def _fit(self, model_name: str) -> AsyncIterator[Reply]:
         from localchat.fit.report import verdict
 
-        name, plan = await asyncio.to_thread(self._plan_of, word)
+        name, plan = await asyncio.to_thread(self._plan_of, model_name)
         yield Output("\n".join((name, *verdict(plan))))
 
-    def _plan_of(self, word: str) -> "tuple[str, MemoryPlan]":
-        """Return name and memory plan of a local or published model, by default of the current one.
+    def _plan_of(self, model_name: str) -> "tuple[str, MemoryPlan]":
+        """Return the name and memory plan of a model, by default the current one.
 
-        Blocks. Raises LocalchatError.
+        The model is local or published. Blocks. Raises LocalchatError.
         """
         context = self._session.context
         try:
-            setup = context.resolve(word or self._session.setup.model.word, self._session.changes)
+            setup = context.resolve(
+                model_name or self._session.setup.model.word, self._session.changes
+            )
         except ModelMissing as missing:
             try:
-                estimate = context.estimate(word)
+                estimate = context.estimate(model_name)
             except LocalchatError:
                 estimate = None
             if estimate is None:
                 raise missing from None
-            return word, estimate.plan
+            return model_name, estimate.plan
         return setup.model.name, context.plan(setup, setup.options.load)
 
     def do_pull(self, name: str) -> Reply:
@@ -266,7 +268,10 @@ class CommandRunner:
         if not conversation.nodes:
             raise UsageError("there is nothing to export: the conversation is empty")
         path = expand_home(name or file_name(conversation)).absolute()
-        text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
+        if path.suffix == ".json":
+            text = as_json_text(conversation)
+        else:
+            text = as_markdown(conversation)
         try:
             if path.exists():
                 raise UsageError(f"{path} already exists", hint="use another name: /export NAME")

@@ -110,13 +110,18 @@ class CommandCall(NamedTuple):
 
 
 def is_command(text: str) -> bool:
-    """Whether a message is a command. A message that starts with a path, such as a pasted error, is text."""
-    word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
-    return bool(word) and "/" not in word[1:]
+    """Return True if a message is a command.
+
+    A message that starts with a path, such as a pasted error, is text.
+    """
+    if not text.startswith("/"):
+        return False
+    name = text.split(maxsplit=1)[0]
+    return "/" not in name[1:]
 
 
 def is_known(name: str) -> bool:
-    """Whether a name with its slash is a command of the screen."""
+    """Return True if a name with its slash is a command of the screen."""
     command = _BY_NAME.get(name.removeprefix("/").lower())
     return command in COMMANDS
 
@@ -133,8 +138,8 @@ def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     if name in VERBS or name in ALIASES:
         verb = " ".join(ALIASES.get(name, (name,)))
         return f"in the shell there is `localchat {verb}`"
-    keys = [key for key in PARAMETERS if key.startswith(name)] if len(name) > 1 else []
-    if len(keys) == 1 and not matching(name):
+    keys = [key for key in PARAMETERS if key.startswith(name)]
+    if len(name) > 1 and len(keys) == 1 and not matching(name):
         return f"use /set {keys[0]} VALUE"
     try:
         return f"use /set {find_key(name, '')} VALUE"
@@ -144,10 +149,12 @@ def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
 
 def parse(line: str, front_end: FrontEnd = "screen") -> CommandCall:
     """Parse a line that begins with a slash. Raises UsageError with the nearest command."""
-    commands = COMMANDS if front_end == "screen" else LINE_COMMANDS
-    name, _, rest = line.removeprefix("/").partition(" ")
+    commands: Sequence[Command] = COMMANDS
+    if front_end != "screen":
+        commands = LINE_COMMANDS
+    name, _, argument = line.removeprefix("/").partition(" ")
     if "\n" in name:
-        name, _, rest = line.removeprefix("/").partition("\n")
+        name, _, argument = line.removeprefix("/").partition("\n")
     command = _BY_NAME.get(name.strip().lower())
     if command in COMMANDS and command not in commands:
         raise UsageError(
@@ -159,14 +166,14 @@ def parse(line: str, front_end: FrontEnd = "screen") -> CommandCall:
             hint=f"{instead(name, commands)}; to send a text that begins with a slash, put a space "
             "before it",
         )
-    argument = rest.strip()
+    argument = argument.strip()
     if command.required and not argument:
         raise UsageError(f"/{command.name} needs {command.arguments}", hint=command.about)
     return CommandCall(command, argument)
 
 
 def matching(prefix: str) -> tuple[Command, ...]:
-    """Return the commands of the screen that begin with `prefix`, in the order of the table."""
+    """Return the commands of the screen that begin with `prefix`, in table order."""
     prefix = prefix.lower()
     return tuple(
         command

@@ -132,7 +132,10 @@ class EngineStatus(msgspec.Struct):
 
     def finish(self, *, broken: bool = False) -> None:
         """Reset after the end of a request."""
-        self.state = "broken" if broken else "ready"
+        if broken:
+            self.state = "broken"
+        else:
+            self.state = "ready"
 
     @property
     def label(self) -> str:
@@ -140,14 +143,18 @@ class EngineStatus(msgspec.Struct):
         if self.task:
             return self.task
         format_label = _LABELS.get(self.state)
-        return format_label(self) if format_label else self.state
+        if format_label:
+            return format_label(self)
+        return self.state
 
     @property
     def ttft_s(self) -> float | None:
         """TTFT of the running request, or of the last one."""
         if self.done is not None:
             return self.done.timings.ttft_s
-        return self.metrics.ttft_s if self.metrics else None
+        if self.metrics:
+            return self.metrics.ttft_s
+        return None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -206,12 +213,14 @@ class EngineStatus(msgspec.Struct):
         info = self.info
         if info.backend == "remote":
             return info.backend
-        place = f"GPU {info.gpu_layers}/{info.layers}" if info.gpu_layers else "CPU"
+        devices = "CPU"
+        if info.gpu_layers:
+            devices = f"GPU {info.gpu_layers}/{info.layers}"
         if info.experts_on_cpu:
-            place += f", experts of {info.experts_on_cpu} on CPU"
+            devices += f", experts of {info.experts_on_cpu} on CPU"
         if info.safe_mode:
-            place += " · safe mode"
-        return f"{info.backend} · {place}"
+            devices += " · safe mode"
+        return f"{info.backend} · {devices}"
 
 
 def _prefill_label(status: EngineStatus) -> str:

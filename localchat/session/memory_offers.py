@@ -25,7 +25,7 @@ async def load_offers(
 
 
 async def _sufficient_step(context: SessionContext, setup: ModelSetup) -> MemoryStep | None:
-    """Return the first step that a chat can take and that makes enough room by itself."""
+    """Return the first step that a chat can take and that alone frees enough memory."""
     try:
         steps = await asyncio.to_thread(context.memory_steps, setup)
     except (LocalchatError, OSError):
@@ -40,7 +40,9 @@ async def _sufficient_step(context: SessionContext, setup: ModelSetup) -> Memory
 
 def _action(step: MemoryStep) -> str:
     """Return the slash command that takes the step."""
+    if step.model and step.is_here:
+        return f"model {step.model}"
     if step.model:
-        return f"{'model' if step.is_here else 'pull'} {step.model}"
+        return f"pull {step.model}"
     ((key, value),) = step.settings
     return f"set {key} {value}"

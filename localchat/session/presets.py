@@ -15,7 +15,7 @@ class PresetUser(Protocol):
 
     context: SessionContext
 
-    def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange:
+    def prepare_change(self, model_name: str | None, changes: Mapping[str, str]) -> SetupChange:
         """Prepare another model (None: the current one) with these parameters. Raises LocalchatError."""
         ...
 
@@ -35,20 +35,22 @@ def with_preset(session: PresetUser, text: str, inclusions: Sequence[Inclusion] 
     The preset's model, parameters and instructions stay in effect. Without a preset, the question is returned
     unchanged. Raises LocalchatError, and nothing has changed then.
     """
-    documents = session.context.library.names() if "@" in text else ()
-    preset, rest = addressed(text, session.context.presets, documents)
+    documents: Sequence[str] = ()
+    if "@" in text:
+        documents = session.context.library.names()
+    preset, text_after_name = addressed(text, session.context.presets, documents)
     if preset is None:
         return Question(text, tuple(inclusions))
     setup_of(session, preset).apply()
     if isinstance(system := preset.values.get("system"), str):
         session.set_instructions(system)
-    question = preset.question(rest)
+    question = preset.question(text_after_name)
     # Included files move with the text that the template puts before the question.
     if INPUT in preset.template:
         start = len(preset.template.partition(INPUT)[0])
     else:
-        start = len(question) - len(rest)
-    shift = start - (len(text) - len(rest))
+        start = len(question) - len(text_after_name)
+    shift = start - (len(text) - len(text_after_name))
     moved = (
         msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
         for item in inclusions
@@ -60,7 +62,9 @@ def setup_of(session: PresetUser, preset: Preset) -> SetupChange:
     """Prepare the model and the parameters of a preset. Raises LocalchatError."""
     changes = {key: _text(value) for key, value in preset.values.items() if key != "model"}
     model = preset.values.get("model")
-    return session.prepare_change(model if isinstance(model, str) else None, changes)
+    if not isinstance(model, str):
+        model = None
+    return session.prepare_change(model, changes)
 
 
 def _text(value: object) -> str:

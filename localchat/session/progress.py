@@ -17,8 +17,9 @@ def progress_words(status: EngineStatus, now_s: float) -> str:
         case "sent":
             return f"waiting for the model, {now_s - status.sent_s:.0f} s"
         case "queued" if status.queued is not None:
-            ahead = status.queued.ahead
-            return f"waiting: {ahead} request{'' if ahead == 1 else 's'} ahead"
+            if status.queued.ahead == 1:
+                return "waiting: 1 request ahead"
+            return f"waiting: {status.queued.ahead} requests ahead"
         case "loading":
             return _loading(status)
         case "prefill":

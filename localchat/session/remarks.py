@@ -25,7 +25,7 @@ class Remarks:
         self._show = show
         self._remove = remove
         self._buffer: list[Remark] | None = None
-        """None while remarks are shown at once."""
+        """Remarks that wait for the answer to begin. None shows them at once."""
         self._passing_ids: list[str] = []
 
     def add(self, remark: Remark) -> None:

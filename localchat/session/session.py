@@ -69,7 +69,7 @@ class ChatSession:
         keep_unanswered: bool = True,
         batch_s: float = BATCH_S,
     ) -> None:
-        """Without `keep_unanswered`, a question that fails before its answer begins leaves the conversation.
+        """Create a session. `keep_unanswered` keeps questions that fail before their answer begins.
 
         `batch_s` is the pause after each batch of text.
         """
@@ -149,8 +149,13 @@ class ChatSession:
         remote = self.setup.model.remote
         if remote is not None and not remote.model:
             self.status.model = f"{info.model} on {remote.name}"
-        for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
-            self.remark(sentence, "warning" if sentence == info.warning else "info")
+        for sentence in info.notes:
+            if sentence != info.warning:
+                self.remark(sentence, "info")
+            else:
+                self.remark(sentence, "warning")
+        if info.warning:
+            self.remark(info.warning, "warning")
 
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
@@ -295,7 +300,10 @@ class ChatSession:
 
         Raises UsageError if there is no question.
         """
-        question = self.conversation.nodes[id_] if id_ else self.last_question()
+        if id_:
+            question: Node | None = self.conversation.nodes[id_]
+        else:
+            question = self.last_question()
         if question is None:
             raise UsageError("there is no question to answer again")
         old_head = self.conversation.head
@@ -326,8 +334,8 @@ class ChatSession:
         if question is not None and question.id == self.conversation.head:
             await self.retry()
             return
-        node = self.last_answer() if self.can_continue else None
-        if node is None or node.parent is None:
+        node = self.last_answer()
+        if not self.can_continue or node is None or node.parent is None:
             raise UsageError("there is no stopped answer to continue")
         if not node.message.content:
             await self.regenerate()
@@ -431,9 +439,10 @@ class ChatSession:
                         await asyncio.sleep(self._batch_s)
         finally:
             saving.cancel()
-        card = tries_card(best, builder.node) if best is not None and builder.node else None
-        if card is not None:
-            self.view.put(card)
+        if best is not None and builder.node:
+            card = tries_card(best, builder.node)
+            if card is not None:
+                self.view.put(card)
 
     async def _save(self, builder: "AnswerBuilder") -> None:
         """Record the growing answer at regular times.
@@ -463,7 +472,10 @@ class ChatSession:
             offer_ways_on(self, answered)
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.status.finish()
-            outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
+            stopped = None
+            if builder.node:
+                stopped = builder.end(info, "stopped")
+            outcome = Outcome("stopped", stopped)
             if outcome.node is None:
                 self.notice("stopped before the first token", "info", (Offer("ask again", RETRY),))
         else:
@@ -482,7 +494,7 @@ class ChatSession:
         self._failure_notice = self.show_error(problem, (Offer("try again", RETRY),))
 
     async def _remember(self) -> None:
-        """Save the model and its speed in a thread, because the next question may arrive meanwhile."""
+        """Save the model and its speed in a thread, so that questions need not wait."""
         status = self.status
         try:
             offer = await asyncio.to_thread(
@@ -538,7 +550,10 @@ class ChatSession:
             self._set_task(event.phrase)
         elif self.status.update(event):
             self._metrics_due = True
-            self._show_metrics(_METRICS_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
+            if isinstance(event, MetricsSnapshot):
+                self._show_metrics(_METRICS_EVERY_S)
+            else:
+                self._show_metrics(0.0)
 
     def _show_metrics(self, gap_s: float) -> None:
         """Show a pending change of the status, at most once in `gap_s` seconds."""
@@ -599,13 +614,13 @@ class ChatSession:
         self.show()
         return SummaryResult(nodes[0].message.content, len(run.replaced))
 
-    def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange:
+    def prepare_change(self, model_name: str | None, changes: Mapping[str, str]) -> SetupChange:
         """Resolve another model, or this one with other parameters. Raises LocalchatError.
 
         Nothing changes before the result is applied. If it reloads, no answer may be running then.
         """
         changes = {**self.changes, **changes}
-        setup = self.context.resolve(word or self.setup.model.word, changes)
+        setup = self.context.resolve(model_name or self.setup.model.word, changes)
         reload = setup.options != self.setup.options
 
         def apply() -> None:

@@ -52,7 +52,7 @@ class TooLongSession(Protocol):
 
     async def compact(self) -> SummaryResult: ...
 
-    def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange: ...
+    def prepare_change(self, model_name: str | None, changes: Mapping[str, str]) -> SetupChange: ...
 
 
 async def offer_choices(session: TooLongSession, problem: LocalchatError | None) -> Overflow | None:
@@ -140,7 +140,8 @@ async def _apply(session: TooLongSession, choice: OverflowChoice) -> SummaryResu
 
 def _choice(overflow: Overflow | None, action: str) -> OverflowChoice:
     name = action.removeprefix(OVERFLOW_PREFIX)
-    for choice in overflow.choices if overflow else ():
-        if choice.action == name:
-            return choice
+    if overflow:
+        for choice in overflow.choices:
+            if choice.action == name:
+                return choice
     raise UsageError("this offer is no longer open", hint="send the question again")

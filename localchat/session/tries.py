@@ -32,7 +32,7 @@ def parse_tries(text: str) -> "TriesSpec":
     if not 2 <= count <= MAX_TRIES:
         raise UsageError(f"/tries {method} {count}: use 2 to {MAX_TRIES} tries")
     if method == "vote":
-        kind = options[0] if options else None
+        kind = next(iter(options), None)
         return TriesSpec(count, "vote", vote_extractor(kind, None))
     if options not in ([], ["judge"]):
         raise UsageError(f"/tries {text}: use {_USAGE}")
@@ -77,7 +77,10 @@ def tries_card(best: "BestAnswer", node: Node) -> TriesBlock | None:
     report = best.report
     if report is None:
         return None
-    texts = _critique_texts(best.review) if best.review is not None else _try_texts(best)
+    if best.review is not None:
+        texts = _critique_texts(best.review)
+    else:
+        texts = _try_texts(best)
     body = "\n\n".join(f"{title}:\n{text.strip()}" for title, text in texts.items())
     return TriesBlock(f"{node.id}/tries", report.sentence(), body)
 

@@ -109,14 +109,17 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
 
 def _tokens(node: Node) -> int:
     """Return the tokens of a generated message. 0 if they were not counted."""
-    done = node.metrics.done if node.metrics is not None else None
-    return done.usage.completion_tokens if done is not None else 0
+    if node.metrics is None or node.metrics.done is None:
+        return 0
+    return node.metrics.done.usage.completion_tokens
 
 
 def branch_of(conversation: Conversation, node: Node) -> Branch:
     """Return the number of a version among the versions of its message."""
     ids = [sibling.id for sibling in conversation.siblings(node.id)]
-    number = ids.index(node.id) + 1 if node.id in ids else 1
+    number = 1
+    if node.id in ids:
+        number = ids.index(node.id) + 1
     return Branch(number, max(1, len(ids)))
 
 
@@ -141,7 +144,9 @@ _ENDED = {
 
 def ended_words(node: Node) -> str:
     """Return why an answer is not complete. Empty for a complete answer."""
-    done = node.metrics.done if node.metrics is not None else None
+    done = None
+    if node.metrics is not None:
+        done = node.metrics.done
     if node.end is not None and node.end.reason == "repetition":
         loop = node.end.repetition
         if loop is None:

@@ -40,6 +40,7 @@ from localchat.tui.widgets.welcome import first_greeting
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from localchat.history.queries import ConversationSummary
     from localchat.history.store import History
     from localchat.tui.screens.palette import PaletteEntry
     from localchat.tui.textual_internals.background import Background
@@ -53,7 +54,7 @@ _OFFLINE: Final = "Offline: the list of models shows what fits this computer."
 
 
 class ChatApp(App[int]):
-    """One chat, in a new or resumed conversation."""
+    """Chat app with a new or resumed conversation."""
 
     TITLE = "localchat"
     CSS_PATH: ClassVar = [
@@ -120,7 +121,7 @@ class ChatApp(App[int]):
             self.push_screen(dialog, self.chat.run_entry)
 
     async def on_event(self, event: events.Event) -> None:
-        """Paste characters that widgets do not accept as keys, and hold what comes before a screen stands."""
+        """Paste characters that widgets reject as keys, and buffer keys until a screen is ready."""
         if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
@@ -132,7 +133,9 @@ class ChatApp(App[int]):
 
     def _disarm_quit(self, event: events.Key | events.Paste) -> None:
         """Forget the first Ctrl+C if another key or a paste follows."""
-        key = event.key if isinstance(event, events.Key) else ""
+        key = ""
+        if isinstance(event, events.Key):
+            key = event.key
         if key != self._last_key:
             self._last_interrupt_s = float("-inf")
         self._last_key = key
@@ -217,17 +220,17 @@ class ChatApp(App[int]):
         if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
         plain = welcome.greeting
-        found = None
+        first_run = None
         search = asyncio.create_task(asyncio.to_thread(self._session_context.first_run))
         done, _ = await asyncio.wait((search,), timeout=_SEARCH_SHOWN_AFTER_S)
         if not done:
             welcome.set_greeting(plain._replace(searching=True))
         try:
-            found = await search
+            first_run = await search
         except LocalchatError as problem:
             self.session.show_error(problem)
-        if found is not None:
-            welcome.set_greeting(first_greeting(found))
+        if first_run is not None:
+            welcome.set_greeting(first_greeting(first_run))
         elif self.session.setup.settings.offline:
             welcome.set_greeting(plain._replace(lines=(*plain.lines, _OFFLINE)))
         else:
@@ -275,17 +278,21 @@ class ChatApp(App[int]):
         """Switch to the next theme."""
         self._has_automatic_theme = False
         ours = [textual_name(name) for name in NAMES]
-        at = ours.index(self.theme) if self.theme in ours else -1
-        self.theme = ours[(at + 1) % len(ours)]
-        self.chat.hint(f"Theme: {NAMES[(at + 1) % len(ours)]}, F2 to save")
+        index = 0
+        if self.theme in ours:
+            index = (ours.index(self.theme) + 1) % len(ours)
+        self.theme = ours[index]
+        self.chat.hint(f"Theme: {NAMES[index]}, F2 to save")
 
     def _found_entries(self) -> "Sequence[PaletteEntry]":
         """Find models and conversations for the palette; takes tenths of a second."""
         from localchat.tui.screens.palette import conversation_entries, model_entries
 
         history = self.recorder.history
+        summaries: Sequence[ConversationSummary] = ()
         try:
-            summaries = history.list(_PALETTE_CONVERSATIONS) if history is not None else ()
+            if history is not None:
+                summaries = history.list(_PALETTE_CONVERSATIONS)
         except LocalchatError:
             summaries = ()  # the list of conversations says what is wrong
         return (
@@ -296,8 +303,10 @@ class ChatApp(App[int]):
     # ------------------------------------------------------------------ copying and leaving
 
     async def action_interrupt(self) -> None:
-        """Copy the selection, else close a dialog, stop the answer or clear the draft; else quit when pressed
-        twice."""
+        """Copy the selection, close a dialog, stop the answer, clear the draft, or quit.
+
+        The first action that applies is taken. Only a second press quits.
+        """
         if text := self._selected():
             self.chat.copy(text, "selection")
             self.screen.clear_selection()
@@ -311,7 +320,9 @@ class ChatApp(App[int]):
         if is_second and not self.chat.has_draft:
             await self.action_quit()
         elif not is_second and self.session.stop():
-            action = "clears the message" if self.chat.has_draft else "quits"
+            action = "quits"
+            if self.chat.has_draft:
+                action = "clears the message"
             self.chat.hint(f"Stopped; Ctrl+C again {action}")
         elif self.chat.clear_draft():
             self._last_interrupt_s = float("-inf")

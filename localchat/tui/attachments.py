@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, UsageError
 from localchat.sanitize import sanitize, sanitize_line, utf16_text
-from localchat.units import size
+from localchat.units import counted, size
 
 MAX_PASTE_CHARACTERS: Final = 8_000
 MAX_PASTE_LINES: Final = 100
@@ -53,16 +53,17 @@ def clean(text: str) -> str:
 
 
 def attachment_of_paste(text: str, number: int) -> Attachment:
-    """An attachment of a cleaned paste."""
+    """Return the attachment of a cleaned paste."""
     lines = text.removesuffix("\n").count("\n") + 1
-    label = f"paste {number}, {lines:,} line{'' if lines == 1 else 's'}"
+    label = f"paste {number}, {counted(lines, 'line')}"
     return Attachment(f"⟦{label}⟧", label, text)
 
 
-def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> Attachment:
-    """An attachment of a text, PDF or DOCX file: its name (`shown`), then its text between fences.
+def attachment_of_file(path: Path, shown: str, used_signs: Collection[str] = ()) -> Attachment:
+    """Return the attachment of a text, PDF or DOCX file.
 
-    Raises FileMissing, UsageError."""
+    It has the file's name (`shown`), then its text between fences. Raises FileMissing, UsageError.
+    """
     from localchat.documents.pages import kind_of  # html, xml and zip, which take time to import
 
     try:
@@ -77,15 +78,19 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
     text = _text_of(path, shown, data)
     fence = "`" * max(3, _longest_run(text) + 1)
     label = sanitize_line(shown)
-    sign = _unused_sign(label, taken)
+    sign = _unused_sign(label, used_signs)
     is_plain = kind_of(path.name, data[:16]) not in _FORMATS
-    note = "not UTF-8: unreadable characters were replaced"
-    note = note if is_plain and not _is_utf8(data) and utf16_text(data) is None else ""
+    note = ""
+    if is_plain and not _is_utf8(data) and utf16_text(data) is None:
+        note = "not UTF-8: unreadable characters were replaced"
     return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
 
 
 def _text_of(path: Path, shown: str, data: bytes) -> str:
-    """The text of a file; of HTML the source, because it is as often a file to work on. Raises UsageError."""
+    """Return the text of a file. Raises UsageError.
+
+    HTML stays source text, because users often work on it.
+    """
     from localchat.documents.binary_kind import binary_kind
     from localchat.documents.pages import Unreadable, kind_of, read_document
 
@@ -104,11 +109,11 @@ def _text_of(path: Path, shown: str, data: bytes) -> str:
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
 
 
-def _unused_sign(label: str, taken: Collection[str]) -> str:
-    """A sign with this label that is not among those taken."""
+def _unused_sign(label: str, used_signs: Collection[str]) -> str:
+    """Return a sign with this label that is not used yet."""
     sign = f"⟦{label}⟧"
     number = 1
-    while sign in taken:
+    while sign in used_signs:
         number += 1
         sign = f"⟦{label} {number}⟧"
     return sign
@@ -127,47 +132,48 @@ def _longest_run(text: str) -> int:
 
 
 def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inclusion, ...]]:
-    """The message to send: signs replaced by their texts, and the positions of these."""
+    """Return the message to send with texts in place of signs, and their positions."""
     parts: list[str] = []
     inclusions: list[Inclusion] = []
-    at = length = 0
+    end = length = 0
     for start, attachment in _sign_positions(text, attachments):
-        parts += [text[at:start], attachment.text]
-        length += start - at
+        parts += [text[end:start], attachment.text]
+        length += start - end
         inclusions.append(
             Inclusion(attachment.label, length, length + len(attachment.text), attachment.path)
         )
         length += len(attachment.text)
-        at = start + len(attachment.sign)
-    return "".join((*parts, text[at:])), tuple(inclusions)
+        end = start + len(attachment.sign)
+    return "".join((*parts, text[end:])), tuple(inclusions)
 
 
 def contract(text: str, inclusions: Sequence[Inclusion]) -> ComposerText:
-    """The reverse of `expand`: a sent message with signs for what it includes."""
+    """Reverse `expand`: replace the included texts of a sent message by signs."""
     parts: list[str] = []
     attachments: list[Attachment] = []
-    at = 0
-    for one in sorted(inclusions, key=lambda inclusion: inclusion.start):
-        sign = _unused_sign(one.label, [each.sign for each in attachments])
-        attachments.append(Attachment(sign, one.label, text[one.start : one.end], one.path))
-        parts += [text[at : one.start], sign]
-        at = one.end
-    return ComposerText("".join((*parts, text[at:])), tuple(attachments))
+    end = 0
+    for inclusion in sorted(inclusions, key=lambda inclusion: inclusion.start):
+        sign = _unused_sign(inclusion.label, [attachment.sign for attachment in attachments])
+        included = text[inclusion.start : inclusion.end]
+        attachments.append(Attachment(sign, inclusion.label, included, inclusion.path))
+        parts += [text[end : inclusion.start], sign]
+        end = inclusion.end
+    return ComposerText("".join((*parts, text[end:])), tuple(attachments))
 
 
 def _sign_positions(
     text: str, attachments: Sequence[Attachment]
 ) -> Iterator[tuple[int, Attachment]]:
-    """Positions of all signs in order, also repeated ones."""
-    found: list[tuple[int, Attachment]] = []
+    """Return the positions of all signs in order, also repeated ones."""
+    positions: list[tuple[int, Attachment]] = []
     for attachment in attachments:
         start = text.find(attachment.sign)
         while start >= 0:
-            found.append((start, attachment))
+            positions.append((start, attachment))
             start = text.find(attachment.sign, start + len(attachment.sign))
-    return iter(sorted(found, key=lambda place: place[0]))
+    return iter(sorted(positions, key=lambda position: position[0]))
 
 
 def present(text: str, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """The attachments whose sign is still in the text."""
+    """Return the attachments whose sign is still in the text."""
     return tuple(attachment for attachment in attachments if attachment.sign in text)

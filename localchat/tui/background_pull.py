@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundPull:
-    """Runs one pull at a time, and shows its progress and its end in the session."""
+    """Runs one pull at a time, and shows its progress and result in the session."""
 
     def __init__(self, session: "ChatSession", call_from_any_thread: Callable[..., object]) -> None:
         """`call_from_any_thread` calls a function on the event loop of the session."""
@@ -94,8 +94,9 @@ class BackgroundPull:
 
         match event:
             case Progress(done_bytes=done, total_bytes=total, left_s=left_s):
-                rest = f", {_time_left(left_s)}" if left_s is not None else ""
-                line = f"pull {self._name} {sizes(done, total)}{rest}"
+                line = f"pull {self._name} {sizes(done, total)}"
+                if left_s is not None:
+                    line += f", {_time_left(left_s)}"
             case PullStarted(name=name, total_bytes=total, done_bytes=done):
                 line = f"pull {name} {sizes(done, total)}"
             case Checking(file=file):

@@ -33,7 +33,8 @@ def send(
 
     By default tmux drops OSC 52 from programs; its own buffer reaches the outer terminal.
     """
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
     if environment.get("TMUX") and _to_tmux(text):
         return
     write(osc_52(text))
@@ -75,7 +76,10 @@ def chosen_text(transcript: "Transcript", argument: str) -> CopiedText:
                 return _code_block(blocks, number.strip())
         raise UsageError("/copy code: no answer has a code block yet")
     if not argument:
-        return CopiedText(answers[-1].text if answers else "", "last answer")
+        last_answer = ""
+        if answers:
+            last_answer = answers[-1].text
+        return CopiedText(last_answer, "last answer")
     if argument.isdecimal() and int(argument):
         texts = [block.text for block in messages[-int(argument) :]]
         return CopiedText("\n\n".join(texts), f"last {counted(len(texts), 'message')}")
@@ -89,5 +93,7 @@ def _code_block(blocks: Sequence[str], number: str) -> CopiedText:
             f"/copy code {number}: the last answer with code has blocks 1 to {len(blocks)}",
             hint="the number is above each block",
         )
-    index = int(number) if number else len(blocks)
+    index = len(blocks)
+    if number:
+        index = int(number)
     return CopiedText(blocks[index - 1], f"code {index} of {len(blocks)}")

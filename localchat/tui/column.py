@@ -17,10 +17,12 @@ _PANEL_CELLS: Final = 46
 """Width of the panel beside the conversation, as in the style sheet."""
 
 
-def column_margins(window: int, taken: int) -> tuple[int, int]:
-    """Cells left and right of the column in a window that is `window` cells wide. `taken`: cells at the right
-    that belong to something else."""
-    room = window - taken - _SCROLLBAR
+def column_margins(window: int, right_cells: int) -> tuple[int, int]:
+    """Return the cells left and right of the column in a window of this width.
+
+    `right_cells` are cells at the right that belong to something else.
+    """
+    room = window - right_cells - _SCROLLBAR
     if window < _CENTERED_FROM or room <= COLUMN_CELLS:
         return 0, 0
     left = (room - COLUMN_CELLS) // 2
@@ -28,8 +30,11 @@ def column_margins(window: int, taken: int) -> tuple[int, int]:
 
 
 def place_column(screen: Screen[None], window: int, *, has_panel: bool) -> int:
-    """Put the rows around the conversation into the middle of a window. Returns the cells left of them."""
-    left, right = column_margins(window, _PANEL_CELLS if has_panel else 0)
+    """Center the rows around the conversation in a window. Returns the cells left of them."""
+    right_cells = 0
+    if has_panel:
+        right_cells = _PANEL_CELLS
+    left, right = column_margins(window, right_cells)
     for widget in screen.query("#heading, #banner, #composer, #status, #footer"):
         set_margins(widget, left, right)
     return left

@@ -24,7 +24,7 @@ class EarlyKeys:
         self._asked: Screen[object] | None = None
 
     def hold(self, event: events.Event) -> bool:
-        """Hold an event if the screen on top is not ready, or if others wait before it."""
+        """Buffer an event if the top screen is not ready, or if others wait."""
         if not self._held and self._app.screen is self._ready:
             return False
         self._held.append(event)

@@ -1,4 +1,4 @@
-"""The sent message that is being changed in the composer, and the draft that comes back afterwards."""
+"""Sent message that is being changed in the composer, and the draft it replaces."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ class EditedMessage:
 
     def __init__(self) -> None:
         self.id: str | None = None
-        """Of the message; None while none is being changed."""
+        """Id of the message that is being changed. None if there is none."""
         self._draft = self._sent = ComposerText()
 
     def begin(self, node: "Node", composer: "Composer") -> None:
@@ -26,7 +26,7 @@ class EditedMessage:
         composer.write(*self._sent)
 
     def leave(self, composer: "Composer") -> bool:
-        """Put the draft back into the composer. False where no message was being changed."""
+        """Put the draft back into the composer. False if no message was being changed."""
         if self.id is None:
             return False
         self.id = None
@@ -36,7 +36,7 @@ class EditedMessage:
         return True
 
     def drafts(self, composer: "Composer") -> tuple[ComposerText, ...]:
-        """What is not sent yet: text for a new message, and the changed message once it differs."""
+        """Return the unsent texts: the new message, and the changed message once it differs."""
         if self.id is None:
             return composer.drafts
         changed = composer.written

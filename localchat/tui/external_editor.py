@@ -48,7 +48,7 @@ async def edit_text(app: App[Any], text: str, environ: Mapping[str, str]) -> Edi
 
 
 async def _run_program(arguments: Sequence[str]) -> int | OSError:
-    """Run a program and return its exit status, or the error that kept it from starting."""
+    """Run a program. Return its exit status, or the error that kept it from starting."""
     try:
         process = await asyncio.create_subprocess_exec(*arguments)
     except OSError as problem:

@@ -22,22 +22,24 @@ _ENDINGS: Final = tuple(
 
 
 def list_folder(typed: str) -> tuple[str, ...]:
-    """List the folder of a path that is being typed, such as `~/Doc`, `/etc/` or `../x`."""
-    parent, _, rest = typed.rpartition("/")
+    """List the folder of a partly typed path, such as `~/Doc`, `/etc/` or `../x`."""
+    parent, _, name = typed.rpartition("/")
     folder = expand_home(f"{parent}/")
-    files, folders = entries(folder, hidden=rest.startswith("."))
+    files, folders = entries(folder, hidden=name.startswith("."))
     names = [f"{parent}/{path.name}" for path in files]
     return tuple(sorted((*names, *(f"{parent}/{path.name}/" for path in folders))))
 
 
 def is_path(name: str) -> bool:
-    """Whether a name after `@` is a path, not a search."""
+    """Return True if a name after `@` is a path, not a search."""
     return name.startswith(("/", "~/", "./", "../"))
 
 
 def path_of(name: str, root: Path) -> Path:
     """Return the path of the file that a name after `@` means."""
-    return expand_home(name) if is_path(name) else root / name
+    if is_path(name):
+        return expand_home(name)
+    return root / name
 
 
 def mentioned_files(text: str, root: Path) -> list[str]:

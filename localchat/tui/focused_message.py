@@ -21,9 +21,11 @@ class FocusedMessage:
 
     @property
     def text(self) -> str:
-        """Its text, or the arguments of a tool call; empty without a focus."""
+        """Text of the message, or arguments of the tool call. Empty without a focus."""
         focused = self._transcript.focused_id
-        block = self._transcript.block(focused) if focused is not None else None
+        if focused is None:
+            return ""
+        block = self._transcript.block(focused)
         if block is None:
             return ""
         if isinstance(block, ToolCallBlock):
@@ -39,7 +41,7 @@ class FocusedMessage:
 
     @property
     def question(self) -> "Node | None":
-        """The question that has the focus, or whose answer has it."""
+        """Question that has the focus, or whose answer has it."""
         nodes = self._session.conversation.nodes
         node = self.node
         while node is not None and node.message.role != "user":
@@ -47,8 +49,10 @@ class FocusedMessage:
         return node
 
     def step_question(self, step: int) -> bool:
-        """Give the focus to the previous question (`step` -1) or the next one (1); after the last one show the
-        end. False if there is no question before."""
+        """Focus the previous question (`step` -1) or the next one (1).
+
+        After the last question, show the end. False if there is no question before.
+        """
         if self._transcript.focus_question(step):
             return True
         if step > 0:
@@ -57,17 +61,24 @@ class FocusedMessage:
         return step > 0
 
     def switch_version(self, step: int) -> bool:
-        """Show its next (1) or previous (-1) version; without a focus, of the last message. False if there
-        is none."""
+        """Show the next (`step` 1) or previous (-1) version of the message.
+
+        Without a focus, use the last message. False if there is no such version.
+        """
         session = self._session
         node = self.node
-        nodes = [node] if node else [session.last_answer(), session.last_question()]
-        return any(one and session.switch_version(one.id, step) is not None for one in nodes)
+        nodes = [node]
+        if not node:
+            nodes = [session.last_answer(), session.last_question()]
+        return any(node and session.switch_version(node.id, step) is not None for node in nodes)
 
     def next_code(self) -> tuple[str, str]:
-        """Its next code block and the name of it; both again from the first after the last."""
+        """Return the next code block of the message and its name. After the last, restart."""
         focused = self._transcript.focused_id or ""
         blocks = self._transcript.code_blocks(focused)
-        at = self._code_at.get(focused, 0) % max(1, len(blocks))
-        self._code_at = {focused: at + 1}
-        return (blocks[at] if blocks else ""), f"code {at + 1} of {len(blocks)}"
+        index = self._code_at.get(focused, 0) % max(1, len(blocks))
+        self._code_at = {focused: index + 1}
+        text = ""
+        if blocks:
+            text = blocks[index]
+        return text, f"code {index + 1} of {len(blocks)}"

@@ -51,16 +51,19 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
             help_,
         )
     if state.focus == "panel":
-        close = key("chat.stop", "close") if state.is_covered else key("view.panel", "close")
+        close = key("view.panel", "close")
+        if state.is_covered:
+            close = key("chat.stop", "close")
         return (FooterKey("↑↓", "figure"), FooterKey("Tab", "back"), close, help_)
-    found = list(_offer_keys(tuple(offer for offer in state.offers if offer.key)))
+    offers = list(_offer_keys(tuple(offer for offer in state.offers if offer.key)))
     if state.is_busy:
         stop = key("chat.stop", "stop")
         send = key("composer.send", "send next", 1)
-        back = (key("composer.up", "take back", 3),) if state.has_queue else ()
-        return (stop, send, *back, *found, metrics, help_)
+        if state.has_queue:
+            offers.insert(0, key("composer.up", "take back", 3))
+        return (stop, send, *offers, metrics, help_)
     if state.can_continue:
-        found.append(key("chat.continue", "continue"))
+        offers.append(key("chat.continue", "continue"))
     usual = (
         key("composer.send", "send", 4),
         key("composer.newline", "new line", 7),
@@ -71,12 +74,12 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
         key("screen.palette", "all commands", 8),
     )
     if state.is_covered:
-        found.append(key("chat.stop", "close"))
-    return (*found, *usual, metrics, help_)
+        offers.append(key("chat.stop", "close"))
+    return (*offers, *usual, metrics, help_)
 
 
 def _offer_keys(offers: tuple[Offer, ...]) -> Iterator[FooterKey]:
-    """One or two offers by name; more of them as a range, whose names the notice shows."""
+    """Yield up to two offers by name, or more as a range of keys."""
     if len(offers) > 2:
         yield FooterKey(f"{offers[0].key}…{offers[-1].key[-1]}", "choose")
         return

@@ -34,7 +34,7 @@ _REWRITES: Final = (
 """Forms in the guide's answers, and what they are on the screen."""
 _KEYS: Final = {"models": "screen.models", "history": "screen.history"}
 _STAYS: Final = re.compile(r"\bshell\b|\|")
-"""Before a command: the text is about the shell, or compares commands in a table."""
+"""Text before a command that keeps it as it is: about the shell, or in a table."""
 _QUESTION: Final = re.compile(r"^\d\. (.+)$", re.MULTILINE)
 
 

@@ -156,17 +156,21 @@ def bindings(scope: str) -> list[Binding]:
 
 
 def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
-    """The keymap of the settings, by id. Raises UsageError for an unknown id or key, or two ids with one
-    key."""
-    known = {key.id: key for key in KEYS}
+    """Return the keymap of the settings, by id.
+
+    Raises UsageError for an unknown id or key, or if two ids share a key.
+    """
+    keys_by_id = {key.id: key for key in KEYS}
     for id_, keys in table.items():
-        if id_ not in known:
-            raise UsageError(f"{where}: there is no action {id_!r}", hint=did_you_mean(id_, known))
-        for one in _split(keys):
-            if not _is_key(one):
+        if id_ not in keys_by_id:
+            raise UsageError(
+                f"{where}: there is no action {id_!r}", hint=did_you_mean(id_, keys_by_id)
+            )
+        for key in _split(keys):
+            if not _is_key(key):
                 raise UsageError(
-                    f"{where} {id_}: there is no key {one!r}",
-                    hint=f"{did_you_mean(one.rpartition('+')[2], _NAMED)[:200]}; modifiers stand first, "
+                    f"{where} {id_}: there is no key {key!r}",
+                    hint=f"{did_you_mean(key.rpartition('+')[2], _NAMED)[:200]}; modifiers stand first, "
                     "as in ctrl+k or alt+enter",
                 )
     _refuse_clashes(table, where)
@@ -174,13 +178,13 @@ def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str
 
 
 def key_names(id_: str, table: Mapping[str, str]) -> str:
-    """The current keys of an action in readable form: `Ctrl+J, Shift+Enter`."""
+    """Return the current keys of an action in readable form: `Ctrl+J, Shift+Enter`."""
     keys = table.get(id_) or next(key.keys for key in KEYS if key.id == id_)
-    return ", ".join(dict.fromkeys(_written(one) for one in _split(keys)))
+    return ", ".join(dict.fromkeys(_written(key) for key in _split(keys)))
 
 
 def offer_key(number: int, table: Mapping[str, str]) -> str:
-    """The first key of an offer, counted from 1; empty for one that has no key."""
+    """Return the first key of an offer, counted from 1. Empty if it has none."""
     ids = [key.id for key in KEYS if key.action == f"offer({number})"]
     if ids:
         return key_names(ids[0], table).partition(", ")[0]
@@ -188,28 +192,30 @@ def offer_key(number: int, table: Mapping[str, str]) -> str:
 
 
 def _split(keys: str) -> Iterator[str]:
-    return (one.strip(" ") for one in keys.split(","))
+    return (key.strip(" ") for key in keys.split(","))
 
 
 def _is_key(key: str) -> bool:
-    rest = key
-    while rest.startswith(_MODIFIERS):
-        rest = rest.partition("+")[2]
-    return (len(rest) == 1 and rest.isprintable() and not rest.isspace()) or rest in _NAMED
+    name = key
+    while name.startswith(_MODIFIERS):
+        name = name.partition("+")[2]
+    return (len(name) == 1 and name.isprintable() and not name.isspace()) or name in _NAMED
 
 
 def _refuse_clashes(table: Mapping[str, str], where: str) -> None:
-    taken: dict[tuple[str, str], str] = {}
+    ids: dict[tuple[str, str], str] = {}
     for key in KEYS:
-        for one in _split(table.get(key.id, key.keys)):
-            scopes = {key.scope, *(_REACHES if key.scope in ("chat", "app") and key.first else ())}
+        for name in _split(table.get(key.id, key.keys)):
+            scopes = {key.scope}
+            if key.scope in ("chat", "app") and key.first:
+                scopes.update(_REACHES)
             if key.scope == "app":
                 scopes |= {"chat", "models", "history"}
             for scope in sorted(scopes):
-                other = taken.setdefault((scope, one), key.id)
+                other = ids.setdefault((scope, name), key.id)
                 if other != key.id:
                     raise UsageError(
-                        f"{where}: {one} would do two things, {other} and {key.id}",
+                        f"{where}: {name} would do two things, {other} and {key.id}",
                         hint="give one of them another key",
                     )
 
@@ -227,9 +233,13 @@ _SIGNS: Final = {
 
 
 def _written(key: str) -> str:
-    """`ctrl+j` as `Ctrl+J`."""
+    """Return a key in readable form: `ctrl+j` as `Ctrl+J`."""
     if key in _SIGNS:
         return _SIGNS[key]
     *modifiers, last = key.split("+")
-    shown = _SIGNS.get(last) or (last if len(last) == 1 and not modifiers else last.capitalize())
-    return "+".join((*(each.capitalize() for each in modifiers), shown))
+    shown = _SIGNS.get(last)
+    if not shown:
+        shown = last
+        if len(last) > 1 or modifiers:
+            shown = last.capitalize()
+    return "+".join((*(modifier.capitalize() for modifier in modifiers), shown))

@@ -29,7 +29,7 @@ class MessageQueue:
         return self._messages.pop(0)
 
     def take_last(self) -> ComposerText | None:
-        """Take the newest message to change it; None if there is none."""
+        """Take the newest message to change it. None if there is none."""
         if self._messages:
             return contract(*self._messages.pop())
         return None
@@ -38,21 +38,24 @@ class MessageQueue:
         """Take all messages as one text."""
         parts = [contract(text, inclusions) for text, inclusions in self._messages]
         self._messages.clear()
-        attachments = tuple(each for part in parts for each in part.attachments)
+        attachments = tuple(attachment for part in parts for attachment in part.attachments)
         return ComposerText("\n\n".join(part.text for part in parts), attachments)
 
     def texts(self) -> list[str]:
-        """The full texts, for the draft."""
+        """Return the full texts, for the draft."""
         return [text for text, _ in self._messages]
 
     def describe(self) -> str:
-        """One line for each message, and how many more there are."""
-        lines = [
-            f"{'then' if number else 'next'}: {_line(*message)}"
-            for number, message in enumerate(self._messages[:_MAX_SHOWN])
-        ]
+        """Describe the first messages in a line each, and count the others."""
+        lines = []
+        label = "next"
+        for message in self._messages[:_MAX_SHOWN]:
+            lines.append(f"{label}: {_line(*message)}")
+            label = "then"
         more = len(self._messages) - _MAX_SHOWN
-        return "\n".join(lines + ([f"and {more} more"] if more > 0 else []))
+        if more > 0:
+            lines.append(f"and {more} more")
+        return "\n".join(lines)
 
 
 def _line(text: str, inclusions: tuple[Inclusion, ...]) -> str:

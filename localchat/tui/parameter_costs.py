@@ -51,7 +51,9 @@ def _costs(key: str, context: SessionContext, setup: ModelSetup) -> Iterator[Cos
             for name in _kv_types(current.kv_types):
                 changed[name] = replace(options, kv_type=name)
         case "gpu_layers":
-            layers = (0, current.layers // 2, current.layers) if current.gpu_free_bytes else (0,)
+            layers = [0]
+            if current.gpu_free_bytes:
+                layers += [current.layers // 2, current.layers]
             for count in layers:
                 changed[str(count)] = replace(options, gpu_layers=count)
         case _:
@@ -62,7 +64,9 @@ def _costs(key: str, context: SessionContext, setup: ModelSetup) -> Iterator[Cos
 
 def _kv_types(supported: tuple[str, ...]) -> tuple[str, ...]:
     """Return the usual KV types that the backend supports."""
-    plain = "bf16" if supported and "f16" not in supported else "f16"
+    plain = "f16"
+    if supported and "f16" not in supported:
+        plain = "bf16"
     usual = (plain, FP8, "q8_0", "q4_0")
     return tuple(name for name in usual if name in supported) or _KV_TYPES
 

@@ -100,7 +100,9 @@ def _load_words(key: str, value: object, info: "EngineInfo") -> str:
         return f"{info.threads}, every physical core"
     if key == "gpu_layers":
         text = f"{info.gpu_layers} of {info.layers}"
-        return f"{text}, chosen for this model" if value == "auto" else text
+        if value == "auto":
+            return f"{text}, chosen for this model"
+        return text
     return ""
 
 

@@ -75,7 +75,7 @@ class TranscriptView:
         self._screen = screen
         self._offer_key = offer_key
         self._growing: dict[str, str] = {}
-        """Answers of the guide that are being written, as the guide writes them, by their ids."""
+        """Unfinished answers of the guide by id, as the guide writes them."""
 
     def show(self, blocks: Sequence[Block]) -> None:
         transcript = self._screen.transcript
@@ -127,7 +127,9 @@ class TranscriptView:
         shown = for_screen(answer, self._keys)
         offers = offers_for(shown, self._screen.suggested_models)
         if offers:
-            text = "Ask one of these:" if shown.questions else "A model answers any question:"
+            text = "A model answers any question:"
+            if shown.questions:
+                text = "Ask one of these:"
             self.put(NoticeBlock(OFFERS_ID, text, "info", offers))
 
     @property
@@ -135,7 +137,7 @@ class TranscriptView:
         return self._screen.session.context.keys
 
     def _is_from_guide(self, id_: str) -> bool:
-        """Whether an answer comes from the built-in guide."""
+        """Return True if an answer comes from the built-in guide."""
         session = self._screen.session
         node = session.conversation.nodes.get(id_)
         if node is not None and node.metrics is not None:
@@ -156,8 +158,10 @@ class TranscriptView:
         return block
 
     def _with_keys(self, block: NoticeBlock) -> NoticeBlock:
-        """The notice with the keys of its offers, which follow those of the welcome."""
-        first = 1 + (self._screen.reserved_offers if self._screen.is_welcoming else 0)
+        """Return the notice with the keys of its offers, which follow the welcome's keys."""
+        first = 1
+        if self._screen.is_welcoming:
+            first += self._screen.reserved_offers
         offers = tuple(
             offer._replace(key=self._offer_key(number))
             for number, offer in enumerate(block.offers, first)
@@ -165,8 +169,10 @@ class TranscriptView:
         return block._replace(first=first, offers=offers)
 
     def _take_keys(self, notice: NoticeBlock) -> None:
-        """Give the keys to the offers of a new notice: those before it are clicked, or gone if it repeats
-        them."""
+        """Give the keys to the offers of a new notice.
+
+        Older offers can only be clicked. Those that the notice repeats are removed.
+        """
         if notice.offers:
             again = {offer.action for offer in notice.offers}
             self._keep_offers(lambda offer: offer.action not in again, key=_CLICK)
@@ -175,7 +181,7 @@ class TranscriptView:
         """Drop the offers of all notices but those to `keep`, which get the `changes`."""
         for block in self._screen.transcript.blocks:
             if isinstance(block, NoticeBlock):
-                kept = tuple(each._replace(**changes) for each in block.offers if keep(each))
+                kept = tuple(offer._replace(**changes) for offer in block.offers if keep(offer))
                 if kept != block.offers:
                     self._screen.transcript.put(block._replace(offers=kept))
 

@@ -166,26 +166,31 @@ class ChatScreen(Screen[None]):
         self.query_one(TitleBar).show(self.session)
 
     def _show_keys(self) -> None:
-        """Show the useful keys in the footer, or one of them in the status bar of a low window."""
+        """Show the useful keys in the footer, or one in a low window's status bar."""
         session = self.session
+        offers: tuple[Offer, ...] = ()
+        if self.talk.has_transcript:
+            offers = self.transcript.open_offers
         state = FooterState(
             focus=getattr(self.focused, "id", None) or "",
             is_busy=session.busy,
             is_covered=self.is_covered,
             has_queue=bool(self._queue),
             can_continue=session.can_continue,
-            offers=self.transcript.open_offers if self.talk.has_transcript else (),
+            offers=offers,
         )
         keys = footer_keys(state, session.context.keys)
         self.query_one(KeyFooter).show(keys)
         self.status.urgent = state.is_urgent and self.has_class("-low")
         self.status.hint = ""
         if self.has_class("-low"):
-            key = keys[0] if state.is_urgent or state.is_covered else keys[-1]
+            key = keys[-1]
+            if state.is_urgent or state.is_covered:
+                key = keys[0]
             self.status.hint = f"{key.key} {key.label}"
 
     def _show_progress(self) -> None:
-        """Show at the end of the transcript what the request waits for, until its first token."""
+        """Show what the request waits for at the end of the transcript."""
         block = None
         if self.session.busy:
             block = progress_block(self.session.status, time.monotonic())
@@ -291,7 +296,7 @@ class ChatScreen(Screen[None]):
         self.start_work(self.session.ask(text, inclusions))
 
     def _work_ended(self) -> None:
-        """Send the next message of the queue, or put all of them back if the answer is not complete."""
+        """Send the next queued message, or put all back if the answer is not complete."""
         # During shutdown Textual removes widgets one by one, so a query may fail.
         if self.session.busy or self.is_leaving or not self.app.is_running:
             return
@@ -333,7 +338,7 @@ class ChatScreen(Screen[None]):
             self.show_error(problem)
 
     def show_error(self, problem: LocalchatError) -> None:
-        """Show an error at the end of the conversation, or as a hint if the user only has to wait."""
+        """Show an error in the conversation, or as a hint if waiting resolves it."""
         if isinstance(problem, AnswerUnderWay):
             self.hint(f"{problem.message}; {problem.hint}")
             return
@@ -379,9 +384,9 @@ class ChatScreen(Screen[None]):
         async for reply in stream:
             self._show_reply(reply)
 
-    def change(self, word: str | None, changes: Mapping[str, str]) -> None:
+    def change(self, model_name: str | None, changes: Mapping[str, str]) -> None:
         """Use another model or other parameters for the next answer."""
-        self.start_work(self._show_replies(self._runner.change(word, changes)))
+        self.start_work(self._show_replies(self._runner.change(model_name, changes)))
 
     def _open(self, reply: "OpenPart") -> None:
         match reply.part:
@@ -526,16 +531,16 @@ class ChatScreen(Screen[None]):
 
     def run_entry(self, entry: str | None) -> None:
         """Run an entry of the palette; see `PaletteEntry.action`."""
-        kind, _, rest = (entry or "").partition(" ")
+        kind, _, argument = (entry or "").partition(" ")
         match kind:
             case "command":
-                self.run_command(rest)
+                self.run_command(argument)
             case "write":
-                self.composer.write(rest)
+                self.composer.write(argument)
             case "open":
-                self.open_conversation(rest)
+                self.open_conversation(argument)
             case "action":
-                self._call_from_any_thread(self.run_action, rest)
+                self._call_from_any_thread(self.run_action, argument)
             case _:
                 pass
 
@@ -713,7 +718,7 @@ class ChatScreen(Screen[None]):
             self.transcript.scroll_page_down(animate=False)
 
     def action_question(self, step: int) -> None:
-        """Go to the previous or the next question, or after the last question to the end."""
+        """Go to the previous or next question. After the last one, go to the end."""
         if self.is_covered:
             self.action_panel()
         if not self.focused_message.step_question(step):
@@ -779,18 +784,27 @@ class ChatScreen(Screen[None]):
 
     def action_edit_marked(self) -> None:
         question = self.focused_message.question
-        self._edit(question.id if question else None)
+        if question:
+            self._edit(question.id)
+        else:
+            self._edit(None)
 
     def action_regenerate_marked(self) -> None:
         if self.session.busy:
             self._hint_busy()
             return
         question = self.focused_message.question
-        self.start_work(self.session.regenerate(question.id if question else None))
+        if question:
+            self.start_work(self.session.regenerate(question.id))
+        else:
+            self.start_work(self.session.regenerate())
 
     def _edit(self, id_: str | None) -> None:
         """Put a sent message into the composer, by default the last question."""
-        node = self.session.conversation.nodes.get(id_) if id_ else self.session.last_question()
+        if id_:
+            node = self.session.conversation.nodes.get(id_)
+        else:
+            node = self.session.last_question()
         if node is None:
             self.hint("there is no question to change")
             return
@@ -798,7 +812,7 @@ class ChatScreen(Screen[None]):
         self._update_banner()
 
     def leave_editing(self) -> bool:
-        """Stop changing a sent message and restore the draft. Return False if none was being changed."""
+        """Stop changing a sent message and restore the draft. False if there is none."""
         left = self._edited.leave(self.composer)
         if left:
             self._update_banner()

@@ -45,19 +45,19 @@ class HelpLine(NamedTuple):
     keys: str
     about: str
     name: str = ""
-    """Of a key, in the settings file."""
+    """Name of a key in the settings file."""
 
     def matches(self, words: str) -> bool:
-        """Whether it has all these words."""
+        """Return True if the line contains all these words."""
         text = " ".join(self).lower()
-        return all(word in text for word in words.lower().split())
+        return all(part in text for part in words.lower().split())
 
 
 def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
-    """Everything that helps, the essentials first. `table`: the keymap of the settings."""
-    known = {key.id: key for key in KEYS}
+    """Yield all lines, the essentials first. `table` is the keymap of the settings."""
+    keys_by_id = {key.id: key for key in KEYS}
     for id_ in _ESSENTIALS:
-        yield HelpLine("Essentials", key_names(id_, table), known[id_].about)
+        yield HelpLine("Essentials", key_names(id_, table), keys_by_id[id_].about)
     yield HelpLine("Essentials", "/", "Commands; type on to filter them")
     yield HelpLine(
         "Essentials", "@file", "Include a file; its size and tokens show before you send."
@@ -124,7 +124,8 @@ class HelpScreen(ModalScreen[None]):
                 continue
             shown.add(line.keys)
             if line.section != section:
-                lines += [Content("")] if lines else []
+                if lines:
+                    lines.append(Content(""))
                 lines.append(Content.styled(line.section, "bold $primary"))
             section = line.section
             lines.append(_line(width, line.keys, line.about, line.name))
@@ -145,23 +146,26 @@ class HelpScreen(ModalScreen[None]):
 
 
 def _line(width: int, left: str, about: str, name: str = "") -> Content:
-    """Two columns if there is room. A long explanation wraps in its column."""
+    """Lay out a line in two columns if there is room. A long explanation wraps."""
     if width < _NARROW:
         under = [Content("  " + line) for line in wrap(about, width - 2)]
-        under += [Content("  ") + Content.styled(name, "$foreground 45%")] if name else []
+        if name:
+            under.append(Content("  ") + Content.styled(name, "$foreground 45%"))
         keys = [Content.styled(line, "$accent") for line in wrap(left, width)]
         return Content("\n").join([*keys, *under])
     rows = zip_longest(
         wrap(left, _KEY_CELLS - 2), wrap(about, max(20, width - _KEY_CELLS)), fillvalue=""
     )
-    lines = [
-        Content.assemble((f"{key:<{_KEY_CELLS}}", "$accent" if key else ""), words)
-        for key, words in rows
-    ]
+    lines = []
+    for key, words in rows:
+        style = ""
+        if key:
+            style = "$accent"
+        lines.append(Content.assemble((f"{key:<{_KEY_CELLS}}", style), words))
     if name:
         tail = Content.styled(name, "$foreground 45%")
-        fits = lines[-1].cell_length + 2 + len(name) <= width
-        lines[-1:] = (
-            [lines[-1] + "  " + tail] if fits else [lines[-1], Content(" " * _KEY_CELLS) + tail]
-        )
+        if lines[-1].cell_length + 2 + len(name) <= width:
+            lines[-1] = lines[-1] + "  " + tail
+        else:
+            lines.append(Content(" " * _KEY_CELLS) + tail)
     return Content("\n").join(lines)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localchat.history.store import History
 
 _MAX_SHOWN = 100
-"""Conversations that are listed at first, and how many more the end of the list adds."""
+"""Conversations that are listed first, and that each end of the list adds."""
 _PREVIEW_CHARACTERS = 110
 _PREVIEW_AFTER_S = 0.05
 _FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
@@ -77,18 +77,23 @@ class HistoryScreen(ListDialog[str]):
                 hits = self._history.search(text, self._limit + 1)
                 rows = [(hit.summary, _match_lines(hit)) for hit in hits]
             else:
-                rows = [(one, _title_line(one)) for one in self._history.list(self._limit + 1)]
+                summaries = self._history.list(self._limit + 1)
+                rows = [(summary, _title_line(summary)) for summary in summaries]
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
         self._has_more = len(rows) > self._limit
-        more = f", the newest {self._limit}: search for older ones" if self._has_more else ""
-        self.query_one("#dialog").border_title = Content(f"{self.TITLE_TEXT}{more}")
+        title = self.TITLE_TEXT
+        if self._has_more:
+            title += f", the newest {self._limit}: search for older ones"
+        self.query_one("#dialog").border_title = Content(title)
         del rows[self._limit :]
         self._summaries = {summary.id: summary for summary, _ in rows}
         if not rows:
-            found = f"nothing found for {text.strip()}" if text.strip() else "no conversations yet"
-            self.show_nothing(sanitize_line(found))
+            reason = "no conversations yet"
+            if text.strip():
+                reason = f"nothing found for {text.strip()}"
+            self.show_nothing(sanitize_line(reason))
             return
         self.set_entries(list(_in_days(rows, not text.strip())), keep=True)
 
@@ -105,9 +110,9 @@ class HistoryScreen(ListDialog[str]):
         summary = self._summaries.get(id_)
         if summary is None:
             return ""
-        plural = "" if summary.messages == 1 else "s"
+        messages = f"{summary.messages} message" + "s" * (summary.messages != 1)
         line = (
-            f"{summary.messages} message{plural} · {_model_name(summary.model)} · "
+            f"{messages} · {_model_name(summary.model)} · "
             f"begun {_date(summary.created_s)} · {_short(id_)}"
         )
         if id_ not in self._previews:
@@ -191,22 +196,24 @@ class HistoryScreen(ListDialog[str]):
 
 
 def _preview(conversation: "Conversation") -> str:
-    """The last question and the beginning of its answer, a line each."""
+    """Return the last question and the beginning of its answer, a line each."""
     lines: list[str] = []
     for role, sign in (("user", "▌ "), ("assistant", "  ")):
         nodes = [node for node in conversation.path() if node.message.role == role]
         if nodes:
-            said = _FENCE.sub("", without_inclusions(nodes[-1]))
-            text = " ".join(said.replace("`", "").split())
+            prose = _FENCE.sub("", without_inclusions(nodes[-1]))
+            text = " ".join(prose.replace("`", "").split())
             shown = sanitize_line(text[:_PREVIEW_CHARACTERS])
-            lines.append(f"{sign}{shown}{'…' if len(text) > _PREVIEW_CHARACTERS else ''}")
+            if len(text) > _PREVIEW_CHARACTERS:
+                shown += "…"
+            lines.append(f"{sign}{shown}")
     return "\n".join(lines)
 
 
 def _in_days(
     rows: "list[tuple[ConversationSummary, Content]]", with_days: bool
 ) -> Iterator[tuple[str, Content]]:
-    """The lines, each day below its name. A search has no days: the best match comes first."""
+    """Yield the lines, each day below its name. A search lists the best match first."""
     before = ""
     for summary, line in rows:
         day = _day(summary.updated_s)
@@ -217,12 +224,14 @@ def _in_days(
 
 
 def _day(seconds: float) -> str:
-    """`Today`, `Yesterday`, `Earlier this week`, then months."""
+    """Return `Today`, `Yesterday`, `Earlier this week` or a month."""
     today = datetime.now().date()
     then = datetime.fromtimestamp(seconds).date()
     days = (today - then).days
-    if days <= 1:
-        return "Yesterday" if days == 1 else "Today"
+    if days < 1:
+        return "Today"
+    if days == 1:
+        return "Yesterday"
     if days < 7:
         return "Earlier this week"
     return then.strftime("%B %Y")
@@ -235,8 +244,10 @@ def _title_line(summary: "ConversationSummary") -> Content:
 
 
 def _model_name(model: str) -> str:
-    """The name of a model; of a path its last part."""
-    return sanitize_line(PurePath(model).name if model.startswith("/") else model) or "no model"
+    """Return the name of a model, or the last part of its path."""
+    if model.startswith("/"):
+        model = PurePath(model).name
+    return sanitize_line(model) or "no model"
 
 
 def _match_lines(hit: "SearchHit") -> Content:

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 
 R = TypeVar("R")
 _FRAME_CELLS = 2
-"""Of the width inside the frame, which a text on the frame leaves free."""
+"""Cells of the inner width that a text on the frame leaves free."""
 _SCROLLBAR_CELLS = 1
 _JOINT = " · "
 _PARTS = 4
@@ -36,7 +36,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
     ]
 
     shows_entry = False
-    """Whether the line below the list is about the marked entry."""
+    """True if the line below the list describes the marked entry."""
     _about = ""
 
     def compose(self) -> ComposeResult:
@@ -62,11 +62,15 @@ class ListDialog(ModalScreen[R], Generic[R]):
         keys = self.query_one("#keys", Static)
         keys.display = len(self.KEYS_TEXT) > box.size.width - _FRAME_CELLS
         keys.update(Content(_wrapped_parts(self.KEYS_TEXT, box.size.width)))
-        box.border_subtitle = Content("" if keys.display else self.KEYS_TEXT)
-        said = None if self.shows_entry else self._about
+        if keys.display:
+            box.border_subtitle = Content("")
+        else:
+            box.border_subtitle = Content(self.KEYS_TEXT)
+        shows_entry = self.shows_entry
+        about = self._about
         self.width_changed()
-        if said is not None:
-            self.show_about(said)
+        if not shows_entry:
+            self.show_about(about)
 
     def width_changed(self) -> None:
         """Lay out again what depends on the width of the list."""
@@ -84,29 +88,34 @@ class ListDialog(ModalScreen[R], Generic[R]):
         raise NotImplementedError
 
     def about(self, id_: str) -> str:
-        """The line about an entry."""
+        """Return the line about an entry."""
         return ""
 
     # ------------------------------------------------------------------ the list
 
     def set_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
-        """Show entries (id, line). A line without an id is a heading. `keep`: the marked entry stays marked."""
-        before = self.marked if keep else None
+        """Show entries (id, line). A line without an id is a heading.
+
+        `keep` keeps the marked entry marked.
+        """
         ids = [id_ for id_, _ in rows]
-        first = next((at for at, id_ in enumerate(ids) if id_), None)
+        first = next((index for index, id_ in enumerate(ids) if id_), None)
+        highlighted = first
+        if keep and self.marked and self.marked in ids:
+            highlighted = ids.index(self.marked)
         # A queued message about the new mark would replace the line that is shown now.
         with self.prevent(OptionList.OptionHighlighted):
             self.entries.clear_options()
             self.entries.add_options(
                 [Option(line, id=id_ or None, disabled=not id_) for id_, line in rows]
             )
-            self.entries.highlighted = ids.index(before) if before and before in ids else first
+            self.entries.highlighted = highlighted
             if self.entries.highlighted == first:
                 self.entries.scroll_to(y=0, animate=False)  # with the heading above it
         self.show_about()
 
     def show_nothing(self, text: str) -> None:
-        """Say in the empty list why it is empty."""
+        """Show in the empty list why it is empty."""
         self.set_entries([("", Content.styled(text, "$foreground 70%"))])
 
     @property
@@ -121,27 +130,32 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     @property
     def marked(self) -> str | None:
-        """The id of the marked entry."""
-        at = self.entries.highlighted
-        if at is not None:
-            return self.entries.get_option_at_index(at).id
+        """Id of the marked entry."""
+        index = self.entries.highlighted
+        if index is not None:
+            return self.entries.get_option_at_index(index).id
         return None
 
     def show_about(self, text: str | None = None) -> None:
         """Show a line below the list: by default the one about the marked entry."""
         self.shows_entry = text is None
         if text is None:
-            text = self.about(self.marked) if self.marked is not None else ""
+            text = ""
+            if self.marked is not None:
+                text = self.about(self.marked)
         self._about = text
         self.query_one("#about", Static).update(Content(text))
 
     def action_step(self, delta: int) -> None:
-        enabled = [at for at, option in enumerate(self.entries.options) if not option.disabled]
+        options = self.entries.options
+        enabled = [index for index, option in enumerate(options) if not option.disabled]
         if enabled:
             now = self.entries.highlighted
-            at = (enabled.index(now) if now in enabled else 0) + delta
-            self.entries.highlighted = enabled[max(0, min(len(enabled) - 1, at))]
-            if at <= 0:
+            position = delta
+            if now in enabled:
+                position += enabled.index(now)
+            self.entries.highlighted = enabled[max(0, min(len(enabled) - 1, position))]
+            if position <= 0:
                 self.entries.scroll_to(y=0, animate=False)
             self.show_about()
 
@@ -157,8 +171,10 @@ class ListDialog(ModalScreen[R], Generic[R]):
         self.text_entered(event.value.strip())
 
     def text_entered(self, text: str) -> None:
-        """Handle Enter with this text in the filter. Subclasses override this, not `on_input_submitted`:
-        Textual calls the handlers of base classes, too."""
+        """Handle Enter with this text in the filter.
+
+        Subclasses override this, not `on_input_submitted`: Textual also calls the handlers of base classes.
+        """
         if self.marked is not None:
             self.entry_chosen(self.marked)
 
@@ -173,9 +189,14 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
 
 def _wrapped_parts(text: str, width: int) -> str:
-    """A line of parts, wrapped between them."""
+    """Wrap a line of parts between them."""
     lines = [""]
     for part in text.split(_JOINT):
-        longer = f"{lines[-1]}{_JOINT}{part}" if lines[-1] else part
-        lines[-1:] = [longer] if len(longer) <= width else [lines[-1], part]
+        longer = part
+        if lines[-1]:
+            longer = f"{lines[-1]}{_JOINT}{part}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
     return "\n".join(lines)

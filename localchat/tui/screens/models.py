@@ -37,7 +37,7 @@ class ModelChoice(NamedTuple):
 
     name: str
     pull: bool = False
-    """Whether it must be downloaded first."""
+    """True if the model must be downloaded first."""
     about: str = ""
     """Size and verdict of a model to download, for the confirmation."""
 
@@ -53,12 +53,12 @@ class ModelEntry(NamedTuple):
 
 
 class FitVerdict(NamedTuple):
-    """Whether a model fits, and the size of its files."""
+    """Fit of a model, and the size of its files."""
 
     words: str
     size_bytes: int
     fits: bool | None = None
-    """None if unknown."""
+    """True if the model fits. None if unknown."""
     speed: "ExpectedSpeed | None" = None
     """Measured or expected speed. None if unknown."""
 
@@ -81,9 +81,9 @@ _SECTIONS = {
 
 
 class ModelScreen(ListDialog[ModelChoice]):
-    """Shows the list at once, and adds the verdicts one by one, the marked model first.
+    """Shows the list at once, and adds the verdicts one by one.
 
-    Models of the catalogue are planned from their published shape.
+    The marked model comes first. Models of the catalogue are planned from their published shape.
     """
 
     TITLE_TEXT = "Models"
@@ -105,7 +105,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._filter = ""
         self._room = 0
         self._entered_early = False
-        """Whether Enter was pressed before the list was read. It then takes the first match."""
+        """True if Enter was pressed before the list was read. It takes the first match."""
         self.verdicts_complete = False
 
     def on_mount(self) -> None:
@@ -118,7 +118,10 @@ class ModelScreen(ListDialog[ModelChoice]):
     def _refill(self, *, keep: bool = True) -> None:
         entries = _matching(self._filter, tuple(self._models.values()))
         if not entries:
-            self.show_nothing(f"no model matches {self._filter}" if self._models else "searching …")
+            if self._models:
+                self.show_nothing(f"no model matches {self._filter}")
+            else:
+                self.show_nothing("searching …")
             return
         rows: list[tuple[str, Content]] = []
         # A search has its own order, without sections.
@@ -159,10 +162,13 @@ class ModelScreen(ListDialog[ModelChoice]):
         if entry.name in self._recommended:
             return "recommended"
         verdict = self._verdicts.get(entry.name)
-        fits = verdict.fits if verdict is not None else None
-        if fits is None:
+        if verdict is not None and verdict.fits is not None:
+            fits = verdict.fits
+        else:
             fits = not self._room or int(entry.size_bytes * _WITH_CACHE) <= self._room
-        return "catalogue" if fits else "too large"
+        if fits:
+            return "catalogue"
+        return "too large"
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
@@ -173,23 +179,36 @@ class ModelScreen(ListDialog[ModelChoice]):
         name = sanitize_line(_label(entry))
         if len(name) > width:
             name = f"{name[: width - 1]}…"
-        file_size = size(verdict.size_bytes) if verdict.size_bytes else ""
+        file_size = ""
+        if verdict.size_bytes:
+            file_size = size(verdict.size_bytes)
         file_size = f"{file_size:>7} "
-        style = "$error" if verdict.fits is False else "$foreground 70%"
+        style = "$foreground 70%"
+        if verdict.fits is False:
+            style = "$error"
         words = _shortened(verdict.words, cells)
         if entry.name in self._recommended and entry.kind == "catalogue":
             words = self._recommended[entry.name]
             speed = ""
             file_size = ""
             style = "$success"
-        used = self._used.words(entry.name) if self._used is not None else ""
+        used = ""
+        if self._used is not None:
+            used = self._used.words(entry.name)
         parts = [used, words]
+        mark = _MARKS[entry.kind]
         if is_narrow:
             file_size = ""
-            parts = [used] if used == "in use" else [words]
-        mark = "●" if used == "in use" else _MARKS[entry.kind]
+            parts = [words]
+        if used == "in use":
+            mark = "●"
+            if is_narrow:
+                parts = [used]
+        mark_style = "$accent"
+        if entry.kind == "unusable":
+            mark_style = "$error"
         return Content.assemble(
-            (f"{mark} ", "$error" if entry.kind == "unusable" else "$accent"),
+            (f"{mark} ", mark_style),
             f"{name:<{width}}",
             (f" {file_size} ", "$foreground 70%"),
             (speed, "$accent"),
@@ -203,8 +222,9 @@ class ModelScreen(ListDialog[ModelChoice]):
             return ""
         text = ""
         if verdict.fits and verdict.speed is not None:
-            mark = "" if verdict.speed.is_measured else "~"
-            text = mark + rate(verdict.speed.tokens_per_s)
+            text = rate(verdict.speed.tokens_per_s)
+            if not verdict.speed.is_measured:
+                text = f"~{text}"
         return f"{text:>13}  "
 
     def about(self, id_: str) -> str:
@@ -298,7 +318,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             self._show_verdict(entry)
 
     def _show_verdict(self, entry: ModelEntry) -> None:
-        """Redraw the line of a model, and the text below the list if the model is marked."""
+        """Redraw the line of a model, and its text below the list if marked."""
         if self._shows(entry.name):
             index = self.entries.get_option_index(entry.name)
             self.entries.replace_option_prompt_at_index(index, self._line(entry))
@@ -343,14 +363,18 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
     entries: list[ModelEntry] = []
     models = read_index(context.paths, context.environ).models
     listed = {os.path.realpath(model.path) for model in models if model.path is not None}
-    paths = [] if used is None else used.paths()
+    paths: list[Path] = []
+    if used is not None:
+        paths = used.paths()
     for path in paths:
         if os.path.realpath(path) not in listed:
             entries.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
     for model in models:
         trouble = model.trouble or inspect(model).trouble
         about = trouble or model.origin
-        kind: Kind = "adopted" if model.kind == "adopted" else "here"
+        kind: Kind = "here"
+        if model.kind == "adopted":
+            kind = "adopted"
         if trouble:
             kind = "unusable"
         entries.append(ModelEntry(model.name, kind, model.size_bytes, about))
@@ -367,14 +391,16 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
 
 def _bytes_of(path: Path) -> int:
     """Return the size of a file, or of the files in a folder."""
-    files = list(path.iterdir()) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = list(path.iterdir())
     with suppress(OSError):
         return sum(file.stat().st_size for file in files)
     return 0
 
 
 def _name_cells(cells: int, speed: int) -> int:
-    """Return the width of the column of names in a window of this width, beside a column of speeds.
+    """Return the width of the names' column beside a column of speeds.
 
     The width of the list is that of dialog.tcss. The rest of a line is a mark, the size of the file, and the
     verdict.
@@ -384,8 +410,10 @@ def _name_cells(cells: int, speed: int) -> int:
     line = min(cells * 92 // 100, 100) - 7
     if cells < _WITH_MEMORY:
         return line - 19
-    rest = 50 if cells >= _WITH_WORDS else 42
-    return min(_MAX_NAME_CELLS, line - rest - speed)
+    other_cells = 42
+    if cells >= _WITH_WORDS:
+        other_cells = 50
+    return min(_MAX_NAME_CELLS, line - other_cells - speed)
 
 
 _BITS = 4.9
@@ -400,7 +428,9 @@ def _published_bytes(entry: "CatalogEntry") -> int:
     from localchat.models.published_shapes import published_model
 
     model = published_model(parse(entry.name, {entry.name: entry}))
-    return model.file_bytes if model is not None else 0
+    if model is None:
+        return 0
+    return model.file_bytes
 
 
 def _estimate(parameters: int) -> int:
@@ -432,7 +462,9 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
     # The shape is not published: estimate from the number of parameters.
     need = int(entry.size_bytes * _WITH_CACHE)
     fits = need <= room_bytes
-    words = f"{'fits' if fits else 'does not fit'}, about {size(need)}"
+    words = f"does not fit, about {size(need)}"
+    if fits:
+        words = f"fits, about {size(need)}"
     return FitVerdict(words, entry.size_bytes, fits)
 
 

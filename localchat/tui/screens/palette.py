@@ -17,11 +17,11 @@ from localchat.tui.setting_labels import LABELS
 from localchat.units import counted
 
 _HIDDEN_KEYS = ("offer.", "view.up", "view.down", "view.end", "chat.", "screen.palette")
-"""First parts of the ids of keys that commands repeat, or that mean nothing in a list."""
+"""Prefixes of keys that commands repeat, or that have no meaning in a list."""
 
 
 class PaletteEntry(NamedTuple):
-    """One row of the palette."""
+    """Row of the palette."""
 
     label: str
     keys: str
@@ -34,7 +34,7 @@ class PaletteEntry(NamedTuple):
 
 
 def fixed_entries(table: Mapping[str, str]) -> Iterator[PaletteEntry]:
-    """Entries that are always there. `table`: the keymap of the settings."""
+    """Yield the entries that are always there. `table` is the keymap of the settings."""
     keys = {key.action: key_names(key.id, table) for key in KEYS}
     for key in KEYS:
         is_command = key.action.startswith("command(")
@@ -43,8 +43,11 @@ def fixed_entries(table: Mapping[str, str]) -> Iterator[PaletteEntry]:
             yield PaletteEntry(key.about, key_names(key.id, table), "", f"action {key.action}")
     for command in COMMANDS:
         line = f"/{command.name}"
-        action = f"write {line} " if command.required else f"command {line}"
-        label = f"{line} {command.arguments}" if command.required else line
+        action = f"command {line}"
+        label = line
+        if command.required:
+            action = f"write {line} "
+            label = f"{line} {command.arguments}"
         yield PaletteEntry(label, keys.get(f"command('{line}')", ""), command.about, action)
     for key_name, row in LABELS.items():
         text = f"/set {key_name} "
@@ -53,14 +56,14 @@ def fixed_entries(table: Mapping[str, str]) -> Iterator[PaletteEntry]:
 
 
 def model_entries(names: Iterable[str]) -> Iterator[PaletteEntry]:
-    """Entries that switch to a model of this computer."""
+    """Yield entries that switch to a model of this computer."""
     for name in names:
         action = f"command /model {name}"
         yield PaletteEntry(f"Use {sanitize_line(name)}", "", "Model on this computer", action)
 
 
 def conversation_entries(summaries: Iterable[ConversationSummary]) -> Iterator[PaletteEntry]:
-    """Entries that open a conversation."""
+    """Yield entries that open a conversation."""
     for summary in summaries:
         title = sanitize_line(summary.title) or "a conversation"
         about = f"Conversation of {counted(summary.messages, 'message')}"
@@ -78,7 +81,7 @@ class PaletteScreen(ListDialog[str]):
     def __init__(
         self, entries: Sequence[PaletteEntry], more: Callable[[], Sequence[PaletteEntry]]
     ) -> None:
-        """`more`: returns entries that take time to find. Called in a thread."""
+        """`more` returns entries that take time to find. It is called in a thread."""
         super().__init__()
         self._entries = list(entries)
         self._more = more
@@ -89,8 +92,8 @@ class PaletteScreen(ListDialog[str]):
 
     @work(thread=True, exclusive=True)
     def _find_more(self) -> None:
-        found = self._more()
-        self.app.call_from_thread(self._add, found)
+        entries = self._more()
+        self.app.call_from_thread(self._add, entries)
 
     def _add(self, entries: Sequence[PaletteEntry]) -> None:
         self._entries += entries
@@ -102,14 +105,14 @@ class PaletteScreen(ListDialog[str]):
         self._show(keep=False)
 
     def _show(self, *, keep: bool) -> None:
-        found = [(str(index), self._row(self._entries[index])) for index in self._matching()]
-        if found:
-            self.set_entries(found, keep=keep)
+        rows = [(str(index), self._row(self._entries[index])) for index in self._matching()]
+        if rows:
+            self.set_entries(rows, keep=keep)
         else:
             self.show_nothing(f"nothing matches {self._filter}")
 
     def _matching(self) -> list[int]:
-        """Indexes of the entries that match the filter, the best first."""
+        """Return indexes of the entries that match the filter, the best first."""
         if not self._filter:
             return list(range(len(self._entries)))
         search = FuzzySearch(case_sensitive=False)
@@ -123,9 +126,11 @@ class PaletteScreen(ListDialog[str]):
         return [index for _, _, index in sorted(scored)]
 
     def _row(self, entry: PaletteEntry) -> Content:
-        """One row: the label, what it does if there is room, and its keys at the right."""
+        """Lay out a row: the label, its effect if there is room, and its keys."""
         room = self.line_cells - cell_len(entry.keys) - 1
-        label = f"{entry.label:<26} " if entry.about else entry.label
+        label = entry.label
+        if entry.about:
+            label = f"{entry.label:<26} "
         text = label + entry.about
         if cell_len(text) > room:
             text = f"{text[: max(1, room - 1)]}…"

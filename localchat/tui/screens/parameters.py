@@ -58,10 +58,10 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         context = self._session.context
         model = self._session.setup.model
         try:
-            found = await asyncio.to_thread(recommended_sampling, model, context.paths)
+            recommendation = await asyncio.to_thread(recommended_sampling, model, context.paths)
         except LocalchatError:
             return  # the list of models shows what is wrong with the catalogue
-        self._recommended = found.sampling
+        self._recommended = recommendation.sampling
         if self._recommended and self._key is None and self.is_open:
             self.fill(self.query_one("#filter", Input).value)
 
@@ -91,11 +91,13 @@ class ParameterScreen(ListDialog[dict[str, str]]):
 
     def about(self, id_: str) -> str:
         if self._key is None:
-            when = "; reloads the model" if id_ in _RELOADING else ""
-            if id_ in PARAMETERS:
-                return f"{PARAMETERS[id_].help}.\n/set {id_} VALUE{when}"
-            return ""
-        cost = next((each for each in self._costs if each.value == id_), None)
+            if id_ not in PARAMETERS:
+                return ""
+            text = f"{PARAMETERS[id_].help}.\n/set {id_} VALUE"
+            if id_ in _RELOADING:
+                text += "; reloads the model"
+            return text
+        cost = next((cost for cost in self._costs if cost.value == id_), None)
         if cost:
             return cost.words
         return f"It takes {PARAMETERS[self._key].valid}"
@@ -157,8 +159,12 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         self._costs = costs
         rows = []
         for cost in costs:
-            style = "$foreground 70%" if cost.fits else "$error"
-            mark = "●" if cost.is_current else " "
+            style = "$error"
+            if cost.fits:
+                style = "$foreground 70%"
+            mark = " "
+            if cost.is_current:
+                mark = "●"
             rows.append(
                 (
                     cost.value,
@@ -197,7 +203,7 @@ _USUAL = {
 
 
 def _usual(key: str) -> tuple[Cost, ...]:
-    """Usual values of a parameter that needs no memory; they apply from the next answer on."""
+    """Return usual values of a parameter that needs no memory."""
     return tuple(
         Cost(value, words or "costs nothing, from the next answer on")
         for value, words in _USUAL.get(key, ())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _GROUP_CELLS = 10
 _NARROW = 60
-"""Below, the groups of settings have no column."""
+"""Width of the window from which the groups of settings have a column."""
 
 
 class SettingsScreen(ListDialog[dict[str, str | None]]):
@@ -54,10 +54,17 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
 
     def _line(self, key: str, written: object) -> Content:
         group = LABELS[key].group
-        cells = 0 if self.app.size.width < _NARROW else _GROUP_CELLS
-        head = f"{group if key == _first_of(group) else '':<{cells}}"[:cells]
-        value = getattr(self._session.setup.settings, key) if written is None else written
-        style = "$foreground 70%" if written is None else "bold $accent"
+        cells = _GROUP_CELLS
+        if self.app.size.width < _NARROW:
+            cells = 0
+        if key != _first_of(group):
+            group = ""
+        head = f"{group:<{cells}}"[:cells]
+        value = written
+        style = "bold $accent"
+        if written is None:
+            value = getattr(self._session.setup.settings, key)
+            style = "$foreground 70%"
         shown = sanitize_line(value_words(key, value))
         return setting_line(key, shown, style, self.line_cells, head)
 
@@ -95,7 +102,10 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             return
         self._changed[key] = text
         self._leave_key()
-        self.show_about(f"{key} {'saved' if text is not None else 'reset'}")
+        if text is not None:
+            self.show_about(f"{key} saved")
+        else:
+            self.show_about(f"{key} reset")
 
     def _leave_key(self) -> None:
         self._key = None
@@ -112,5 +122,5 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
 
 
 def _first_of(group: str) -> str:
-    """The first setting of a group, whose line names it."""
+    """Return the first setting of a group, whose line names it."""
     return next(key for key, label in LABELS.items() if label.group == group)

@@ -1,10 +1,12 @@
 """Models that were used by their path: no index lists them, only the history knows them."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from localchat.errors import LocalchatError
+from localchat.history.queries import ConversationSummary
 from localchat.history.store import History
 from localchat.models.resolve import ResolvedModel
 from localchat.units import duration
@@ -14,7 +16,7 @@ _CONVERSATIONS = 200
 
 
 class UsedModels(NamedTuple):
-    """When models were used, by the words that named them."""
+    """Times of the last use of models, by the names that users typed."""
 
     in_use: tuple[str, ...]
     """Names of the model in use."""
@@ -22,7 +24,7 @@ class UsedModels(NamedTuple):
     """Time of the last conversation with each model, newest first."""
 
     def words(self, name: str) -> str:
-        """`in use`, `used 3 min ago`; empty for a model that was never used."""
+        """Return `in use` or `used 3 min ago`. Empty for a model that was never used."""
         if name in self.in_use:
             return "in use"
         if name not in self.last_used_s:
@@ -30,7 +32,7 @@ class UsedModels(NamedTuple):
         return f"used {duration(max(1.0, time.time() - self.last_used_s[name]))} ago"
 
     def paths(self) -> list[Path]:
-        """Files and folders of models that were named by their path and still exist."""
+        """Return the models that were named by their path and still exist."""
         names = dict.fromkeys((*self.in_use, *self.last_used_s))
         return [Path(name) for name in names if name.startswith("/") and _exists(Path(name))]
 
@@ -38,10 +40,12 @@ class UsedModels(NamedTuple):
 def used_models(model: ResolvedModel, history: History | None) -> UsedModels:
     """Read from the history which models were used. Blocks for some milliseconds."""
     last_used_s: dict[str, float] = {}
+    summaries: Sequence[ConversationSummary] = ()
     try:
-        summaries = history.list(_CONVERSATIONS) if history is not None else ()
+        if history is not None:
+            summaries = history.list(_CONVERSATIONS)
     except LocalchatError:
-        summaries = ()  # the list of conversations reports what is wrong
+        pass  # the list of conversations reports what is wrong
     for summary in summaries:
         last_used_s.setdefault(summary.model, summary.updated_s)
     return UsedModels((model.word, model.name), last_used_s)

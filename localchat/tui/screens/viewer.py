@@ -39,12 +39,12 @@ class ViewerScreen(ModalScreen[None]):
 
 
 def _readable(text: str) -> str:
-    """Text with its lines split to a length that a text area can show."""
+    """Split the lines of a text to a length that a text area can show."""
     lines: list[str] = []
     for line in sanitize(text[:_MAX_CHARACTERS]).split("\n"):
         lines += [
-            line[at : at + _MAX_LINE_CHARACTERS]
-            for at in range(0, len(line) or 1, _MAX_LINE_CHARACTERS)
+            line[start : start + _MAX_LINE_CHARACTERS]
+            for start in range(0, len(line) or 1, _MAX_LINE_CHARACTERS)
         ]
     if len(text) > _MAX_CHARACTERS:
         lines.append(

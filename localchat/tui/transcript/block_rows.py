@@ -99,13 +99,18 @@ def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
     folded = isinstance(block, ReasoningBlock | SummaryBlock | TriesBlock) and not is_open
     if folded:
         return 2
-    text = block.arguments if isinstance(block, ToolCallBlock) else block.text
+    if isinstance(block, ToolCallBlock):
+        text = block.arguments
+    else:
+        text = block.text
     lines = text.count("\n") + 1
     return 2 + max(lines, lines // 2 + len(text) // room)
 
 
 def _fold_sign(is_open: bool) -> str:
-    return "▾" if is_open else "▸"
+    if is_open:
+        return "▾"
+    return "▸"
 
 
 def _user(block: UserBlock, width: int, is_open: bool) -> BlockRows:
@@ -139,9 +144,9 @@ def _folded_lines(block: UserBlock, is_open: bool) -> Iterator[list[Piece]]:
                 continue
             yield line
             line = []
-        first, *rest = split_long(clean(text)).split("\n")
+        first, *later = split_long(clean(text)).split("\n")
         line += _words(first)
-        for part in rest:
+        for part in later:
             yield line
             line = _words(part)
     yield line
@@ -206,8 +211,11 @@ def _branch(branch: Branch) -> str:
 
 def _reasoning(block: ReasoningBlock, width: int, is_open: bool) -> BlockRows:
     words = len(block.text.split())
-    spent = "thinking" if block.seconds is None else f"thought for {block.seconds:,.1f} s"
-    title = f"{spent} · {counted(words, 'word')}"
+    if block.seconds is None:
+        state = "thinking"
+    else:
+        state = f"thought for {block.seconds:,.1f} s"
+    title = f"{state} · {counted(words, 'word')}"
     return _folded(title, block.text, width, is_open)
 
 

@@ -51,7 +51,7 @@ class BlockHeights:
         return self.top(len(self._heights))
 
     def top(self, index: int) -> int:
-        """Return the first row of a block, or the total for the index after the last block."""
+        """Return the first row of a block, or the total after the last block."""
         while self._valid < index:
             top = self._tops[self._valid] + self._heights[self._valid]
             self._valid += 1
@@ -208,8 +208,14 @@ class BlockLayout:
         return ()
 
     def question(self, start: int, step: int) -> int | None:
-        """Return the index of the nearest question before (`step` -1) or after (1) an index, or None."""
-        end = -1 if step < 0 else len(self.items)
+        """Return the index of the nearest question, or None.
+
+        It is before (`step` -1) or after (1) `start`.
+        """
+        if step < 0:
+            end = -1
+        else:
+            end = len(self.items)
         for index in range(start + step, end, step):
             if isinstance(self.items[index].block, UserBlock):
                 return index
@@ -331,7 +337,9 @@ class BlockLayout:
 
     def row(self, position: RowPosition) -> Row:
         rows = self.rows(position.block).rows
-        return rows[position.row] if position.row < len(rows) else EMPTY
+        if position.row < len(rows):
+            return rows[position.row]
+        return EMPTY
 
     def visible_rows(self, first: int, count: int) -> Iterator[tuple[RowPosition, Row]]:
         """Yield up to `count` rows from `first` on, with their positions."""
@@ -343,13 +351,16 @@ class BlockLayout:
             rows = self.rows(block).rows
             height = self._heights[block]
             for row in range(first_row, min(height, first_row + count)):
-                yield RowPosition(block, row), rows[row] if row < len(rows) else EMPTY
+                if row < len(rows):
+                    yield RowPosition(block, row), rows[row]
+                else:
+                    yield RowPosition(block, row), EMPTY
             count -= max(0, height - first_row)
             block += 1
             first_row = 0
 
     def measure_from(self, position: RowPosition, height: int) -> int:
-        """Lay out the view with `position` at its top, and return the row of the transcript there.
+        """Lay out the view with `position` at its top, and return its row.
 
         If the height of its block was an estimate, the rows below the block do not move.
         """
@@ -368,7 +379,7 @@ class BlockLayout:
         return top
 
     def measure_end(self, height: int) -> int:
-        """Lay out the view with the end at its bottom, and return the row at its top."""
+        """Lay out the view with the end at its bottom. Return its top row."""
         index = len(self.items)
         rows = 0
         while index > 0 and rows < height:
@@ -383,7 +394,7 @@ class BlockLayout:
                 yield index
 
     def unhighlighted(self, first: int, count: int) -> LaidOutBlock | None:
-        """Return a block in `count` rows from `first` on whose code is not highlighted yet, or None."""
+        """Return a block in these rows whose code is not highlighted yet, or None."""
         start = self._heights.index_at(first)
         end = self._heights.index_at(first + count - 1)
         for item in self.items[max(0, start) : end + 1]:
@@ -401,7 +412,7 @@ class BlockLayout:
         return not item.unfinished
 
     def text(self, index: int) -> list[tuple[str, str | None]]:
-        """Return the text of each row of a block without decoration, and its joint to the next row."""
+        """Return the undecorated text of each row, and its joint to the next row."""
         return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
 
     def _estimate(self, item: LaidOutBlock) -> int:

@@ -38,5 +38,7 @@ class RedrawRate:
 
     def wait_s(self, now_s: float) -> float:
         """Seconds from the last redraw to the next one."""
-        base = SLOW_S if self.slow(now_s) else FAST_S
+        base = FAST_S
+        if self.slow(now_s):
+            base = SLOW_S
         return max(base, _COST_FACTOR * self._cost_s)

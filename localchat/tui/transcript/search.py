@@ -68,8 +68,10 @@ class TranscriptSearch:
             rows = self._blocks.rows(index).rows
             if index == start.block:
                 row = start.row + step
+            elif step > 0:
+                row = 0
             else:
-                row = 0 if step > 0 else len(rows) - 1
+                row = len(rows) - 1
             while 0 <= row < len(rows):
                 if self._needle in rows[row].text.casefold():
                     return RowPosition(index, row)

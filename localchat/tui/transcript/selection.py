@@ -25,7 +25,9 @@ def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int,
     if span is None:
         return []
     start, end = _characters(row, span)
-    return [(start, end)] if start < end else []
+    if start < end:
+        return [(start, end)]
+    return []
 
 
 def _characters(row: Row, span: tuple[int, int]) -> tuple[int, int]:
@@ -33,7 +35,9 @@ def _characters(row: Row, span: tuple[int, int]) -> tuple[int, int]:
     start = max(span[0], row.lead_length)
     length = len(row.text)
     # Textual's span to the end of a row ends at -1.
-    end = length if span[1] < 0 else min(span[1], length)
+    end = length
+    if span[1] >= 0:
+        end = min(span[1], length)
     return start, end
 
 
@@ -54,6 +58,8 @@ def selected_text(layout: "BlockLayout", selection: "Selection") -> str:
             parts.append(row.text[start:end])
             if row.joint is None:
                 parts.append("\n")
+            elif end == len(row.text):
+                parts.append(row.joint)
             else:
-                parts.append(row.joint if end == len(row.text) else "")
+                parts.append("")
     return "".join(parts[:-1])

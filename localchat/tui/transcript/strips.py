@@ -89,19 +89,24 @@ class Palette:
         if self.ansi:
             return Style(reverse=True, bold=current)
         color = self._color("warning")
-        back = color if current else color.blend(self._base(), 0.55)
+        back = color
+        if not current:
+            back = color.blend(self._base(), 0.55)
         return Style(color=back.get_contrast_text(1.0).rich_color, bgcolor=back.rich_color)
 
     def _new_style(self, look: Look, ground: str, dimmed: bool) -> Style:
         muted = dimmed or look.tint in _MUTED or _TINTS.get(look.tint) == "muted"
+        background = ground
+        if look.tint == "chip":
+            background = "chip"
         return Style(
             color=self._foreground(look.tint, muted, ground),
-            bgcolor=self._background("chip" if look.tint == "chip" else ground),
+            bgcolor=self._background(background),
             bold=look.bold or None,
             italic=look.italic or None,
             strike=look.strike or None,
             underline=look.underline or None,
-            dim=True if muted and self.ansi else None,
+            dim=(muted and self.ansi) or None,
             link=look.link or None,
         )
 
@@ -155,7 +160,9 @@ class Palette:
         return self._color("background")
 
     def _color(self, name: str) -> Color:
-        fallback = "black" if name == "background" else "white"
+        fallback = "white"
+        if name == "background":
+            fallback = "black"
         try:
             return Color.parse(self._variables.get(name, fallback))
         except ColorParseError:
@@ -231,7 +238,7 @@ class StripRenderer:
         ]
 
     def _filled(self, segments: list[Segment], row: Row) -> Strip:
-        """Return a strip of the segments, filled with the background of the row and of the widget."""
+        """Return a strip of the segments, filled with the row's and the widget's background."""
         cells = sum(cell_len(segment.text) for segment in segments)
         fills = [(self.width, "")]
         if row.ground:

@@ -51,7 +51,7 @@ _MEASURE_SLICE_S: Final = 0.008
 _MEASURE_EVERY_S: Final = 0.05
 _COPIED_S: Final = 1.5
 _SOON_S: Final = 0.01
-"""A redraw that is due this soon happens at once, in the same frame as the metrics of the text."""
+"""A redraw due this soon happens at once, in the frame of the metrics."""
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -188,7 +188,9 @@ class Transcript(ScrollView, can_focus=True):
     def code_blocks(self, id_: str) -> list[str]:
         """Return the code blocks of an answer, unchanged."""
         block = self.block(id_)
-        return [] if block is None else code_blocks(block)
+        if block is None:
+            return []
+        return code_blocks(block)
 
     @property
     def open_offers(self) -> tuple[Offer, ...]:
@@ -209,17 +211,22 @@ class Transcript(ScrollView, can_focus=True):
         if last < 0:
             return None
         index = self._focused_index()
-        index = last if index is None else min(max(index + delta, 0), last)
+        if index is None:
+            index = last
+        else:
+            index = min(max(index + delta, 0), last)
         self.focused_id = self._block_layout.items[index].block.id
         self._scroll_to_block(index)
         self.refresh()
         return self.focused_id
 
     def _focused_index(self) -> int | None:
-        return None if self.focused_id is None else self._block_layout.find(self.focused_id)
+        if self.focused_id is None:
+            return None
+        return self._block_layout.find(self.focused_id)
 
     def focus_question(self, step: int) -> bool:
-        """Show the previous question (`step` -1) or the next one (1) at the top of the screen, and focus it.
+        """Focus the previous question (`step` -1) or the next one (1), at the screen's top.
 
         Return False if there is no such question.
         """
@@ -254,7 +261,7 @@ class Transcript(ScrollView, can_focus=True):
             return self._text_search.count()
 
     def show_match(self, delta: int) -> int:
-        """Scroll to the next match (1), the previous one (-1) or the nearest one (0), and return its number.
+        """Scroll to the next (1), previous (-1) or nearest (0) match. Return its number.
 
         Starts at the last shown match or at the top of the screen, and wraps around. Returns 0 without a match.
         """
@@ -262,7 +269,10 @@ class Transcript(ScrollView, can_focus=True):
             return 0
         with self._keeping_position():
             top = self._block_layout.position(round(self.scroll_y)) or RowPosition(0, 0)
-            position = self._text_search.next(delta, top) if delta else self._nearest_match(top)
+            if delta:
+                position = self._text_search.next(delta, top)
+            else:
+                position = self._nearest_match(top)
         if position is None:
             return 0
         self._text_search.current = position
@@ -346,7 +356,8 @@ class Transcript(ScrollView, can_focus=True):
             new = self._block_layout.rows(index).rows
             item.drawn_rows = new
             row = self._block_layout.top(index) + common_prefix(old, new)
-            first = row if first is None else min(first, row)
+            if first is None or row < first:
+                first = row
         self._changed_ids.clear()
         return first
 
@@ -372,7 +383,7 @@ class Transcript(ScrollView, can_focus=True):
         return self._block_layout.position(round(self.scroll_y))
 
     def _reflow(self, position: RowPosition | None = None) -> None:
-        """Lay out the view with `position` at its top, or with the end at its bottom (None)."""
+        """Lay out the view with `position` at its top. None: the end at its bottom."""
         height = self.size.height
         if not self._block_layout.width or not height:
             return
@@ -407,7 +418,9 @@ class Transcript(ScrollView, can_focus=True):
             return max(0, rows - height)
         top = round(self.scroll_y)
         if not top <= rows <= top + height:
-            top = max(0, rows - height + height // 2) if rows > height else 0
+            top = 0
+            if rows > height:
+                top = max(0, rows - height + height // 2)
         self._end_slack = max(0, top + height - rows)
         return top
 
@@ -421,7 +434,10 @@ class Transcript(ScrollView, can_focus=True):
         if view_top <= top and bottom <= view_top + height:
             return
         self.following = bottom >= self._block_layout.total and bottom - top <= height
-        self._reflow(None if self.following else RowPosition(index, 0))
+        if self.following:
+            self._reflow()
+        else:
+            self._reflow(RowPosition(index, 0))
 
     def _set_total_rows(self, rows: int) -> None:
         size = Size(self.scrollable_content_region.width, rows)
@@ -456,7 +472,9 @@ class Transcript(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         position = self._top_position()
         if width != layout.width:
-            old_height = layout.height(position.block) if position is not None else 0
+            old_height = 0
+            if position is not None:
+                old_height = layout.height(position.block)
             layout.resize(width)
             self._strip_renderer = None
             if position is not None:
@@ -497,7 +515,9 @@ class Transcript(ScrollView, can_focus=True):
             return
         end_s = time.monotonic() + _MEASURE_SLICE_S
         top = self._top_position()
-        start = top.block if top else len(self._block_layout.items)
+        start = len(self._block_layout.items)
+        if top:
+            start = top.block
         old_top = round(self.scroll_y)
         with self._keeping_position():
             for index in self._block_layout.unmeasured(start):
@@ -528,7 +548,9 @@ class Transcript(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """Return a row with the offsets that Textual needs for mouse selection."""
         (strip,) = self._row_strips(y, 1)
-        position = self._position_at(y) if self._block_layout.width else None
+        if not self._block_layout.width:
+            return strip
+        position = self._position_at(y)
         if position is None:
             return strip
         number = self._block_layout.items[position.block].number
@@ -564,8 +586,9 @@ class Transcript(ScrollView, can_focus=True):
             spans = spans_of(row, self._selection, item.number * ROWS_PER_BLOCK + position.row)
             overlays = [(start, end, palette.selection()) for start, end in spans]
         if self._text_search.active:
-            is_current = position == self._text_search.current
-            style = palette.selection() if is_current else palette.mark()
+            style = palette.mark()
+            if position == self._text_search.current:
+                style = palette.selection()
             overlays += [(*span, style) for span in self._text_search.spans(row)]
         if overlays:
             return renderer.overlaid_strip(row, overlays, dimmed=dimmed)
@@ -597,7 +620,7 @@ class Transcript(ScrollView, can_focus=True):
             self.toggle(item.block.id)
 
     def _copy_code(self, id_: str, number: int) -> None:
-        """Copy a code block of an answer, and show that in its corner for a moment."""
+        """Copy a code block of an answer, and confirm it briefly in its corner."""
         blocks = self.code_blocks(id_)
         if number > len(blocks):
             return

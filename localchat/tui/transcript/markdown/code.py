@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_HIGHLIGHTED: Final = 64 * 1024
 """Characters of a fence; a longer one is not highlighted: a megabyte took 15 s."""
 _FIRST_SLICE_S: Final = 0.05
-"""A block of 10 KB is complete after it; a longer one goes on in slices between redraws."""
+"""Time of the first slice, enough for 10 KB. Longer blocks continue between redraws."""
 _MAX_HIGHLIGHT_S: Final = 5.0
 """The rest of a block stays in one colour after this time in all: some lexers are quadratic on text that is not
 code (Perl: 30 s for 60 KB)."""
@@ -52,7 +52,9 @@ def label(info: str, number: int) -> str:
 def language(info: str) -> str:
     """The language of a fence: the first word of its info string."""
     words = printable(info.strip()).split(None, 1)
-    return words[0].strip("{}.") if words else ""
+    if words:
+        return words[0].strip("{}.")
+    return ""
 
 
 class Highlighting:
@@ -60,8 +62,12 @@ class Highlighting:
 
     def __init__(self, code: str, name: str) -> None:
         self._code = code
-        lexer = _lexer(name) if len(code) <= MAX_HIGHLIGHTED else None
-        self._tokens = lexer.get_tokens(code) if lexer is not None else None
+        lexer = None
+        if len(code) <= MAX_HIGHLIGHTED:
+            lexer = _lexer(name)
+        self._tokens = None
+        if lexer is not None:
+            self._tokens = lexer.get_tokens(code)
         self._highlighted: list[list[Piece]] = [[]]
         self._done = 0
         self._spent_s = 0.0
@@ -113,13 +119,15 @@ def highlight(code: str, name: str) -> tuple[Line, ...]:
 
 @lru_cache(512)
 def highlight_line(line: str, name: str) -> Line:
-    """One line of an open fence. Tokens of several lines (a docstring) get their colour when the fence
-    closes."""
+    """Highlight a line of an open fence.
+
+    Tokens of several lines, such as docstrings, get their colour when the fence closes.
+    """
     if len(line) >= 2000:
         return _plain(line)
-    whole = Highlighting(line, name)
-    whole.advance(_FIRST_SLICE_S)
-    return whole.lines()[0]
+    highlighting = Highlighting(line, name)
+    highlighting.advance(_FIRST_SLICE_S)
+    return highlighting.lines()[0]
 
 
 def _plain(line: str) -> Line:
@@ -129,9 +137,9 @@ def _plain(line: str) -> Line:
 
 
 def _extend(lines: list[list[Piece]], text: str, look: Look) -> None:
-    first, *rest = text.split("\n")
+    first, *later = text.split("\n")
     _add(lines[-1], first, look)
-    for part in rest:
+    for part in later:
         lines.append([])
         _add(lines[-1], part, look)
 

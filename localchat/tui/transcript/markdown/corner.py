@@ -17,7 +17,7 @@ def corner(number: int) -> Piece:
 
 
 def code_at(row: Row, x: int) -> int:
-    """Return the number of the code block whose corner is in cell `x` of a row, or 0."""
+    """Return the code block whose corner is in cell `x` of a row, or 0."""
     end = 0
     for piece in row.pieces:
         end += cell_len(piece.text)

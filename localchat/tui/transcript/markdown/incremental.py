@@ -42,11 +42,15 @@ class IncrementalMarkdown:
         """The whole sanitized text."""
         if len(self._source) > 1:
             self._source = ["".join(self._source)]
-        return self._source[0] if self._source else ""
+        if self._source:
+            return self._source[0]
+        return ""
 
     def append(self, piece: str) -> None:
         piece = self._pending_cr + piece
-        self._pending_cr = "\r" if piece.endswith("\r") else ""
+        self._pending_cr = ""
+        if piece.endswith("\r"):
+            self._pending_cr = "\r"
         piece = sanitize(piece.removesuffix("\r").replace("\r\n", "\n"))
         if piece:
             self._source.append(piece)
@@ -92,7 +96,9 @@ class IncrementalMarkdown:
         self._tail = parser.split_long(self._tail)
         tokens = parser.blocks(self._tail)
         starts = top_level(tokens)
-        begin = tokens[starts[-1]].map if starts else None
+        begin = None
+        if starts:
+            begin = tokens[starts[-1]].map
         if begin and begin[0] > 0:
             self._freeze(tokens[: starts[-1]])
             self._tail = self._tail.split("\n", begin[0])[-1]
@@ -104,13 +110,13 @@ class IncrementalMarkdown:
                 return self._fence.rows(self.width, first=self._first)
             self._fence = None
         elif len(self._tail) > _MAX_TAIL and "\n" in self._tail:
-            lines, _, rest = self._tail.rpartition("\n")
+            lines, _, last_line = self._tail.rpartition("\n")
             self._tail = lines
             self._freeze(parser.blocks(lines))
             # The cut is inside a block, so no blank row follows.
-            self._tail = rest
+            self._tail = last_line
             self._first = True
-            tokens = parser.blocks(rest)
+            tokens = parser.blocks(last_line)
         return self._tail_layout().rows(tokens, first=self._first)
 
     def _tail_layout(self) -> MarkdownLayout:
@@ -158,11 +164,14 @@ class _OpenFence:
 
     def rows(self, width: int, *, first: bool) -> list[Row]:
         if not self._rows:
-            self._rows = [] if first else [EMPTY]
+            if not first:
+                self._rows.append(EMPTY)
             self._rows += code_rows([], self._label, width, (), None, self._number)
         self._rows += code_rows(self._new_lines, "", width, ())
         self._new_lines = []
-        part = [self._highlighted(self._partial_line)] if self._partial_line else []
+        part = []
+        if self._partial_line:
+            part.append(self._highlighted(self._partial_line))
         return self._rows + list(code_rows(part, "", width, ()))
 
     def _highlighted(self, line: str) -> code.Line:
@@ -171,4 +180,6 @@ class _OpenFence:
 
     def _indent_of(self, line: str) -> int:
         match = self._indent.match(line)
-        return match.end() if match else 0
+        if match:
+            return match.end()
+        return 0

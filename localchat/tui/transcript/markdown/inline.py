@@ -106,9 +106,9 @@ class _Lines:
             latex,  # tables that the first frame does not need
         )
 
-        first, *rest = latex.to_unicode(source).split("\n")
+        first, *later = latex.to_unicode(source).split("\n")
         self._add(first, look)
-        for line in rest:
+        for line in later:
             self.lines.append([])
             self._begun = 0
             self._add(line, look)
@@ -123,7 +123,10 @@ class _Lines:
 
     def _open_link(self, target: str, look: Look) -> None:
         link = web_link(target)
-        self.targets.append("" if link else target)
+        if link:
+            self.targets.append("")
+        else:
+            self.targets.append(target)
         self.looks.append(_linked(look, link))
 
     def _close_link(self) -> None:

@@ -136,7 +136,7 @@ class _Formula:
         return "".join(parts)
 
     def _atom(self) -> str:
-        """One character, group or command with its arguments."""
+        """Convert a character, a group, or a command with its arguments."""
         letter = self._text[self._at]
         if letter == "\\":
             return self._command()
@@ -180,7 +180,9 @@ class _Formula:
         inside = self._argument().strip()
         if sign == "^" and inside in ("∘", "°"):
             return "°"
-        table = _SUPERSCRIPTS if sign == "^" else _SUBSCRIPTS
+        table = _SUBSCRIPTS
+        if sign == "^":
+            table = _SUPERSCRIPTS
         inside = inside.replace("−", "-")
         if not inside:
             return sign
@@ -203,7 +205,9 @@ class _Formula:
         if name == "\\":
             return "\n"
         if not name[0].isalpha():
-            return "‖" if name == "|" else name
+            if name == "|":
+                return "‖"
+            return name
         if starred in _SYMBOLS:
             return _SYMBOLS[starred]
         if (letter := _greek(name)) is not None:
@@ -317,7 +321,9 @@ def _greek(name: str) -> str | None:
     low = name.lower()
     if low not in _GREEK or name not in (low, low.capitalize()):
         return None
-    case = "SMALL" if name == low else "CAPITAL"
+    case = "CAPITAL"
+    if name == low:
+        case = "SMALL"
     return unicodedata.lookup(f"GREEK {case} LETTER {_LAMBDA.get(low, low).upper()}")
 
 
@@ -329,4 +335,6 @@ def _accented(inside: str, mark: str, name: str) -> str:
 
 
 def _in_parentheses(text: str) -> str:
-    return text if _SIMPLE.fullmatch(text) else f"({text})"
+    if _SIMPLE.fullmatch(text):
+        return text
+    return f"({text})"

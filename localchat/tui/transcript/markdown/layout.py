@@ -26,7 +26,7 @@ _BULLETS: Final = ("•", "◦", "▪")
 _TASK: Final = re.compile(r"\[([ xX])\](?=\s|$)")
 _QUOTE: Final = Piece("▏ ", Look("quote"))
 _MAX_CHARACTERS: Final = 256 * 1024
-"""60,000 tokens take 0.3 s to lay out, and a list of 5,000 short items takes 1 s."""
+"""Limit for Markdown. 60,000 tokens take 0.3 s, and 5,000 short list items 1 s."""
 _MAX_LINES: Final = 8_000
 _MIN_TEXT_CELLS: Final = 12
 """Cells that an indent must leave for text."""
@@ -35,9 +35,10 @@ Lead = tuple[Piece, ...]
 
 
 def layout(text: str, width: int, unfinished: list[code.Highlighting] | None = None) -> list[Row]:
-    """Lay out a sanitized Markdown text, or a plain text over 256 KB or 8,000 lines.
+    """Lay out a sanitized Markdown text.
 
-    `unfinished` collects the incomplete highlighting of code.
+    A text over 256 KB or 8,000 lines is laid out as plain text. `unfinished`
+    collects the incomplete highlighting of code.
     """
     text = parser.split_long(text)
     if len(text) > _MAX_CHARACTERS or text.count("\n") > _MAX_LINES:
@@ -55,14 +56,19 @@ def plain_rows(
     ground: str = "",
 ) -> Iterator[Row]:
     """Yield the rows of a sanitized plain text. `first` leads its first line, `later` the others."""
-    later = first if later is None else later
+    if later is None:
+        later = first
     blank = next(wrap([], width, later, later, ground))
     for number, line in enumerate(parser.split_long(text).split("\n")):
         if number and not line:
             yield blank
             continue
-        pieces = [Piece(printable(line), look)] if line else []
-        lead = later if number else first
+        pieces = []
+        if line:
+            pieces.append(Piece(printable(line), look))
+        lead = first
+        if number:
+            lead = later
         yield from wrap(pieces, width, lead, later, ground)
 
 
@@ -85,7 +91,9 @@ class MarkdownLayout:
         """`code_blocks` is the number of code blocks in earlier text."""
         self.width = width
         self.code_blocks = code_blocks
-        self._unfinished = [] if unfinished is None else unfinished
+        if unfinished is None:
+            unfinished = []
+        self._unfinished = unfinished
         self._source = source
         self._lines: list[str] | None = None
 
@@ -173,7 +181,9 @@ class MarkdownLayout:
     ) -> Iterator[Row]:
         ordered = token.type == "ordered_list_open"
         start_attribute = token.attrGet("start")
-        number = 1 if start_attribute is None else int(str(start_attribute))
+        number = 1
+        if start_attribute is not None:
+            number = int(str(start_attribute))
         items = list(_items(inside))
         digits = len(str(number + len(items) - 1))
         tight = all(
@@ -208,7 +218,9 @@ class MarkdownLayout:
                 rows.append([])
             elif part.type in ("th_open", "td_open"):
                 is_header = part.type == "th_open"
-                look = Look(bold=True) if is_header else PLAIN
+                look = PLAIN
+                if is_header:
+                    look = Look(bold=True)
                 cell: list[Piece] = []
                 for line in inline_lines(inside[index + 1].content, look):
                     cell += line
@@ -260,7 +272,7 @@ def code_rows(
 
 
 def _with_corner(row: Row, width: int, number: int) -> Row:
-    """Return the label of a code block with its corner, if there is room for both."""
+    """Return the label of a code block, with its corner if it fits."""
     space = width - _cells(row.pieces) - CORNER_CELLS
     if space < 1:
         return row
@@ -295,7 +307,9 @@ def _task(item: "list[Token]") -> "tuple[list[Token], str]":
     if match is None:
         return item, ""
     text = item[1].copy(content=item[1].content[match.end() :].lstrip())
-    sign = "☐" if match.group(1) == " " else "☑"
+    sign = "☑"
+    if match.group(1) == " ":
+        sign = "☐"
     return [item[0], text, *item[2:]], sign
 
 

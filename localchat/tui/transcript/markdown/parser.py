@@ -98,7 +98,7 @@ def _formula(state: "StateInline", silent: bool) -> bool:
 
 
 def _is_formula(opening: str, inside: str, after: str) -> bool:
-    """Whether a text between delimiters is a formula, not an escaped bracket or an amount of money."""
+    """Return True for a formula, not an escaped bracket or an amount of money."""
     text = inside.strip()
     if opening == "$":  # the rule of pandoc
         return bool(text) and text == inside and "\n\n" not in text and not after.isdigit()

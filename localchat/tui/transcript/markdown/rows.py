@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the screen."""
+    """Row of the screen."""
 
     pieces: tuple[Piece, ...] = ()
     lead: int = 0

@@ -29,7 +29,7 @@ class Table(NamedTuple):
 
 
 def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
-    """Yield the rows of a table, or of its cells below each other if it is too wide."""
+    """Yield the rows of a table. Stack its cells if it is too wide."""
     columns = max(len(row) for row in table.rows)
     room = max(2, width - _cells(lead)) - (columns - 1) * _GAP
     natural = _natural(table, columns)
@@ -78,17 +78,22 @@ def _cells(line: Sequence[Piece]) -> int:
 def _line(
     row: list[Line], widths: list[int], aligns: list[str], lead: tuple[Piece, ...]
 ) -> Iterator[Row]:
-    cells = [
-        list(wrap(row[column] if column < len(row) else [], room))
-        for column, room in enumerate(widths)
-    ]
+    # A row may have fewer cells than the table has columns.
+    missing = len(widths) - len(row)
+    filled_row: list[Line] = [*row, *([] for _ in range(missing))]
+    cells = [list(wrap(cell, room)) for cell, room in zip(filled_row, widths, strict=True)]
     last = len(widths) - 1
     for index in range(max(len(cell) for cell in cells)):
         pieces: list[Piece] = list(lead)
         for column, room in enumerate(widths):
-            content = cells[column][index].pieces if index < len(cells[column]) else ()
+            content: tuple[Piece, ...] = ()
+            if index < len(cells[column]):
+                content = cells[column][index].pieces
             free = room - _cells(content)
-            left = _left_padding(free, aligns[column] if column < len(aligns) else "left")
+            align = "left"
+            if column < len(aligns):
+                align = aligns[column]
+            left = _left_padding(free, align)
             if left:
                 pieces.append(Piece(" " * left, _PLAIN))
             pieces += content
@@ -119,6 +124,7 @@ def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]
         if number:
             yield Row((*lead, Piece("─" * 3, _RULE)), len(lead) + 1)
         for column, cell in enumerate(row):
-            name = header[column] if column < len(header) else []
-            label = [*name, Piece(": ", _PLAIN)] if _cells(name) else []
+            label: list[Piece] = []
+            if column < len(header) and _cells(header[column]):
+                label = [*header[column], Piece(": ", _PLAIN)]
             yield from wrap([*label, *cell], width, lead)

@@ -31,15 +31,20 @@ def wrap(
     later: tuple[Piece, ...] | None = None,
     ground: str = "",
 ) -> Iterator[Row]:
-    """Yield the rows of a line, at most `width` cells each, and at least 2 after the lead.
+    """Yield the rows of a line, at most `width` cells each.
 
-    `first` leads the first row, and `later` the others. Both have the same width.
+    A row has room for at least 2 cells after the lead. `first` leads the first row, and
+    `later` the others. Both have the same width.
     """
     if not line:
-        yield Row(first, len(first), None, ground) if first or ground else EMPTY
+        if first or ground:
+            yield Row(first, len(first), None, ground)
+        else:
+            yield EMPTY
         return
-    later = first if later is None else later
-    text = line[0].text if len(line) == 1 else "".join(piece.text for piece in line)
+    if later is None:
+        later = first
+    text = "".join(piece.text for piece in line)
     room = max(2, width - sum(cell_len(piece.text) for piece in first))
     if len(text) <= room and _is_narrow(text):
         yield Row((*first, *line), len(first), None, ground)
@@ -52,8 +57,8 @@ def wrap(
         while index < len(line) - 1 and offset + len(line[index].text) <= part.start:
             offset += len(line[index].text)
             index += 1
-        rest = islice(line, index, None)
-        pieces = lead + tuple(_slice(rest, part.start - offset, part.end - offset))
+        remaining = islice(line, index, None)
+        pieces = lead + tuple(_slice(remaining, part.start - offset, part.end - offset))
         yield Row(pieces, len(lead), part.joint, ground)
         lead = later
 
@@ -151,7 +156,9 @@ def _break_before(end: int, first: int, cells: list[int], spaces: list[bool]) ->
     """Return the last grapheme before which the row may break. None if the row would be blank."""
     for stop in range(end, first, -1):
         if spaces[stop] or spaces[stop - 1] or cells[stop] == 2 or cells[stop - 1] == 2:
-            return None if all(spaces[first:stop]) else stop
+            if all(spaces[first:stop]):
+                return None
+            return stop
     return None
 
 
@@ -163,8 +170,10 @@ def _slice(pieces: Iterable[Piece], start: int, end: int) -> Iterator[Piece]:
         low = max(start - offset, 0)
         high = min(end - offset, length)
         if low < high:
-            is_whole = high - low == length
-            yield piece if is_whole else Piece(piece.text[low:high], piece.look)
+            if high - low == length:
+                yield piece
+            else:
+                yield Piece(piece.text[low:high], piece.look)
         offset += length
         if offset >= end:
             return
