@@ -115,7 +115,7 @@ def test_a_useless_draft_model_is_rarely_asked(start: Start) -> None:
     core.say(request(PROMPT, max_tokens=300, temperature=1.0))
     model = core.core._draft_model
     assert model is not None
-    # The number of probes depends on the speed of this machine. Asked at every step, it would draft 300 and more.
+    # Probes depend on the speed of this machine. Asked at every step, it would draft 300 tokens and more.
     assert model.drafted - model.accepted < 150
 
 
