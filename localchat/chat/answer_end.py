@@ -5,8 +5,10 @@ from typing import Final
 from localchat.engine.events import Finished
 
 FREQUENCY_PENALTY: Final = 0.3
-"""Suggested against loops. With it, SmolLM2-135M looped in 0 of 50 everyday prompts; with a repetition penalty
-of 1.1, in 9."""
+"""Suggested penalty against loops.
+
+SmolLM2-135M looped in 0 and 1 of 50 everyday prompts with it, and in 9 with a repetition penalty of 1.1.
+"""
 
 
 def ended_early(end: Finished | None) -> bool:
