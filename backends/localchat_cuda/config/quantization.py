@@ -107,17 +107,21 @@ class Quantization:
         if self.mix:
             return self.mix
         if self.on_load:
-            type_name = "fp8" if self.method == "fp8" else f"int{self.bits}"
-            return f"rounded to {type_name}"
+            return f"rounded to {self.rounded_type}"
         if self.method in ("fp8", "int8", "gguf", "mxfp4"):
             return _LABELS[self.method]
         return f"{_LABELS[self.method]} {self.bits}-bit"
 
     @property
+    def rounded_type(self) -> str:
+        """Type that layers are rounded to at the load, as `--quantize` names it."""
+        return "fp8" if self.method == "fp8" else f"int{self.bits}"
+
+    @property
     def load_note(self) -> str:
         """Notice that layers are rounded at the load, with a measured loss of quality."""
         note = f"The layers are {self.label} while they are read."
-        solved = _SOLVED.get(self.label.removeprefix("rounded to "))
+        solved = _SOLVED.get(self.rounded_type)
         if solved is None:
             return note
         return (
