@@ -20,11 +20,28 @@ class CalledTool(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str = ""
 
 
+MediaKind = Literal["image", "audio"]
+
+
+class Attachment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A picture or a recording in a message."""
+
+    kind: MediaKind
+    data: bytes
+    """The encoded file, such as a PNG, as the user gave it."""
+    position: int = 0
+    """Offset in the message's content, in characters, before which it stands."""
+    name: str = ""
+    """File name, for display and errors."""
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of a conversation, as chat templates expect it."""
 
     role: str
     content: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    """In the order of their positions."""
     reasoning: str = ""
     tool_calls: tuple[CalledTool, ...] = ()
     tool_call_id: str = ""
