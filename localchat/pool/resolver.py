@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from localchat.pool.entry import ModelSpec
 
 _FRESH_S = 10.0
-_CHOICE = "asked for by a client"
+_CHOICE = "named in the request"
 """Source of the choice, as error messages show it."""
 
 SettingsFor = Callable[[Iterable[str]], Settings]

@@ -28,25 +28,19 @@ def command(app: AppContext, as_json: bool) -> None:
     The list shows their memory, their clients, and when idle models will be unloaded. It omits models that a
     prompt or a conversation loads for itself, which are unloaded when it ends.
     """
-    import msgspec
-
     from localchat.cli.attach import running_servers
-    from localchat.pool.entry import ServerStatus
 
-    servers = [
-        (server.url, msgspec.json.decode(loaded, type=ServerStatus))
-        for server, loaded in running_servers(find_paths(app.environ))
-    ]
+    servers = [(server.url, models) for server, models in running_servers(find_paths(app.environ))]
     if as_json:
         records: list[dict[str, Any]] = [
-            {"server": url, **_record(model)} for url, status in servers for model in status.models
+            {"server": url, **_record(model)} for url, models in servers for model in models
         ]
         print_json(app.environ, records)
         return
     if not servers:
         tell("localchat: no server is running; localchat serve starts one")
         return
-    print_lines(app.environ, _lines([(url, status.models) for url, status in servers]))
+    print_lines(app.environ, _lines(servers))
 
 
 def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:
