@@ -167,7 +167,8 @@ def test_no_attach_and_a_server_that_is_gone_are_answered_here(
 def test_ps_lists_what_is_loaded(served: Served, call: Call) -> None:
     assert "no model is loaded" in call(HERE, "ps").out
     call(HERE, "hello")
-    assert "tiny" in call(HERE, "ps").out
+    shown = call(HERE, "ps").out
+    assert "tiny" in shown and "KV CACHE" in shown
     (record,) = json.loads(call(HERE, "ps", "--json").out)
     assert (record["name"], record["state"], record["clients"]) == ("tiny", "ready", [])
     assert record["server"].startswith("http://127.0.0.1:")

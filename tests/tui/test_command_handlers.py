@@ -186,7 +186,9 @@ def test_the_parameter_screen_tells_the_cost_before_it_is_paid(tmp_path: Path) -
         await pilot.press("enter")
         await until(pilot, lambda: dialog(pilot).entries.option_count > 3)
         prompts = [str(option.prompt) for option in dialog(pilot).entries.options]
-        assert any("65536" in each and "8.6 GB of 11.0 GB free" in each for each in prompts)
+        assert any(
+            "65536" in each and "needs 8.6 GB of the 11.0 GB free" in each for each in prompts
+        )
         assert any(
             "131072" in each and "does not fit: needs 12.3 GB, 11.0 GB free" in each
             for each in prompts

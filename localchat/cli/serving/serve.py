@@ -385,7 +385,7 @@ def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
 
     servers = running_servers(paths)
     for server, models in servers:
-        yield f"a server already runs at {server.url} and has loaded {_names_and_sizes(models)}"
+        yield f"another server runs at {server.url} and has loaded {_names_and_sizes(models)}"
         for model in models:
             if model.name == own:
                 yield (
