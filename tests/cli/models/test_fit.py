@@ -246,3 +246,18 @@ def test_the_bar_fits_a_narrow_terminal(
         assert code == 0
         drawn = next(line for line in shown.splitlines() if "[" in line and "]" in line)
         assert drawn.index("]") - drawn.index("[") - 1 == cells
+
+
+def test_a_table_compares_quantizations_for_another_computer(fit: Fit) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    outcome = fit(roomy, "qwen2.5:7b", "--offline", "--memory", "8")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0
+    row = next(line for line in lines if line.startswith("Q4_K_M"))
+    assert row.startswith("Q4_K_M *") and "2.8 %" in row
+    assert "does not fit" in next(line for line in lines if line.startswith("Q8_0"))
+    assert "localchat pull qwen2.5:7b-q4_k_m" in outcome.out
+    record = told(fit(roomy, "qwen2.5:7b", "--offline", "--memory", "8", "--json"))
+    assert record["memory_bytes"] == 8e9
+    best = [row["model"] for row in record["quantizations"] if row["recommended"]]
+    assert best == ["qwen2.5:7b-q4_k_m"]
