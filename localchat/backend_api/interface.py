@@ -461,7 +461,7 @@ class RebuildProgress(NamedTuple):
 class RebuildOutcome:
     """End of a rebuild."""
 
-    taken: bool
+    installed: bool
     """Whether the new library is in use from now on."""
     sentence: str
     """Reason, with the measured speeds."""

@@ -305,10 +305,10 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "max_tokens": Parameter(
         "Longest answer, in tokens",
         "--max-tokens",
-        Label("Answers", "Longest answer", "tokens", unset="a quarter of the context"),
+        Label("Answers", "Longest answer", "tokens"),
         metavar="N",
         valid="a whole number from 1, or thousands as 2k",
-        default="until the model stops or the context is full",
+        default="a quarter of the context, at most 8,192",
         applies="now",
     ),
     "loop_guard": Parameter(

@@ -159,8 +159,8 @@ def convert(key: str, entry: Given) -> object:
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
         subject = entry.origin
-        # A flag names its key already.
-        if not subject.startswith("--"):
+        # A flag and a command name their key already.
+        if not subject.startswith(("--", "/set ")):
             subject += f": {key}"
         raise UsageError(f"{subject} must be {_valid(key, problem)}, not {shown}") from problem
 
