@@ -499,6 +499,33 @@ class Rebuilder(Protocol):
         ...
 
 
+class Quantizer(Protocol):
+    """Writes models in other quantizations."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Quantizations that it writes, such as Q4_K_M. Finest first."""
+        ...
+
+    def size_bytes(self, source: Path, quantization: str) -> int:
+        """Return the bytes of the tensors that `write` would write. Raises LocalchatError."""
+        ...
+
+    def write(
+        self,
+        source: Path,
+        target: Path,
+        quantization: str,
+        threads: int,
+        report: Callable[[int, int], None],
+    ) -> None:
+        """Write a model to a new file. An interrupt or an error leaves no partial file behind.
+
+        `report` gets the bytes read so far and in all. Raises LocalchatError, OSError.
+        """
+        ...
+
+
 class Backend(Protocol):
     """Interface to one way of running models. Found by the entry-point group `localchat.backends`, and created
     without arguments.
@@ -575,6 +602,10 @@ class Backend(Protocol):
         """Return the rebuilder of the library. None: users cannot build it."""
         ...
 
+    def quantizer(self) -> Quantizer | None:
+        """Return the quantizer of the library. None: it writes no models."""
+        ...
+
 
 class MinimalBackend:
     """A Backend without plans and diagnostics. Subclasses add name, available, accepts and open."""
@@ -609,4 +640,7 @@ class MinimalBackend:
         return ()
 
     def rebuilder(self) -> Rebuilder | None:
+        return None
+
+    def quantizer(self) -> Quantizer | None:
         return None
