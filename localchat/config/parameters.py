@@ -34,6 +34,13 @@ class SamplingNumber(NamedTuple):
     llamacpp_stage: str = ""
     """Name in llama.cpp's list of samplers; empty for one that the list cannot turn off."""
 
+    @property
+    def setting_range(self) -> tuple[float, float]:
+        """Lowest and highest value of the setting: what a client can mean and the engine accepts."""
+        low, high = self.engine_range
+        client_low, client_high = self.client_range or self.engine_range
+        return max(low, client_low), min(high, client_high)
+
 
 class Parameter(NamedTuple):
     """Description of a setting."""
