@@ -8,6 +8,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from localchat.media.format import MediaKind as MediaKind
+
 ReasoningChoice = Literal["auto", "on", "off"]
 
 
@@ -18,9 +20,6 @@ class CalledTool(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str
     """JSON text."""
     id: str = ""
-
-
-MediaKind = Literal["image", "audio"]
 
 
 class Attachment(msgspec.Struct, frozen=True, omit_defaults=True):
