@@ -17,7 +17,7 @@ _MAX_FILE_BYTES: Final = 8_000_000
 _FORMATS: Final = ("pdf", "docx")
 
 
-class Attachment(NamedTuple):
+class ComposerAttachment(NamedTuple):
     """A file or a long paste in a message."""
 
     sign: str
@@ -39,7 +39,7 @@ class ComposerText(NamedTuple):
     """A text with signs, and the attachments that they stand for."""
 
     text: str = ""
-    attachments: tuple[Attachment, ...] = ()
+    attachments: tuple[ComposerAttachment, ...] = ()
 
 
 def is_long(text: str) -> bool:
@@ -52,14 +52,16 @@ def clean(text: str) -> str:
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def attachment_of_paste(text: str, number: int) -> Attachment:
+def attachment_of_paste(text: str, number: int) -> ComposerAttachment:
     """Return the attachment of a cleaned paste."""
     lines = text.removesuffix("\n").count("\n") + 1
     label = f"paste {number}, {counted(lines, 'line')}"
-    return Attachment(f"⟦{label}⟧", label, text)
+    return ComposerAttachment(f"⟦{label}⟧", label, text)
 
 
-def attachment_of_file(path: Path, shown: str, used_signs: Collection[str] = ()) -> Attachment:
+def attachment_of_file(
+    path: Path, shown: str, used_signs: Collection[str] = ()
+) -> ComposerAttachment:
     """Return the attachment of a text, PDF or DOCX file.
 
     It has the file's name (`shown`), then its text between fences. Raises FileMissing, UsageError.
@@ -83,7 +85,9 @@ def attachment_of_file(path: Path, shown: str, used_signs: Collection[str] = ())
     note = ""
     if is_plain and not _is_utf8(data) and utf16_text(data) is None:
         note = "not UTF-8: unreadable characters were replaced"
-    return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
+    return ComposerAttachment(
+        sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note
+    )
 
 
 def _text_of(path: Path, shown: str, data: bytes) -> str:
@@ -91,8 +95,8 @@ def _text_of(path: Path, shown: str, data: bytes) -> str:
 
     HTML stays source text, because users often work on it.
     """
-    from localchat.documents.binary_kind import binary_kind
     from localchat.documents.pages import Unreadable, kind_of, read_document
+    from localchat.media.binary_kind import binary_kind
 
     if kind_of(path.name, data[:16]) in _FORMATS:
         try:
@@ -131,7 +135,9 @@ def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall("`+", text)), default=0)
 
 
-def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inclusion, ...]]:
+def expand(
+    text: str, attachments: Sequence[ComposerAttachment]
+) -> tuple[str, tuple[Inclusion, ...]]:
     """Return the message to send with texts in place of signs, and their positions."""
     parts: list[str] = []
     inclusions: list[Inclusion] = []
@@ -150,22 +156,22 @@ def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inc
 def contract(text: str, inclusions: Sequence[Inclusion]) -> ComposerText:
     """Reverse `expand`: replace the included texts of a sent message by signs."""
     parts: list[str] = []
-    attachments: list[Attachment] = []
+    attachments: list[ComposerAttachment] = []
     end = 0
     for inclusion in sorted(inclusions, key=lambda inclusion: inclusion.start):
         sign = _unused_sign(inclusion.label, [attachment.sign for attachment in attachments])
         included = text[inclusion.start : inclusion.end]
-        attachments.append(Attachment(sign, inclusion.label, included, inclusion.path))
+        attachments.append(ComposerAttachment(sign, inclusion.label, included, inclusion.path))
         parts += [text[end : inclusion.start], sign]
         end = inclusion.end
     return ComposerText("".join((*parts, text[end:])), tuple(attachments))
 
 
 def _sign_positions(
-    text: str, attachments: Sequence[Attachment]
-) -> Iterator[tuple[int, Attachment]]:
+    text: str, attachments: Sequence[ComposerAttachment]
+) -> Iterator[tuple[int, ComposerAttachment]]:
     """Return the positions of all signs in order, also repeated ones."""
-    positions: list[tuple[int, Attachment]] = []
+    positions: list[tuple[int, ComposerAttachment]] = []
     for attachment in attachments:
         start = text.find(attachment.sign)
         while start >= 0:
@@ -174,6 +180,6 @@ def _sign_positions(
     return iter(sorted(positions, key=lambda position: position[0]))
 
 
-def present(text: str, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
+def present(text: str, attachments: Sequence[ComposerAttachment]) -> tuple[ComposerAttachment, ...]:
     """Return the attachments whose sign is still in the text."""
     return tuple(attachment for attachment in attachments if attachment.sign in text)

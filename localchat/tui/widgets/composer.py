@@ -19,7 +19,13 @@ from localchat.documents.folder import find_files
 from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, is_command, is_known, matching
-from localchat.tui.attachments import Attachment, ComposerText, attachment_of_file, expand, present
+from localchat.tui.attachments import (
+    ComposerAttachment,
+    ComposerText,
+    attachment_of_file,
+    expand,
+    present,
+)
 from localchat.tui.file_completion import (
     is_path,
     list_folder,
@@ -166,7 +172,7 @@ class Composer(Vertical):
         return self.editor.text
 
     @property
-    def attachments(self) -> tuple[Attachment, ...]:
+    def attachments(self) -> tuple[ComposerAttachment, ...]:
         return present(self.editor.text, self.editor.attachments)
 
     @property
@@ -187,7 +193,7 @@ class Composer(Vertical):
             return (self._unsent,)
         return (self._unsent, self.written)
 
-    def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
+    def write(self, text: str, attachments: Sequence[ComposerAttachment] = ()) -> None:
         """Put a text into the editor, and focus it."""
         self._uncompleted = text
         self.editor.write(text, attachments)
@@ -561,7 +567,7 @@ class Composer(Vertical):
             else:
                 self.editor.replace_with_attachment(f"@{name}", attachment)
 
-    async def _attachment_of(self, name: str) -> Attachment:
+    async def _attachment_of(self, name: str) -> ComposerAttachment:
         """Read a file. Raises LocalchatError."""
         signs = [attachment.sign for attachment in self.editor.attachments]
         return await asyncio.to_thread(attachment_of_file, path_of(name, self.root), name, signs)
@@ -576,7 +582,7 @@ class Composer(Vertical):
         if any(item.text not in self._counted for item in attachments):
             self._count(attachments)
 
-    def _described(self, attachment: Attachment) -> str:
+    def _described(self, attachment: ComposerAttachment) -> str:
         """Return an attachment as the line below the completions shows it."""
         details = (
             attachment.label,
@@ -586,7 +592,7 @@ class Composer(Vertical):
         )
         return " · ".join(filter(None, details))
 
-    def _tokens_of(self, attachment: Attachment) -> str:
+    def _tokens_of(self, attachment: ComposerAttachment) -> str:
         if attachment.text not in self._counted:
             return "counting …"
         count = self._counted[attachment.text]
@@ -595,7 +601,7 @@ class Composer(Vertical):
         return f"{count:,} tokens"
 
     @work(exclusive=True, group="count")
-    async def _count(self, attachments: Sequence[Attachment]) -> None:
+    async def _count(self, attachments: Sequence[ComposerAttachment]) -> None:
         if self.count_tokens is None:
             return
         for attachment in attachments:

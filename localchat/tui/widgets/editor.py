@@ -11,7 +11,13 @@ from textual.geometry import Offset
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localchat.tui.attachments import Attachment, attachment_of_paste, clean, is_long, present
+from localchat.tui.attachments import (
+    ComposerAttachment,
+    attachment_of_paste,
+    clean,
+    is_long,
+    present,
+)
 from localchat.tui.keymap import bindings
 
 
@@ -35,7 +41,7 @@ class Editor(TextArea):
     class Opened(Message):
         """An attachment to show in full."""
 
-        attachment: Attachment
+        attachment: ComposerAttachment
 
     def __init__(self, on_action: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
@@ -47,7 +53,7 @@ class Editor(TextArea):
             max_checkpoints=200,
         )
         self.match_cursor_bracket = False
-        self.attachments: tuple[Attachment, ...] = ()
+        self.attachments: tuple[ComposerAttachment, ...] = ()
         """All attachments. Those whose sign was deleted stay, because undo may restore it."""
         self.completing = False
         """Whether a list of completions is open."""
@@ -126,12 +132,12 @@ class Editor(TextArea):
             attachment = attachment_of_paste(text, self._pastes)
         self.insert_attachment(attachment)
 
-    def insert_attachment(self, attachment: Attachment) -> None:
+    def insert_attachment(self, attachment: ComposerAttachment) -> None:
         """Insert the sign of an attachment at the cursor."""
         self.attachments = (*self.attachments, attachment)
         self.insert(f"{attachment.sign} ")
 
-    def replace_with_attachment(self, mention: str, attachment: Attachment) -> None:
+    def replace_with_attachment(self, mention: str, attachment: ComposerAttachment) -> None:
         """Replace a mention with the sign of an attachment, if the text still contains it."""
         for row, line in enumerate(self.text.split("\n")):
             match = re.search(rf"(?<!\S){re.escape(mention)}", line)
@@ -140,7 +146,7 @@ class Editor(TextArea):
                 self.replace(attachment.sign, (row, match.start()), (row, match.end()))
                 return
 
-    def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
+    def write(self, text: str, attachments: Sequence[ComposerAttachment] = ()) -> None:
         """Replace all text and move the cursor to the end."""
         self.attachments = tuple(attachments)
         self.load_text(text)
