@@ -39,12 +39,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str
     content: str = ""
-    attachments: tuple[Attachment, ...] = ()
-    """In the order of their positions."""
     reasoning: str = ""
     tool_calls: tuple[CalledTool, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    """In the order of their positions."""
 
 
 class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
