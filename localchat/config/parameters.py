@@ -154,6 +154,16 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         loads=True,
         applies="reload",
     ),
+    "mmproj": Parameter(
+        "GGUF that lets the model see pictures or hear sound",
+        "--mmproj",
+        Label("Model", "Image and audio encoder", unset="found beside the model"),
+        metavar="PATH",
+        valid="the path of a GGUF, or none",
+        default="the one beside the model",
+        loads=True,
+        applies="reload",
+    ),
     "context_length": Parameter(
         "Context length in tokens",
         "--ctx",

@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     llamacpp_library: Annotated[str, Meta(min_length=1)] | None = None
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
+    mmproj: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: _Whole | None = None

@@ -138,6 +138,7 @@ def engine_info(
         kv_tokens=can.kv_tokens if can else plan.kv_tokens,
         experts_on_cpu=plan.experts_on_cpu,
         max_rows=can.max_rows if can else 0,
+        media=info.media,
         **state._asdict(),
     )
 
