@@ -1,5 +1,6 @@
 """Makes, checks and moves the pictures and recordings of messages."""
 
+import base64
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,9 @@ import msgspec
 
 from localchat.engine.request import Attachment, Message
 from localchat.errors import UsageError
+from localchat.media.format import HEAD_BYTES, media_format
 from localchat.media.limits import MAX_ATTACHMENTS, MAX_TOTAL_BYTES
+from localchat.sanitize import sanitize_line
 from localchat.units import size
 
 
@@ -80,6 +83,33 @@ def moved(attachments: Sequence[Attachment], characters: int) -> tuple[Attachmen
         msgspec.structs.replace(attachment, position=attachment.position + characters)
         for attachment in attachments
     )
+
+
+def data_url(attachment: Attachment) -> str:
+    """Return the file as a data URL."""
+    format_ = media_format(attachment.data[:HEAD_BYTES])
+    media_type = format_.media_type if format_ else "application/octet-stream"
+    return f"data:{media_type};base64,{base64_text(attachment.data)}"
+
+
+def base64_text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def described_content(message: Message) -> str:
+    """Return the content with `[image: chart.png]` in the place of each attachment."""
+    parts = []
+    end = 0
+    for attachment in message.attachments:
+        parts += [message.content[end : attachment.position], _description(attachment)]
+        end = attachment.position
+    return "".join((*parts, message.content[end:]))
+
+
+def _description(attachment: Attachment) -> str:
+    if attachment.name:
+        return f"[{attachment.kind}: {sanitize_line(attachment.name)}]"
+    return f"[{attachment.kind}]"
 
 
 def append_content(message: Message, other: Message, separator: str) -> Message:
