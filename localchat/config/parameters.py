@@ -464,6 +464,11 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         "--reduced-motion/--no-reduced-motion",
         Label("Screen", "Reduced motion"),
     ),
+    "screen_reader": Parameter(
+        "Append lines and redraw nothing, for screen readers",
+        "--screen-reader/--no-screen-reader",
+        Label("Screen", "Screen reader"),
+    ),
     "color": Parameter(
         "Use colors on a terminal",
         "--color/--no-color",

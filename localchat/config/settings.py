@@ -66,6 +66,7 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
     reduced_motion: bool = False
+    screen_reader: bool = False
     color: bool = True
     stats: bool = False
     quiet: bool = False
