@@ -166,7 +166,6 @@ FLAGS: Final = [
     "--list",
     "--show",
     "--compare",
-    "--svg",
     "--clients",
     "--vote",
     "--best-of",
