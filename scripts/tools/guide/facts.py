@@ -166,6 +166,7 @@ FLAGS: Final = [
     "--list",
     "--show",
     "--compare",
+    "--svg",
     "--clients",
     "--vote",
     "--best-of",
