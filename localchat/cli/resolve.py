@@ -271,7 +271,7 @@ def _attach_spec(setup: Setup) -> "AttachSpec":
     return AttachSpec(
         model=os.fsencode(setup.model.path),
         name=setup.model.name,
-        word=setup.model.word,
+        typed_name=setup.model.word,
         backend=setup.settings.backend,
         load=planned_load(setup.settings, setup.paths),
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PICTURES: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _RECORDINGS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG")
+_WAV_RATE: Final = 16_000
 _BLOCK_FRAMES: Final = 1 << 16
 _FILTER_ZEROS: Final = 16
 """Zero crossings of the resampling filter on each side."""
@@ -133,6 +134,25 @@ def decode_audio(data: bytes, rate: int, name: str = "") -> "NDArray[np.float32]
         raise UsageError(f"{name or 'the recording'} has no sound")
     # A float file may contain anything.
     return np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0)
+
+
+def as_png(data: bytes, name: str = "") -> bytes:
+    """Return a picture as PNG, for programs that read few formats. Raises UsageError."""
+    import PIL.Image
+
+    image = decode_image(data, name)
+    file = io.BytesIO()
+    PIL.Image.frombytes("RGB", (image.width, image.height), image.rgb).save(file, "PNG")
+    return file.getvalue()
+
+
+def as_wav(data: bytes, name: str = "") -> bytes:
+    """Return a recording as WAV of 16 kHz, for programs that read few formats. Raises UsageError."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, decode_audio(data, _WAV_RATE, name), _WAV_RATE, format="WAV")
+    return file.getvalue()
 
 
 def _kind_name(data: bytes, name: str) -> str:

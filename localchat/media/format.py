@@ -28,9 +28,12 @@ _MAGIC: Final = (
     (b"GIF89a", MediaFormat("image", "image/gif", ".gif")),
     (b"II*\0", _TIFF),
     (b"MM\0*", _TIFF),
-    (b"ID3", _MP3),
-    (b"OggS", MediaFormat("audio", "audio/ogg", ".ogg")),
-    (b"fLaC", MediaFormat("audio", "audio/flac", ".flac")),
+    # The version follows: a text may start with the same letters.
+    (b"ID3\2", _MP3),
+    (b"ID3\3", _MP3),
+    (b"ID3\4", _MP3),
+    (b"OggS\0", MediaFormat("audio", "audio/ogg", ".ogg")),
+    (b"fLaC\0", MediaFormat("audio", "audio/flac", ".flac")),
 )
 _RIFF: Final = {
     b"WEBP": MediaFormat("image", "image/webp", ".webp"),
