@@ -222,6 +222,8 @@ class ModelInfo:
     media: tuple[str, ...] = ()
     """Kinds of attachments that the model reads, `image` and `audio`. With any, the open model is a MediaModel
     (media.py)."""
+    encoder: str = ""
+    """Identifies the file that reads attachments. Empty: none."""
     identity: str = ""
     """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 

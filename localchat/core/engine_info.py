@@ -161,6 +161,8 @@ def fingerprint(
         parts.append("head int8")
     if load.quantize:
         parts.append(f"layers {load.quantize}")
+    if info.encoder:
+        parts.append(f"encoder {info.encoder}")
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 
