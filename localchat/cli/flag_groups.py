@@ -30,7 +30,7 @@ _GROUPS: Final = {
         *("kv_gb", "quantize", "head_int8", "draft", "speculation", "anyway", "backend"),
         *("llamacpp_library", "dummy_weights"),
     ),
-    "Output and screen": (*("stats", "quiet", "color", "theme", "reduced_motion"),),
+    "Output and screen": (*("stats", "quiet", "color", "theme", "pictures", "reduced_motion"),),
     "Program": ("attach", "offline", "history", "version"),
 }
 _LAST: Final = "Program"
