@@ -459,6 +459,14 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="auto, dark, light, high-contrast, ansi or ansi-light",
         default="auto, as the terminal",
     ),
+    "pictures": Parameter(
+        "How the screen shows pictures",
+        "--pictures",
+        Label("Screen", "Pictures"),
+        metavar="HOW",
+        valid="auto, kitty, sixel, blocks, or off for a line of text",
+        default="auto, as the terminal",
+    ),
     "reduced_motion": Parameter(
         "No animations on the screen",
         "--reduced-motion/--no-reduced-motion",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events
@@ -11,6 +12,7 @@ from textual.geometry import Offset
 from textual.message import Message
 from textual.widgets import TextArea
 
+from localchat.session.named_media import dropped_media
 from localchat.tui.attachments import (
     ComposerAttachment,
     attachment_of_paste,
@@ -42,6 +44,18 @@ class Editor(TextArea):
         """An attachment to show in full."""
 
         attachment: ComposerAttachment
+
+    @dataclass
+    class MediaDropped(Message):
+        """Paths of pictures and recordings that were dropped on the terminal."""
+
+        paths: list[Path]
+
+    @dataclass
+    class PictureRequested(Message):
+        """Ctrl+V: paste the picture of the clipboard, or else this text."""
+
+        text: str
 
     def __init__(self, on_action: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
@@ -115,10 +129,21 @@ class Editor(TextArea):
         # Before TextArea handles it: a line of a megabyte would block the screen for seconds.
         event.stop()
         event.prevent_default()
-        self.insert_paste(event.text)
+        # Some terminals answer Ctrl+V with an empty paste if the clipboard has no text.
+        if event.text:
+            self.insert_paste(event.text)
+        else:
+            self.post_message(self.PictureRequested(""))
+
+    def action_paste(self) -> None:
+        """Paste a picture from the clipboard, or else the text that was cut here."""
+        self.post_message(self.PictureRequested(self.app.clipboard))
 
     def insert_paste(self, text: str) -> None:
         """Insert a paste. A long paste becomes an attachment."""
+        if paths := dropped_media(text):
+            self.post_message(self.MediaDropped(paths))
+            return
         text = clean(text)
         if not is_long(text):
             self.insert(text)
