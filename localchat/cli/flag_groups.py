@@ -31,7 +31,7 @@ _GROUPS: Final = {
         *("llamacpp_library", "dummy_weights"),
     ),
     "Output and screen": (
-        *("stats", "quiet", "color", "theme", "reduced_motion", "screen_reader"),
+        *("stats", "quiet", "color", "theme", "pictures", "reduced_motion", "screen_reader"),
     ),
     "Program": ("attach", "offline", "history", "version"),
 }
