@@ -72,8 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: _Penalty | None = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = {}
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    pictures: Literal["auto", "kitty", "sixel", "blocks", "off"] = "auto"
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
+    pictures: Literal["auto", "kitty", "sixel", "blocks", "off"] = "auto"
     reduced_motion: bool = False
     color: bool = True
     stats: bool = False
