@@ -102,7 +102,8 @@ def _converse(
     """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
-    if not first and not options.interactive and can_show(setup.app.environ):
+    screen = not setup.settings.screen_reader and can_show(setup.app.environ)
+    if not first and not options.interactive and screen:
         from localchat.cli.chat.session_context import session_context
 
         return launch(*session_context(setup, chosen_settings(ctx)), conversation)

@@ -373,6 +373,8 @@ class Repl:
             case "complete":
                 self._print_early_end(node)
                 self._print_stats()
+                if self._setup.settings.screen_reader:
+                    self._terminal.print_line("End of answer.")
         self._report_history(self._session.recorder.trouble)
 
     def _print_early_end(self, node: Node | None) -> None:

@@ -1,7 +1,7 @@
 """Command `localchat fit`: plan the load of a model, with the planner of the load itself."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -9,13 +9,13 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model, load_flags
-from localchat.cli.output import print_json, print_lines
+from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, ModelMissing, NetworkError, UsageError
 from localchat.fit.report import bar, parts
 from localchat.fit.report import verdict as sentences
 from localchat.sanitize import sanitize_line
-from localchat.units import rate, size
+from localchat.units import rate, size, tokens
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from localchat.fit.load_options import LoadOptions
     from localchat.models.assess import FitReport, Subject
     from localchat.models.names import Reference
+    from localchat.models.quantization_table import QuantizationRow
 
 NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
+_QUANTIZATION_HEAD: Final = ("QUANTIZATION", "SIZE", "LONGEST CONTEXT", "SPEED", "LOSS")
+_USUAL_PROGRAMS_BYTES: Final = 3_000_000_000
 _MIN_CELLS = 16
 _MAX_CELLS = 60
 """Widest memory bar."""
@@ -42,40 +45,58 @@ _MAX_CELLS = 60
     metavar="N",
     help="Requests computed at once. Default: 2.",
 )
+@click.option(
+    "--memory",
+    "memory_gb",
+    type=click.FloatRange(0.1, 1e6),
+    metavar="GB",
+    help="Plan for a computer with this much memory and no GPU. Default: this machine.",
+)
 @click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, model_name: str, parallel: int | None, as_json: bool, **_: object
+    ctx: click.Context,
+    /,
+    model_name: str,
+    parallel: int | None,
+    memory_gb: float | None,
+    as_json: bool,
+    **_: object,
 ) -> int:
     """Check whether a model fits in memory, and how to make it fit.
 
     MODEL is on this machine, or a name that `pull` accepts. In that case the command reads only its headers
     over the network, a few megabytes. It loads no weights. The speed is that of earlier runs. Before the first
-    run, it is a range that follows from the memory bandwidth. The exit code is 0 if the model fits, and 4 if it
-    does not.
+    run, it is a range that follows from the memory bandwidth. A table compares the quantizations of a GGUF
+    model and marks the one to take here. The exit code is 0 if the model fits, and 4 if it does not.
     """
     from msgspec import structs
 
-    from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import chat_slots
     from localchat.config.routes import PREFIX
+    from localchat.fit.speed import SpeedHistory
     from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
+    from localchat.models.assess import assess
+    from localchat.models.catalog import read_catalog
+    from localchat.models.quantization_table import quantization_rows
     from localchat.models.recommended_models import with_models_that_fit
     from localchat.models.resolve import planned_load
     from localchat.models.substitutes import memory_steps
 
     if model_name.startswith(PREFIX):
-        return _fit_route(ctx, model_name, parallel, as_json=as_json)
+        return _fit_route(ctx, model_name, parallel, memory_gb, as_json=as_json)
     seen = find_model(ctx, model_name)
     slots = parallel or chat_slots(seen.settings)
     subject = seen.subject
-    machine = usable_machine()
+    machine = _machine(memory_gb)
     environ = seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     # Parallel requests are those of a server, whose KV cache has room for all of them.
     options = structs.replace(options, room_for_slots=parallel is not None)
-    verdict = estimated(seen, options, machine)
+    history = SpeedHistory(seen.paths.state_dir)
+    verdict = assess(subject, options, machine, history)
+    quantizations = quantization_rows(subject, options, machine, history, read_catalog(seen.paths))
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)
@@ -83,16 +104,41 @@ def command(
     if as_json:
         path = str(subject.path) if subject.path is not None else None
         head = {"model": subject.name, "path": path, "parallel": slots}
-        tail = {"steps": [step.as_json() for step in steps]}
+        tail = {
+            "steps": [step.as_json() for step in steps],
+            "quantizations": [row.record() for row in quantizations],
+        }
         print_json(environ, head | verdict.record() | tail)
     else:
         print_lines(environ, report_lines(verdict))
+        print_lines(environ, _usual_lines(seen, options, verdict, machine))
+        print_lines(environ, _quantization_lines(quantizations))
         if steps:
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
     if verdict.plan.fits:
         return ExitCode.OK
     return ExitCode.DOES_NOT_FIT
+
+
+def _usual_lines(
+    seen: "FoundModel", options: "LoadOptions", verdict: "FitReport", machine: "Machine"
+) -> Iterator[str]:
+    """Yield the memory with a usual context, which the model screen shows, if the planned one is longer."""
+    from msgspec import structs
+
+    from localchat.fit.report import USUAL_LENGTH
+    from localchat.models.assess import assess
+
+    context = verdict.plan.context_tokens
+    if options.context_tokens is not None or not verdict.plan.fits or context <= USUAL_LENGTH:
+        return
+    usual = structs.replace(options, context_tokens=USUAL_LENGTH)
+    plan = assess(seen.subject, usual, machine, None, speed=False).plan
+    yield (
+        f"A context of {tokens(USUAL_LENGTH)} needs {size(plan.total_bytes)}, "
+        f"of which KV {size(plan.kv_bytes)}: --ctx {USUAL_LENGTH}"
+    )
 
 
 def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
@@ -103,9 +149,59 @@ def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") ->
     return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
 
 
-def _fit_route(ctx: click.Context, model_name: str, parallel: int | None, *, as_json: bool) -> int:
-    """Plan the small model of a route, and the large one beside it."""
+def _machine(memory_gb: float | None) -> "Machine":
+    """Return this machine, or one like it with this much memory and no GPU."""
+    from dataclasses import replace
+
     from localchat.backend_api.registry import usable_machine
+
+    machine = usable_machine()
+    if memory_gb is None:
+        return machine
+    total_bytes = round(memory_gb * 1e9)
+    # A machine in everyday use has a desktop and a browser open, which take about a quarter, at most 3 GB.
+    free_bytes = total_bytes - min(total_bytes // 4, _USUAL_PROGRAMS_BYTES)
+    return replace(machine, ram_total_bytes=total_bytes, ram_free_bytes=free_bytes, gpus=())
+
+
+def _quantization_lines(rows: "Sequence[QuantizationRow]") -> Iterator[str]:
+    """Format the table of quantizations and the advice that follows from it."""
+    if not rows:
+        return
+    cells = []
+    for row in rows:
+        plan = row.report.plan
+        speed = "-"
+        if row.speed is not None:
+            speed = rate(row.speed.tokens_per_s)
+        context = "does not fit"
+        if plan.fits:
+            context = f"{plan.max_context_tokens:,}"
+        name = row.quantization + (" *" if row.recommended else "")
+        cells.append((name, size(row.size_bytes), context, speed, f"{row.loss_percent:g} %"))
+    yield ""
+    yield from table(_QUANTIZATION_HEAD, cells, right=(1, 2, 3, 4))
+    best = next((row for row in rows if row.recommended), None)
+    if best is None:
+        yield "Only quantizations with a large loss fit: a smaller model in Q4_K_M answers better."
+    elif best.model:
+        yield f"* Take this one here: localchat pull {best.model}"
+    else:
+        yield "* Take this one here."
+    yield (
+        "LOSS is the usual increase of the perplexity over the unquantized model (8B; small models lose more)."
+    )
+
+
+def _fit_route(
+    ctx: click.Context,
+    model_name: str,
+    parallel: int | None,
+    memory_gb: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Plan the small model of a route, and the large one beside it."""
     from localchat.cli.resolve import Inputs, chat_slots
     from localchat.config.routes import find_route
     from localchat.fit.memory_plan import machine_beside
@@ -115,7 +211,7 @@ def _fit_route(ctx: click.Context, model_name: str, parallel: int | None, *, as_
 
     inputs = Inputs.of(ctx, model_name)
     route = find_route(model_name, inputs.routes)
-    machine = usable_machine()
+    machine = _machine(memory_gb)
     reports = []
     for name in (route.small, route.large):
         seen = find_model(ctx, name)

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.chat.structure import StructureFields
+from localchat.server.chat.structure import AnswerFields
 
 
 class ContentSource(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(StructureFields, frozen=True, kw_only=True):
+class CountTokensBody(AnswerFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that make up the prompt.
 
     `output_format` is the deprecated name of `output_config.format`.
@@ -104,7 +104,4 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
 
     max_tokens: int
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None

@@ -25,7 +25,7 @@ from localchat.server.chat import tools as chat_tools
 from localchat.server.chat.media import MediaReader
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition
 from localchat.server.errors import ApiError, bad_request, missing_field
 
@@ -49,9 +49,6 @@ def as_chat(body: MessagesBody, media: MediaReader) -> ChatRequest:
     fields = msgspec.structs.replace(
         chat.fields,
         stream=body.stream,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
         stop=body.stop_sequences,
     )
     return replace(chat, fields=fields, max_tokens={"max_tokens": body.max_tokens})
@@ -61,7 +58,7 @@ def prompt_as_chat(body: CountTokensBody, media: MediaReader) -> ChatRequest:
     """Translate the part of a request that makes up the prompt. Raises ApiError."""
     config = body.output_config or OutputConfig()
     format_ = config.format or body.output_format
-    structure = structure_of(body)
+    structure = answer_fields(body)
     if format_ is not None:
         structure["response_format"] = _format(format_)
     return ChatRequest(

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import (
     Attachment,
     CalledTool,
@@ -31,7 +30,7 @@ from localchat.server.chat.options import (
     generate_request,
 )
 from localchat.server.chat.request import ChatRequest, engine_request
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, SamplingFields
 from localchat.server.chat.tools import ChatTool
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
@@ -165,9 +164,7 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     limit = options.num_predict
     if limit is not None and limit < 0:
         limit = None
-    # Ollama uses the names of llama.cpp.
-    names = [number.llamacpp_name or key for key, number in SAMPLERS.items()]
-    sampling: dict[str, Any] = {name: getattr(options, name) for name in names}
+    sampling = {name: getattr(options, name) for name in SamplingFields.__struct_fields__}
     fields = GenerationFields(
         **sampling,
         model=body.model,

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from localchat.server.chat.messages import ContentPart, PartContent
-from localchat.server.chat.structure import StructureFields
+from localchat.server.chat.structure import AnswerFields
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
     """Limit of the reasoning in tokens, from OpenRouter."""
 
 
-class ResponsesBody(StructureFields, frozen=True, kw_only=True):
+class ResponsesBody(AnswerFields, frozen=True, kw_only=True):
     """POST /v1/responses.
 
     `include` only selects log probabilities. `store` and `truncation` have no effect: nothing is stored or
@@ -80,8 +80,6 @@ class ResponsesBody(StructureFields, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     stream: bool | None = None

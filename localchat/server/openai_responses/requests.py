@@ -12,7 +12,7 @@ from localchat.server.chat.media import MediaReader
 from localchat.server.chat.messages import content_of, engine_role, text_of
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.openai_responses.protocol import (
@@ -81,14 +81,12 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         messages.insert(0, Message("system", body.instructions))
     if not messages:
         raise missing_field("input", "The field 'input' is empty: there is nothing to answer.")
-    structure = structure_of(body)
+    structure = answer_fields(body)
     if body.text and body.text.format:
         structure["response_format"] = _format(body.text.format)
     fields = GenerationFields(
         **structure,
         model=body.model,
-        temperature=body.temperature,
-        top_p=body.top_p,
         stream=body.stream,
         return_progress=body.return_progress,
         seed=body.seed,

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 _STATS_EVERY_S = 0.5
 _MIN_ALERT_S = 8.0
+_INPUT_ERROR = "input-error"
+"""Name of the notice about an input that was refused."""
 """Shorter work ends without an alert."""
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
@@ -340,6 +342,7 @@ class ChatScreen(Screen[None]):
 
     def run_command(self, line: str) -> None:
         """Run a line that begins with a slash."""
+        self._remove_error()
         try:
             self._show_reply(self._runner.run(line))
         except LocalchatError as problem:
@@ -351,7 +354,11 @@ class ChatScreen(Screen[None]):
             self.hint(f"{problem.message}; {problem.hint}")
             return
         self._reveal_end()
-        self.session.show_error(problem)
+        self.session.notice(str(problem), "error", name=_INPUT_ERROR)
+
+    def _remove_error(self) -> None:
+        """Remove the error of the previous input, which the next one answers."""
+        self.session.view.remove(_INPUT_ERROR)
 
     def _show_reply(self, reply: "Reply") -> None:
         # Imported late: the first frame needs no commands.
@@ -590,6 +597,7 @@ class ChatScreen(Screen[None]):
     # Messages of widgets
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
+        self._remove_error()
         self.session.recorder.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     text = fit(roomy, eight_b, "--ctx", "8192").out
     assert text.startswith("8b: fits: ")
     assert "other processes 4.0 GB" in text
-    assert "Between " in text
+    assert re.search(r"^About [\d.]+ tok/s \([\d.]+ to [\d.]+\), ", text, re.MULTILINE)
+    assert "A context of" not in text  # the user chose one
 
 
 def test_a_route_plans_the_large_model_beside_the_small_one(
@@ -107,7 +109,8 @@ def test_the_expected_rate_follows_the_bytes_of_a_token(fit: Fit, eight_b: Path)
     low, high = report["expected_range"]
     assert low < expected < high
     text = fit(roomy, eight_b).out
-    assert "Between " in text and "estimated from the memory bandwidth." in text
+    assert "About " in text and "estimated from the memory bandwidth." in text
+    assert "\nA context of 4,096 tokens needs " in text
 
 
 def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eight_b: Path) -> None:
@@ -243,3 +246,18 @@ def test_the_bar_fits_a_narrow_terminal(
         assert code == 0
         drawn = next(line for line in shown.splitlines() if "[" in line and "]" in line)
         assert drawn.index("]") - drawn.index("[") - 1 == cells
+
+
+def test_a_table_compares_quantizations_for_another_computer(fit: Fit) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    outcome = fit(roomy, "qwen2.5:7b", "--offline", "--memory", "8")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0
+    row = next(line for line in lines if line.startswith("Q4_K_M"))
+    assert row.startswith("Q4_K_M *") and "2.8 %" in row
+    assert "does not fit" in next(line for line in lines if line.startswith("Q8_0"))
+    assert "localchat pull qwen2.5:7b-q4_k_m" in outcome.out
+    record = told(fit(roomy, "qwen2.5:7b", "--offline", "--memory", "8", "--json"))
+    assert record["memory_bytes"] == 8e9
+    best = [row["model"] for row in record["quantizations"] if row["recommended"]]
+    assert best == ["qwen2.5:7b-q4_k_m"]

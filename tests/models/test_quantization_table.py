@@ -1,0 +1,94 @@
+"""The table of quantizations: which one to take on which machine."""
+
+from pathlib import Path
+
+import pytest
+
+from localchat.config.paths import find_paths
+from localchat.fit.hardware import Machine
+from localchat.fit.load_options import LoadOptions
+from localchat.model_files.architecture import ModelShape
+from localchat.model_files.checkpoint import read_summary
+from localchat.models.assess import Subject
+from localchat.models.catalog import read_catalog
+from localchat.models.names import parse
+from localchat.models.published_shapes import published_model
+from localchat.models.quantization_table import QuantizationRow, quantization_rows
+from tests.support.gguf_files import Q4_0, Size, llama
+from tests.support.memory_plans import GB
+from tests.support.ram_bandwidth import put_bandwidth
+
+SLOW = 20 * GB
+FAST = 400 * GB
+
+
+def rows(
+    name: str, memory_gb: int, bandwidth: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[QuantizationRow, ...]:
+    put_bandwidth(monkeypatch, bandwidth)
+    catalog = read_catalog(find_paths({"HOME": str(tmp_path)}))
+    shape = published_model(parse(name, catalog))
+    assert shape is not None
+    machine = Machine("cpu", frozenset({"avx2"}), 8, memory_gb * GB, memory_gb * GB * 7 // 8)
+    options = LoadOptions(max_slots=2)
+    return quantization_rows(Subject(shape.name, shape), options, machine, None, catalog)
+
+
+def recommended(table: tuple[QuantizationRow, ...]) -> str:
+    return next((row.quantization for row in table if row.recommended), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gb", "bandwidth", "best"),
+    [
+        # Too slow to read along: the default, whatever the memory.
+        ("qwen2.5:7b", 64, SLOW, "Q4_K_M"),
+        # Fast: nobody can tell Q6_K and Q8_0 of a large model apart.
+        ("qwen2.5:7b", 64, FAST, "Q6_K"),
+        # A small model loses more, and is fast anyway.
+        ("qwen2.5:1.5b", 64, FAST, "Q8_0"),
+        # Only what fits.
+        ("qwen2.5:7b", 8, FAST, "Q5_K_M"),
+        # Nothing fits without a large loss.
+        ("qwen2.5:14b", 8, FAST, ""),
+        # A large model is still good in 3 bits.
+        ("qwen3.6:35b-a3b", 24, FAST, "Q3_K_M"),
+    ],
+)
+def test_the_quantization_follows_memory_and_speed(
+    name: str,
+    memory_gb: int,
+    bandwidth: int,
+    best: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    table = rows(name, memory_gb, bandwidth, monkeypatch, tmp_path)
+    assert recommended(table) == best
+
+
+def test_finer_rows_are_larger_slower_and_lose_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = rows("qwen2.5:7b", 64, FAST, monkeypatch, tmp_path)
+    sizes = [row.size_bytes for row in table]
+    losses = [row.loss_percent for row in table]
+    assert sizes == sorted(sizes, reverse=True)
+    assert losses == sorted(losses)
+    speeds = [row.speed.tokens_per_s for row in table if row.speed]
+    assert speeds == sorted(speeds)
+    assert next(row.model for row in table) == "qwen2.5:7b-q8_0"
+
+
+def test_a_file_of_ones_own_is_scaled_and_has_no_name_to_pull(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put_bandwidth(monkeypatch, FAST)
+    path = llama(Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)).sparse(tmp_path / "8b.gguf")
+    shape = read_summary(path)
+    assert isinstance(shape, ModelShape)
+    machine = Machine("cpu", frozenset({"avx2"}), 8, 64 * GB, 56 * GB)
+    table = quantization_rows(Subject("8b", shape, path), LoadOptions(), machine, None, {})
+    by_name = {row.quantization: row for row in table}
+    assert by_name["Q8_0"].size_bytes == pytest.approx(shape.parameters * 8.5 / 8, rel=0.01)
+    assert not any(row.model for row in table)
