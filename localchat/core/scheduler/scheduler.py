@@ -27,6 +27,7 @@ from localchat.core.kv_cache.manager import (
     PrefixHit,
     exact_chunk_tokens,
 )
+from localchat.core.scheduler.exact_chunks import chunk_end, chunk_floor, whole_end
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
@@ -42,17 +43,6 @@ _WATERMARK_TOKENS = 32
 def missing_chunks(media: Iterable[MediaSpan], cached: int) -> list[MediaChunk]:
     """Return the chunks after the cached tokens whose embeddings are not in memory."""
     return [span.chunk for span in media if span.end > cached and not span.chunk.encoded]
-
-
-def whole_end(media: Iterable[MediaSpan], start: int, end: int) -> int:
-    """Return the end of a row, moved out of a picture that needs a single step.
-
-    The row ends before the picture, or after it if it begins with it.
-    """
-    for span in media:
-        if span.chunk.whole and span.start < end < span.end:
-            return span.start if span.start > start else span.end
-    return end
 
 
 class PromptShares:
@@ -395,7 +385,8 @@ class Scheduler:
         if sequence.was_preempted and not sequence.in_prompt:
             # The answer was generated with this width.
             return 1
-        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
+        end = chunk_end(sequence.request_state.media, sequence.launched, self._exact_chunk)
+        chunk = end - sequence.launched
         if len(self.running) == 1 and not self._short_of_memory:
             if self._can.rewind != "checkpoint":
                 width = sequence.needs
@@ -421,10 +412,9 @@ class Scheduler:
         chunk = self._exact_chunk
         if row.start < sequence.exact:
             # Part of the previous step failed, so the rest has another shape.
-            sequence.exact = row.start // chunk * chunk
-        full_end = row.start - row.start % chunk + chunk
-        full_end = whole_end(sequence.request_state.media, row.start, full_end)
-        is_whole = row.start == sequence.exact and end == full_end
+            sequence.exact = chunk_floor(sequence.request_state.media, row.start, chunk)
+        whole = end == chunk_end(sequence.request_state.media, row.start, chunk)
+        is_whole = row.start == sequence.exact and whole
         in_prompt = end <= sequence.request_state.prompt_tokens
         request_state = sequence.request_state
         alone = all(other.sequence.request_state is request_state for other in step.scheduled_rows)
@@ -623,8 +613,12 @@ class Scheduler:
     def _find_prefix(self, sequence: Sequence) -> PrefixHit:
         """Find the longest prefix that does not end where a picture must not be cut."""
         hit = self._find_uncut_prefix(sequence, sequence.known)
-        while sequence.request_state.media:
-            end = cut_before(sequence.tokens, hit.cached)
+        media = sequence.request_state.media
+        while media:
+            if sequence.exact_mode:
+                end = chunk_floor(media, hit.cached, self._exact_chunk)
+            else:
+                end = cut_before(sequence.tokens, hit.cached)
             if end == hit.cached:
                 break
             hit = self._find_uncut_prefix(sequence, end + 1)
@@ -656,7 +650,9 @@ class Scheduler:
         """Find a prefix of the prompt whose KV has the bits of a fresh computation."""
         request_state = sequence.request_state
         prompt = tokens[: request_state.prompt_tokens]
-        return self._kv_cache.find_prefix(prompt, request_state.request.salt, self._exact_chunk)
+        # Chunks of a text with pictures do not begin at multiples of their length.
+        chunk = 1 if request_state.media else self._exact_chunk
+        return self._kv_cache.find_prefix(prompt, request_state.request.salt, chunk)
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:
