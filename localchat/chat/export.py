@@ -149,9 +149,9 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
     return record
 
 
-def as_json_text(conversation: Conversation, *, tree: bool = True) -> str:
+def as_json_text(conversation: Conversation) -> str:
     """Return `as_data` as a JSON document that ends in a newline."""
-    return json_text(as_data(conversation, tree=tree), indent=2) + "\n"
+    return json_text(as_data(conversation), indent=2) + "\n"
 
 
 def json_text(data: object, indent: int | None = None) -> str:
