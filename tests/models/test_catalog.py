@@ -19,7 +19,7 @@ from localchat_llamacpp.build_advice import knows_architecture
 
 CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 BODY = (
-    'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
+    'parameters = 1_000_000\ncontext_tokens = 512\nlicense = "MIT"\nabout = "x"\nuses = ["chat"]\n'
     'sources = [{ repository = "a/b", format = "gguf", quantizations = ["Q4_K_M"] }]\n'
 )
 

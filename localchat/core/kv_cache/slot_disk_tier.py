@@ -13,6 +13,7 @@ import numpy as np
 
 from localchat.backend_api.interface import MemoryOp, Runner, StateRange
 from localchat.backend_api.kv_transfer import ExportingRunner
+from localchat.backend_api.media import cut_after, cut_before
 from localchat.core.kv_cache.disk_tier import (
     DAMAGED,
     MIN_STORED_TOKENS,
@@ -152,6 +153,8 @@ class SlotDiskTier(DiskTier):
         if self._stores_exact(text):
             salt += _EXACT
             ids = ids[: text.exact]
+        if not self._whole:
+            ids = ids[: cut_before(text.ids.tolist(), len(ids))]
         length = len(ids)
         start, parent = self._namespace.covered(salt, ids)
         if length < self._min_tokens or start >= length:
@@ -160,6 +163,7 @@ class SlotDiskTier(DiskTier):
             text.mark_stored()
             return False
         end = min(start - start % self._range_tokens + self._range_tokens, length)
+        end = cut_after(ids.tolist(), end)
         if self._whole:
             start = 0
             end = length
