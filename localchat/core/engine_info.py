@@ -141,6 +141,7 @@ def engine_info(
         kv_tokens=can.kv_tokens if can else plan.kv_tokens,
         experts_on_cpu=plan.experts_on_cpu,
         max_rows=can.max_rows if can else 0,
+        media=info.media,
         **state._asdict(),
     )
 
@@ -160,6 +161,8 @@ def fingerprint(
         parts.append("head int8")
     if load.quantize:
         parts.append(f"layers {load.quantize}")
+    if info.encoder:
+        parts.append(f"encoder {info.encoder}")
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 

@@ -107,15 +107,30 @@ def locate_named(
 def planned_load(
     settings: Settings, paths: Paths, *, max_slots: int = LoadOptions().max_slots
 ) -> LoadOptions:
-    """Return the load options of these settings, with the file of their draft model.
+    """Return the load options of these settings, with the files of their draft model and encoder.
 
-    Raises ModelMissing, ModelInvalid, UsageError for the draft model.
+    Raises ModelMissing, ModelInvalid, UsageError for these files.
     """
     options = load_options(settings, max_slots=max_slots)
+    if settings.mmproj is not None:
+        options = msgspec.structs.replace(options, mmproj=_encoder_file(settings.mmproj))
     if settings.draft is None:
         return options
     draft = locate(settings.draft, paths, "the draft model")
     return msgspec.structs.replace(options, draft=os.fspath(draft.path))
+
+
+def _encoder_file(name: str) -> str:
+    """Return the absolute path of an encoder of attachments, or `none`. Raises ModelMissing."""
+    if name == "none":
+        return name
+    path = expand_home(name).absolute()
+    if not path.is_file():
+        raise ModelMissing(
+            f"there is no file {name} (--mmproj)",
+            hint="give the path of the GGUF that lets the model see or hear, or none",
+        )
+    return os.fspath(path)
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:

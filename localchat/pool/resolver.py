@@ -110,6 +110,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     loaded: bool = False
     context_tokens: int = 0
     """Context at the last load, 0 before the first one."""
+    media: tuple[str, ...] = ()
+    """Kinds of attachments that the model reads, `image` and `audio`, as of the last load."""
 
 
 class ModelResolver:

@@ -272,7 +272,7 @@ class CommandRunner:
         if path.suffix == ".json":
             text = as_json_text(conversation)
         else:
-            text = as_markdown(conversation)
+            text = as_markdown(conversation, embed=True)
         try:
             if path.exists():
                 raise UsageError(f"{path} already exists", hint="use another name: /export NAME")

@@ -289,3 +289,15 @@ WANTED = {
 def test_lists_tables_code_and_songs_are_no_loop(name: str) -> None:
     assert loop_of(WANTED[name]) is None
     assert loop_of(WANTED[name] + WORDS) is None
+
+
+def test_a_run_that_moves_from_sign_to_sign_is_a_loop() -> None:
+    # As SmolLM2 wrote with a frequency penalty: each sign until the penalty made the next one likelier.
+    text = "| Day 1 | Rest |\n" + "=" * 260 + "\n" + "+" * 210 + "\n" + "*" * 900 + "!" * 140
+    assert LoopDetector("Make a weekly workout plan.").find(text) is not None
+
+
+def test_a_long_ruler_and_a_box_are_no_loops() -> None:
+    box = "+" + "-" * 78 + "+\n" + ("|" + " " * 78 + "|\n") * 12 + "+" + "-" * 78 + "+\n"
+    assert LoopDetector("Draw a box.").find("Here it is:\n" + box) is None
+    assert LoopDetector("Draw a ruler.").find("Title\n" + "=" * 700 + "\nText " * 80) is None

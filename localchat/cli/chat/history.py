@@ -21,7 +21,6 @@ from localchat.sanitize import sanitize_line
 from localchat.units import counted
 
 if TYPE_CHECKING:
-    from localchat.chat.conversation import Conversation, Node
     from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
@@ -101,18 +100,15 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
 @command.command("show")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
-@click.option("--tree", is_flag=True, help="Show all branches; as text, an outline.")
 @click.pass_obj
-def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
+def show(app: AppContext, id_: str, as_json: bool) -> None:
     """Show a conversation as text, or with --json every message with its metrics."""
     from localchat.chat.export import as_data, as_markdown
 
     with _opened(app) as history:
         conversation = history.load(id_)
     if as_json:
-        _print_json(app.environ, as_data(conversation, tree=tree))
-    elif tree:
-        print_lines(app.environ, outline(conversation))
+        _print_json(app.environ, as_data(conversation, tree=False))
     else:
         print_lines(app.environ, as_markdown(conversation).splitlines())
 
@@ -133,7 +129,7 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
     with _opened(app) as history:
         conversation = history.load(id_)
     wants_json = as_json or (output or "").endswith(".json")
-    text = as_json_text(conversation) if wants_json else as_markdown(conversation)
+    text = as_json_text(conversation) if wants_json else as_markdown(conversation, embed=True)
     if output is None:
         print_lines(app.environ, text.rstrip("\n").splitlines())
         return
@@ -225,36 +221,3 @@ def _print_json(environ: Mapping[str, str], data: object) -> None:
 
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-_OUTLINE_CHARACTERS = 60
-
-
-def outline(conversation: "Conversation") -> Iterator[str]:
-    """Yield one line for each message. Branches are indented, and `*` marks the current path."""
-    path_ids = {node.id for node in conversation.path()}
-    children: dict[str | None, list[Node]] = {}
-    for node in conversation.nodes.values():
-        children.setdefault(node.parent, []).append(node)
-    # A stack instead of recursion, because a path can be thousands of messages long.
-    stack = [(node, 0) for node in reversed(children.get(None, []))]
-    while stack:
-        node, depth = stack.pop()
-        mark = "*" if node.id in path_ids else " "
-        yield f"{mark} {'  ' * depth}{_line(node)}"
-        branches = children.get(node.id, [])
-        branch_depth = depth + (len(branches) > 1)
-        stack += [(branch, branch_depth) for branch in reversed(branches)]
-
-
-def _line(node: "Node") -> str:
-    text = " ".join(node.message.content.split())
-    if len(text) > _OUTLINE_CHARACTERS:
-        text = f"{text[: _OUTLINE_CHARACTERS - 1]}…"
-    author = "summary" if node.replaces else node.message.role
-    line = f"{author}: {text}"
-    if node.state == "open":
-        line += " [stopped]"
-    elif node.state != "whole":
-        line += f" [{node.state}]"
-    return sanitize_line(line)

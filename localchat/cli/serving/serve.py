@@ -68,6 +68,11 @@ _EDITOR_S = 8 * 3600
 )
 @click.option("--insecure-no-auth", is_flag=True, help="Serve a network without an API key.")
 @click.option("--strict-models", is_flag=True, help="Reject unknown model names.")
+@click.option(
+    "--allow-fetch",
+    is_flag=True,
+    help="Fetch pictures that requests name by a public URL. Private addresses are never fetched.",
+)
 @click.option("--no-loop-guard", is_flag=True, help="Do not stop answers that repeat themselves.")
 @click.option(
     "--documents",
@@ -130,6 +135,7 @@ def command(
     allow_origin: tuple[str, ...],
     insecure_no_auth: bool,
     strict_models: bool,
+    allow_fetch: bool,
     no_loop_guard: bool,
     documents: tuple[str, ...],
     longest: int | None,
@@ -168,6 +174,7 @@ def command(
         api_keys=keys,
         alias=not strict_models,
         loop_guard=not no_loop_guard,
+        allow_fetch=allow_fetch,
         documents=_documents(setup, documents),
         documents_folder=open_library(setup.app).folder,
         limits=limits,
