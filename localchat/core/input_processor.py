@@ -11,7 +11,7 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Final, cast
+from typing import cast
 
 import msgspec
 
@@ -46,7 +46,7 @@ from localchat.engine.request import (
     TokenIds,
     default_answer_tokens,
 )
-from localchat.errors import ContextExceeded, UsageError
+from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 _SEED_MASK = (1 << 64) - 1
 _MAX_CHOICES = 64
@@ -59,6 +59,7 @@ _MAX_LOGPROBS = 100
 _MAX_BAD_WORDS = 256
 _MAX_STOP_TOKENS = 256
 _BANNED_BIAS = -1e9
+_NAMED_MODELS = 4
 
 
 class InputProcessor:
@@ -347,7 +348,9 @@ class InputProcessor:
         kinds = self._model.info.media
         if attachment.kind not in kinds:
             raise UsageError(
-                cannot_read(attachment.kind, kinds), hint=HOW_TO_READ, field="messages"
+                cannot_read(attachment.kind, kinds),
+                hint=_how_to_read(attachment.kind),
+                field="messages",
             )
         model = cast(MediaModel, self._model)
         return model.media_pieces(attachment.kind, attachment.data, attachment.name)
@@ -427,12 +430,6 @@ class InputProcessor:
         return b"".join(piece(token, special=True) for token in tokens).decode("utf-8", "replace")
 
 
-HOW_TO_READ: Final = (
-    "use a model with an mmproj file, which --mmproj names: `localchat search --vision` lists those of the "
-    "catalogue"
-)
-
-
 def cannot_read(kind: str, kinds: Several[str]) -> str:
     """Return the sentence about a model that cannot read a kind of attachment, but `kinds`."""
     verb = {"image": "see pictures", "audio": "hear recordings"}
@@ -441,6 +438,20 @@ def cannot_read(kind: str, kinds: Several[str]) -> str:
         abilities = " and ".join(verb[other].split()[0] for other in kinds)
         sentence += f"; it can {abilities}"
     return sentence
+
+
+def _how_to_read(kind: str) -> str:
+    """Return advice with models of the catalogue that read a kind of attachment."""
+    from localchat.models.catalog import models_that_read  # no other request needs the catalogue
+
+    try:
+        names = models_that_read(kind)[:_NAMED_MODELS]
+    except LocalchatError:
+        names = []
+    hint = "name the mmproj file that goes with this model: --mmproj PATH"
+    if names:
+        hint = f"choose a model such as {', '.join(names)}, or {hint}"
+    return hint
 
 
 def _check(request: GenerateRequest) -> None:
