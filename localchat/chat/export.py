@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import unsent_ids
 from localchat.chat.titles import title_for
 from localchat.engine.stats_line import stats_line
+from localchat.units import moment
 
 _NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _STATES: Final = {
@@ -36,7 +36,7 @@ def file_name(conversation: Conversation) -> str:
 def as_markdown(conversation: Conversation) -> str:
     """Return the shown path as a Markdown document."""
     parts = [f"# {_one_line(title_for(conversation)) or 'Conversation'}"]
-    about = _moment(conversation.created_s)
+    about = moment(conversation.created_s)
     if conversation.model:
         about += f" · {_one_line(conversation.model)}"
     parts.append(about)
@@ -151,10 +151,6 @@ def _without_lone_surrogates(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _fence(text: str) -> str:

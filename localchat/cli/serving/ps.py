@@ -39,7 +39,9 @@ def command(app: AppContext, as_json: bool) -> None:
     ]
     if as_json:
         records: list[dict[str, Any]] = [
-            {"server": url, **_record(model)} for url, status in servers for model in status.models
+            {"server": url, **msgspec.structs.asdict(model)}
+            for url, status in servers
+            for model in status.models
         ]
         print_json(app.environ, records)
         return
@@ -89,7 +91,3 @@ def _time(seconds: float) -> str:
     if seconds < 2 * _MINUTE_S:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE_S:.0f} min"
-
-
-def _record(model: "ModelStatus") -> dict[str, Any]:
-    return {name: getattr(model, name) for name in model.__struct_fields__}
