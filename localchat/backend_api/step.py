@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from localchat.backend_api.media import MediaSpan
 from localchat.config.sampling import SamplingValues
 
 
@@ -165,6 +166,8 @@ class Enter(msgspec.Struct, frozen=True):
     offset: int = 0
     """Tokens of the text before the first one here. The noise of the draws counts them, but a draft model may
     know only the end of a text."""
+    media: tuple[MediaSpan, ...] = ()
+    """Pictures and recordings among the tokens, in order. Their token ids are placeholders (media.py)."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     llamacpp_library: Annotated[str, Meta(min_length=1)] | None = None
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
+    mmproj: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: _Whole | None = None
@@ -64,7 +65,9 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
+    pictures: Literal["auto", "kitty", "sixel", "blocks", "off"] = "auto"
     reduced_motion: bool = False
+    screen_reader: bool = False
     color: bool = True
     stats: bool = False
     quiet: bool = False
@@ -153,8 +156,8 @@ def convert(key: str, entry: Given) -> object:
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
         subject = entry.origin
-        # A flag names its key already.
-        if not subject.startswith("--"):
+        # A flag and a command name their key already.
+        if not subject.startswith(("--", "/set ")):
             subject += f": {key}"
         raise UsageError(f"{subject} must be {_valid(key, problem)}, not {shown}") from problem
 

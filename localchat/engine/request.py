@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from localchat.config.sampling import SamplingNumbers
+from localchat.media.format import MediaKind as MediaKind
 
 ReasoningChoice = Literal["auto", "on", "off"]
 
@@ -20,9 +21,6 @@ class CalledTool(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str
     """JSON text."""
     id: str = ""
-
-
-MediaKind = Literal["image", "audio"]
 
 
 class Attachment(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,9 +1,13 @@
-"""Verdicts: whether a variant is as good as the first one, in words and as a grade."""
+"""Verdicts: whether a variant is as good as the first one, in words and by thresholds.
+
+A threshold is a gate, for scripts: `--gate kl=0.02 --gate needles=0`.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from localchat.errors import UsageError
 from localchat.measure.records import TaskOutcome, VariantQuality
 
 GRADES: Final = ("safe", "close", "weaker", "damaged")
@@ -162,11 +166,114 @@ def same_text_share(base: VariantQuality, other: VariantQuality) -> float | None
     return sum(text.same is None for text in other.greedy) / len(other.greedy)
 
 
-def failures(measured: Sequence[VariantQuality], gate: str) -> Iterator[str]:
-    """Yield a sentence on each variant after the first whose grade is below `gate`, or that has none."""
+_Measure = Callable[[VariantQuality, VariantQuality], float | None]
+
+
+class _Limit(NamedTuple):
+    """A figure that a gate can limit."""
+
+    measure: _Measure
+    """Compares the first variant with another; None if a test is missing."""
+    about: str
+    is_minimum: bool = False
+
+
+def _count_lost(select: Callable[[VariantQuality], Sequence[TaskOutcome]]) -> _Measure:
+    def count(base: VariantQuality, other: VariantQuality) -> float | None:
+        if not select(base) or not select(other):
+            return None
+        return len(lost_tasks(select(base), select(other)))
+
+    return count
+
+
+def _perplexity_ratio(base: VariantQuality, other: VariantQuality) -> float | None:
+    if base.perplexity is None or other.perplexity is None:
+        return None
+    # Bits per byte are comparable between models with different tokenizers.
+    difference = other.perplexity.bits_per_byte - base.perplexity.bits_per_byte
+    return float(2 ** (_TOKEN_BYTES * difference))
+
+
+_LIMITS: Final[dict[str, _Limit]] = {
+    "kl": _Limit(
+        lambda base, other: other.divergence.kl_mean if other.divergence else None,
+        "largest mean KL divergence",
+    ),
+    "top1": _Limit(
+        lambda base, other: other.divergence.same_top_share if other.divergence else None,
+        "smallest top-1 agreement, from 0 to 1",
+        is_minimum=True,
+    ),
+    "perplexity": _Limit(_perplexity_ratio, "largest ratio to the first model's perplexity"),
+    "greedy": _Limit(same_text_share, "smallest share of equal greedy texts", is_minimum=True),
+    "needles": _Limit(_count_lost(lambda measured: measured.needles), "most needles lost"),
+    "json": _Limit(_count_lost(lambda measured: measured.json), "most JSON tasks lost"),
+    "tools": _Limit(_count_lost(lambda measured: measured.tools), "most tool calls lost"),
+    "questions": _Limit(_count_lost(lambda measured: measured.questions), "most questions lost"),
+}
+_GRADE: Final = "grade"
+
+
+class Gate(NamedTuple):
+    """Threshold of one figure."""
+
+    name: str
+    value: float
+    """Limit, or the index of a grade."""
+
+
+def parse_gates(arguments: Sequence[str]) -> tuple[Gate, ...]:
+    """Parse `kl=0.02` and `grade=close`. Raises UsageError."""
+    return tuple(map(_parse_gate, arguments))
+
+
+def _parse_gate(argument: str) -> Gate:
+    name, equals, text = argument.partition("=")
+    name = name.strip()
+    text = text.strip()
+    if name == _GRADE and text in GRADES:
+        return Gate(name, GRADES.index(text))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if name not in _LIMITS or not equals or not 0 <= value < float("inf"):
+        names = ", ".join(f"{key} ({limit.about})" for key, limit in _LIMITS.items())
+        raise UsageError(
+            f"--gate {argument}: expected NAME=NUMBER, or grade={'|'.join(GRADES)}",
+            hint=f"names: {names}",
+        )
+    return Gate(name, value)
+
+
+def failures(measured: Sequence[VariantQuality], gates: Sequence[Gate]) -> Iterator[str]:
+    """Yield a sentence on each gate that a variant after the first misses. A missing test fails too."""
     for other in measured[1:]:
-        reached = grade(measured[0], other)
+        for gate in gates:
+            if problem := _failure(measured[0], other, gate):
+                yield f"{other.variant.name}: {problem}"
+
+
+def _failure(base: VariantQuality, other: VariantQuality, gate: Gate) -> str:
+    """Return the reason why a variant misses a gate; empty if it passes."""
+    if gate.name == _GRADE:
+        reached = grade(base, other)
         if reached is None:
-            yield f"gate missed: {other.variant.name}: nothing could be compared, so it has no grade"
-        elif GRADES.index(reached) > GRADES.index(gate):
-            yield f"gate missed: {other.variant.name}: grade {reached}, allowed {gate}"
+            return "nothing could be compared, so it has no grade"
+        if GRADES.index(reached) <= gate.value:
+            return ""
+        return f"grade {reached}, allowed {GRADES[int(gate.value)]}"
+    limit = _LIMITS[gate.name]
+    value = limit.measure(base, other)
+    if value is None:
+        return f"{gate.name} was not measured"
+    if limit.is_minimum:
+        passed = value >= gate.value
+        bound = "at least"
+    else:
+        passed = value <= gate.value
+        bound = "at most"
+    if passed:
+        return ""
+    return f"{gate.name} {value:.3g}, allowed {bound} {gate.value:g}"

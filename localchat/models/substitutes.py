@@ -9,7 +9,14 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, is_rough, smaller_quantizations
-from localchat.fit.steps import MemoryStep, Planner, SlotLimit, load_steps, needed_bytes
+from localchat.fit.steps import (
+    MemoryStep,
+    Planner,
+    SlotLimit,
+    load_steps,
+    needed_bytes,
+    without_trifles,
+)
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
@@ -49,7 +56,8 @@ def memory_steps(
     first = load_steps(options, plan, has_gpu=has_gpu, slots=slots)
     base = plan(options)
     substitutes = _Substitutes(subject, options, machine, paths, environ, base)
-    return (*first, substitutes.quantization(), substitutes.model())
+    steps = (*first, substitutes.quantization(), substitutes.model())
+    return without_trifles(steps, needed_bytes(base) - base.free_bytes)
 
 
 class _Substitutes:

@@ -144,7 +144,7 @@ def instead(name: str, commands: Sequence[Command] = COMMANDS) -> str:
     try:
         return f"use /set {find_key(name, '')} VALUE"
     except UsageError:
-        return did_you_mean(name, [command.name for command in commands])
+        return did_you_mean(f"/{name}", [f"/{command.name}" for command in commands])
 
 
 def parse(line: str, front_end: FrontEnd = "screen") -> CommandCall:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from localchat.errors import UsageError
 from localchat.measure.records import (
     DivergenceFigures,
     GreedyText,
@@ -11,7 +12,7 @@ from localchat.measure.records import (
     VariantQuality,
 )
 from localchat.measure.variants import BenchVariant
-from localchat.measure.verdict import failures, verdict
+from localchat.measure.verdict import failures, parse_gates, verdict
 
 
 def measured(name: str, **figures: Any) -> VariantQuality:
@@ -44,11 +45,26 @@ def test_greedy_texts_alone_are_a_comparison() -> None:
     assert "nothing could be compared" not in text and "0 of 6" in text
 
 
-@pytest.mark.parametrize(("gate", "missed"), [("weaker", False), ("safe", True)])
-def test_a_gate_fails_below_its_grade(gate: str, missed: bool) -> None:
-    assert bool(list(failures((BASE, OTHER), gate))) is missed
+@pytest.mark.parametrize(
+    ("word", "missed"),
+    [
+        ("kl=0.01", False),
+        ("kl=0.001", True),
+        ("top1=0.9", False),
+        ("top1=0.95", True),
+        ("greedy=0.5", True),
+        ("questions=2", False),
+        ("questions=1", True),
+        ("needles=0", True),  # it was not measured
+        ("grade=weaker", False),
+        ("grade=safe", True),
+    ],
+)
+def test_a_gate_fails_beyond_its_limit(word: str, missed: bool) -> None:
+    assert bool(list(failures((BASE, OTHER), parse_gates([word])))) is missed
 
 
-def test_a_gate_fails_if_nothing_was_compared() -> None:
-    (sentence,) = failures((measured("a"), measured("b")), "weaker")
-    assert sentence.endswith("nothing could be compared, so it has no grade")
+@pytest.mark.parametrize("word", ["kl", "kl=x", "kl=-1", "kl=inf", "speed=3", "grade=fine", "="])
+def test_an_unknown_gate_is_a_usage_error(word: str) -> None:
+    with pytest.raises(UsageError, match="--gate"):
+        parse_gates([word])

@@ -20,7 +20,7 @@ from tests.support.published_checkpoints import published_checkpoint
 
 CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 BODY = (
-    'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
+    'parameters = 1_000_000\ncontext_tokens = 512\nlicense = "MIT"\nabout = "x"\nuses = ["chat"]\n'
     'sources = [{ repository = "a/b", format = "gguf", quantizations = ["Q4_K_M"] }]\n'
 )
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from localchat.chat.conversation import Question
 from localchat.engine.events import Accepted, Loading, MetricsSnapshot, Prefill
 from localchat.errors import EngineDied, NetworkError
 from localchat.session.blocks import NoticeBlock
@@ -378,7 +379,7 @@ def test_a_long_answer_that_nobody_looks_at_rings(
 
     async def what(pilot: Pilot[int]) -> None:
         app_of(pilot).app_focus = looked_at
-        app_of(pilot).chat.on_composer_sent(Composer.Sent("go", ()))
+        app_of(pilot).chat.on_composer_sent(Composer.Sent(Question("go")))
         await until(pilot, lambda: app_of(pilot).session.last_answer())
         await until(pilot, lambda: not app_of(pilot).session.busy)
         assert rung == ([] if looked_at else ["localchat is done"])

@@ -451,13 +451,10 @@ class _Chooser:
         """Explain what the room for several requests costs."""
         if room <= context:
             return
-        single = sum(self.budgets.budget(context, candidate).kv)
         shared = sum(self.budgets.budget(room, candidate).kv)
-        slots = self.options.max_slots
-        limit = " tokens" if room >= slots * context else f" of {tokens(slots * context)}"
         yield (
-            f"{slots} requests at once share a KV cache of {room:,}{limit}: {size(shared)}, where "
-            f"one of {tokens(context)} takes {size(single)}. --kv-gb limits it."
+            f"Up to {self.options.max_slots} requests at once share a KV cache of {tokens(room)} "
+            f"({size(shared)}). --kv-gb limits it."
         )
 
     def _no_gpu(self) -> tuple[str, tuple[str, ...]]:

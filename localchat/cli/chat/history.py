@@ -128,7 +128,7 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
     with _opened(app) as history:
         conversation = history.load(id_)
     wants_json = as_json or (output or "").endswith(".json")
-    text = as_json_text(conversation) if wants_json else as_markdown(conversation)
+    text = as_json_text(conversation) if wants_json else as_markdown(conversation, embed=True)
     if output is None:
         print_lines(app.environ, text.rstrip("\n").splitlines())
         return

@@ -125,10 +125,11 @@ def command(ctx: click.Context, /, **_: object) -> int:
     benchmark and stores the results so far.
     """
     from localchat.config.paths import find_paths
+    from localchat.measure.plot import bench_svg
     from localchat.measure.store import bench_store
 
     store = bench_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, record_lines, _list_lines, _compare)
+    view = RecordView(store, record_lines, _list_lines, _compare, bench_svg)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 

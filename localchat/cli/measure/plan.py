@@ -10,7 +10,7 @@ from localchat.cli.measure.options import json_option, parse_milliseconds
 from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
-from localchat.units import duration, size
+from localchat.units import counted, duration, size
 
 if TYPE_CHECKING:
     from localchat.config.prices import Prices
@@ -254,8 +254,8 @@ def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
     yield f"A copy has {queue.running:.1f} requests in work on average."
     length = demand.prompt_tokens + demand.output_tokens
     if plan.conversations is not None:
-        room = f"{plan.conversations:,} conversations of {length:,.0f} tokens"
-        yield f"Its KV cache has room for {room} at once."
+        room = f"{counted(plan.conversations, 'conversation')} of {length:,.0f} tokens"
+        yield f"Its KV cache has room for {room}."
     if plan.memory_bytes is not None:
         yield f"A copy takes {size(plan.memory_bytes)} of memory."
     yield from _cost_lines(plan, length)

@@ -93,8 +93,10 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
 )
 @click.option(
     "--gate",
-    type=click.Choice(("safe", "close", "weaker")),
-    help="Exit with 1 if the grade of a model is lower.",
+    "gates",
+    multiple=True,
+    metavar="NAME=LIMIT",
+    help="Exit with 1 if a model misses this limit, as kl=0.02, top1=0.95 or grade=close; repeatable.",
 )
 @load_flags
 @record_options
@@ -109,10 +111,11 @@ def command(ctx: click.Context, /, **_: object) -> int:
     --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
     from localchat.config.paths import find_paths
+    from localchat.measure.plot import quality_svg
     from localchat.measure.store import quality_store
 
     store = quality_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, _record_lines, _list_lines, _compare)
+    view = RecordView(store, _record_lines, _list_lines, _compare, quality_svg)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 
@@ -124,13 +127,13 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     from localchat.measure.comparison import Comparison
     from localchat.measure.records import MachineRecord, QualityRecord, now
     from localchat.measure.variants import is_running
-    from localchat.measure.verdict import failures, verdicts
+    from localchat.measure.verdict import failures, parse_gates, verdicts
 
     app = app_context(ctx)
-    gate: str | None = ctx.params["gate"]
+    gates = parse_gates(ctx.params["gates"])
     plan = _comparison_plan(ctx, app)
     variants = plan.spec.variants
-    if gate and len(variants) < 2:
+    if gates and len(variants) < 2:
         raise UsageError("--gate compares models with the first: name two, or use --vary")
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     targets = QualityTargets(ctx, terminal)
@@ -153,7 +156,8 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
         verdicts=tuple(verdicts(measured)),
         complete=end.complete,
     )
-    return MeasuredResult(record, end, list(failures(measured, gate)) if gate else ())
+    missed = [f"gate missed: {failure}" for failure in failures(measured, gates)]
+    return MeasuredResult(record, end, missed)
 
 
 class _ComparisonPlan(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import click
@@ -50,6 +51,7 @@ class RecordView(Generic[_Record]):
     list_lines: Callable[[Sequence[_Record]], Iterable[str]]
     compare: Callable[[_Record, _Record, int | None], tuple[Any, Iterable[str]]]
     """Returns the JSON value and the lines. Raises UsageError for results without a common part."""
+    svg: Callable[[_Record], str]
 
 
 def run_to_end(run: Callable[[], None]) -> RunEnd:
@@ -97,6 +99,9 @@ def _measure(
     measure: Callable[[], MeasuredResult[_Record]],
     options: dict[str, Any],
 ) -> int:
+    svg: Path | None = options["svg"]
+    if svg is not None and not svg.absolute().parent.is_dir():
+        raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     record, end, missed = measure()
     problem = end.problem
     if record is not None:
@@ -121,8 +126,21 @@ def _measure(
 def _present(
     app: AppContext, view: RecordView[_Record], record: _Record, options: dict[str, Any]
 ) -> None:
+    """Print a result, and draw it into the file of `--svg`."""
+    if options["svg"] is not None:
+        _write(options["svg"], view.svg(record))
     lines = view.lines(record, report_width(app.environ))
     _print(app, record, lines, as_json=options["as_json"])
+
+
+def _write(path: Path, text: str) -> None:
+    from localchat.atomic import write_text
+    from localchat.errors import reason
+
+    try:
+        write_text(path, text)
+    except OSError as problem:
+        raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
 
 
 def _print(app: AppContext, value: object, lines: Iterable[str], *, as_json: bool) -> None:

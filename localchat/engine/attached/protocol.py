@@ -23,7 +23,7 @@ class AttachSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     model: bytes
     """Path as bytes."""
     name: str
-    word: str = ""
+    typed_name: str = ""
     """Name that the user typed."""
     backend: str | None = None
     load: LoadOptions = LoadOptions()

@@ -222,17 +222,17 @@ class HubClient:
         page = f"{self.endpoint}/{repository}"
         if self._token is None:
             return NetworkError(
-                f"{repository} is gated: accept its licence at {page}",
+                f"{repository} is gated: accept its license at {page}",
                 hint=f"then make a token that reads: {self.endpoint}/settings/tokens\n"
                 "export HF_TOKEN=… and run the same command again",
             )
         return NetworkError(
             f"{repository} refuses this token",
-            hint=f"accept the licence at {page} with the account of the token, which needs read access",
+            hint=f"accept the license at {page} with the account of the token, which needs read access",
         )
 
     def _denied(self, repository: str, response: httpx2.Response) -> NetworkError:
-        """Return the error for a user whom the server refuses without naming a licence."""
+        """Return the error for a user whom the server refuses without naming a license."""
         host = response.url.host
         status = f"{response.status_code} {response.reason_phrase}"
         message = " ".join(response.headers.get("x-error-message", "").split())[:200]

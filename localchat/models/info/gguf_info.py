@@ -57,8 +57,8 @@ class ModelDescription:
     context_tokens: int
     layers: int
     vocab_size: int
-    licence: str
-    """Licence as the file names it. Empty if it names none."""
+    license: str
+    """License as the file names it. Empty if it names none."""
     templates: Mapping[str, str]
     """Chat templates by name, `default` first."""
     kv_bytes_per_token: int
@@ -96,7 +96,7 @@ def describe_gguf(header: Header) -> ModelDescription:
         context_tokens=shape.context_train,
         layers=len(shape.layers),
         vocab_size=shape.vocab_size,
-        licence=_text(header, "general.license.name") or _text(header, "general.license"),
+        license=_text(header, "general.license.name") or _text(header, "general.license"),
         templates=templates,
         kv_bytes_per_token=0 if header.architecture in ENCODERS else _bytes_per_token(shape),
         kv_types=kv_types(shape),

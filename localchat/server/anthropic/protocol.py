@@ -7,11 +7,15 @@ import msgspec
 from localchat.server.chat.structure import AnswerFields
 
 
-class DocumentSource(msgspec.Struct, frozen=True):
-    """Content of a document: `data` for a text, `content` for blocks."""
+class ContentSource(msgspec.Struct, frozen=True):
+    """Content of a picture or a document: `data` for base64 or a text, `content` for blocks, or `url`."""
 
     type: str = ""
     data: str | None = None
+    media_type: str | None = None
+    """Ignored: the content shows its format."""
+    url: str | None = None
+    file_id: str | None = None
     content: "Content" = None
 
 
@@ -27,7 +31,7 @@ class InputBlock(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     content: "Content" = None
     is_error: bool | None = None
-    source: DocumentSource | str | None = None
+    source: ContentSource | str | None = None
     title: str | None = None
     tool_name: str | None = None
 

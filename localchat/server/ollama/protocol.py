@@ -21,7 +21,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -75,7 +75,7 @@ class OllamaGenerateBody(AnswerBody, frozen=True, kw_only=True):
     raw: bool | None = None
     """Use the prompt without the model's template."""
     template: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
 
 
 class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True):

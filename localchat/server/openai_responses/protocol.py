@@ -1,13 +1,11 @@
 """Request types of the Responses API. Null means "not given"."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from localchat.server.chat.messages import ContentPart
+from localchat.server.chat.messages import ContentPart, PartContent
 from localchat.server.chat.structure import AnswerFields
-
-ContentParts: TypeAlias = str | list[ContentPart | str] | None
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -15,14 +13,14 @@ class InputItem(msgspec.Struct, frozen=True):
 
     type: str | None = None
     role: str | None = None
-    content: ContentParts = None
+    content: PartContent = None
     summary: list[ContentPart] | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     call_id: str | None = None
-    output: ContentParts = None
+    output: PartContent = None
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -137,7 +137,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     def _check(self, text: str) -> None:
         if self._key is not None and text.strip():
             try:
-                convert(self._key, Given(text.strip(), self._key))
+                convert(self._key, Given(text.strip(), f"/set {self._key}"))
                 self.show_about(f"Enter sets {self._key} to {text.strip()}")
             except LocalchatError as problem:
                 self.show_about(problem.hint)

@@ -59,6 +59,7 @@ VERBS: Final = [
     "learn",
     "quality",
     "cache",
+    "quantize",
     "completion",
 ]
 SUBCOMMANDS: Final = {
@@ -70,6 +71,7 @@ SUBCOMMANDS: Final = {
 }
 FLAGS: Final = [
     "-m",
+    "--type",
     "--model",
     "-s",
     "--system",
@@ -166,6 +168,7 @@ FLAGS: Final = [
     "--list",
     "--show",
     "--compare",
+    "--svg",
     "--clients",
     "--vote",
     "--best-of",

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,14 +39,18 @@ def bench(call: Call) -> Bench:
 SHORT = ("--shape", "300+20", "--requests", "2", "--backend", SCRIPTED)
 
 
-def test_a_model_is_measured_by_a_server_of_its_own(bench: Bench, script: Path) -> None:
-    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "10s")
+def test_a_model_is_measured_by_a_server_of_its_own(
+    bench: Bench, script: Path, tmp_path: Path
+) -> None:
+    chart = tmp_path / "chart.svg"
+    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "10s", "--svg", chart)
     assert outcome.code == 0, outcome.err
     rows = [line.split() for line in outcome.out.splitlines() if re.match(r" +[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2", "1", "2"]
     assert "GOOD" in outcome.out and "100%" in outcome.out
     assert "Stored as number 1" in outcome.out
     assert "2 clients: " in outcome.err
+    ElementTree.fromstring(chart.read_text())
     again = bench("--show", "last", "--json")
     record = json.loads(again.out)
     figures = [point["figures"] for point in record["points"]]
@@ -125,6 +130,7 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--context", "0,x"), 2, "--context 0,2k,8k"),
         (("guide", "--clients", "0"), 2, "--clients 1,4,16"),
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
+        (("guide", "--svg", "/nowhere/at/all.svg"), 2, "no folder /nowhere/at"),
         (("guide", "--list"), 2, "exclude each other"),
         (("--show", "7"), 2, "no benchmark '7'"),
         (("--compare", "1", "2"), 2, "no benchmark '1'"),

@@ -84,7 +84,7 @@ def test_without_a_benchmark_it_is_an_estimate(
     outcome = plan(model)
     assert outcome.code == 0, outcome.err
     assert "it may be off by a factor of two" in outcome.out
-    assert "conversations of 400 tokens at once" in outcome.out
+    assert "conversations of 400 tokens." in outcome.out
 
 
 def test_a_model_that_is_not_here_is_planned_by_its_shape(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,16 +34,19 @@ def quality(call: Call) -> Quality:
 def test_settings_are_compared_and_the_result_is_kept(
     quality: Quality, script: Path, tmp_path: Path
 ) -> None:
-    questions = tmp_path / "set.jsonl"
+    questions, chart = tmp_path / "set.jsonl", tmp_path / "chart.svg"
     questions.write_text(
         '{"question": "How do I pull a model?", "answer": "hello", "match": "contains"}\n'
     )
-    outcome = quality(script, *SHORT, "--vary", "kv-type=f16,q8_0", "--set", questions)
+    outcome = quality(
+        script, *SHORT, "--vary", "kv-type=f16,q8_0", "--set", questions, "--svg", chart
+    )
     assert outcome.code == 0, outcome.err
     assert "RIGHT" in outcome.out and "Stored as number 1" in outcome.out
     rows = [line.split() for line in outcome.out.splitlines() if line.startswith("kv-type=")]
     assert rows[0][-1] == rows[1][-1] == "1/1"
     assert "kv-type=q8_0: questions 1 of 1" in outcome.out
+    ElementTree.fromstring(chart.read_text())
     record = json.loads(quality("--show", "last", "--json").out)
     assert [one["variant"]["settings"]["kv_cache_type"] for one in record["measured"]] == [
         "f16",

@@ -49,7 +49,7 @@ def test_gated_repository_is_explained_with_its_page(pull: Puller, hub: FakeHub)
     hub.add(NAME, {"small-q4_k_m.gguf": BODY}, gated=True, token="right")
     with pytest.raises(NetworkError) as caught:
         pull(NAME)
-    assert caught.value.message.endswith(f"accept its licence at {hub.url}/{NAME}")
+    assert caught.value.message.endswith(f"accept its license at {hub.url}/{NAME}")
     assert "HF_TOKEN" in caught.value.hint
     pull.token = "wrong"
     with pytest.raises(NetworkError, match="refuses this token"):

@@ -132,7 +132,7 @@ def test_name_of_the_catalogue_finds_the_file_however_it_is_called(
     )
     own = tmp_path / "models.toml"
     own.write_text(
-        '[models."tiny:1b"]\nparameters = 1_000_000_000\ncontext_tokens = 512\nlicence = "MIT"\n'
+        '[models."tiny:1b"]\nparameters = 1_000_000_000\ncontext_tokens = 512\nlicense = "MIT"\n'
         'about = "x"\nuses = ["chat"]\n[[models."tiny:1b".sources]]\nformat = "gguf"\n'
         'repository = "maker/Renamed-GGUF"\nquantizations = ["Q4_K_M"]\n'
     )
