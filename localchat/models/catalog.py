@@ -23,8 +23,16 @@ _NAME = r"^[a-z0-9][a-z0-9._-]*:[a-z0-9][a-z0-9._-]*$"
 _REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Line = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\n]+$")]
 Use = Literal[
-    *("chat", "code", "infill", "reasoning", "tools", "vision", "audio"),
-    *("embeddings", "reranking", "multilingual"),
+    "chat",
+    "code",
+    "infill",
+    "reasoning",
+    "tools",
+    "vision",
+    "audio",
+    "embeddings",
+    "reranking",
+    "multilingual",
 ]
 
 
