@@ -182,6 +182,10 @@ def _entry(path: Path, name: str, body: object) -> CatalogEntry:
             f"{path}: {name!r} is not a valid name of a model",
             hint="a name is family:size in small letters, as qwen2.5:7b",
         ) from problem
+    if isinstance(body, dict) and "licence" in body:
+        # The spelling of catalogues written before 0.3.
+        body = {**body, "license": body["licence"]}
+        del body["licence"]
     try:
         checked = msgspec.convert(body, _Body)
     except msgspec.ValidationError as problem:
