@@ -11,15 +11,16 @@ from localchat.backend_api.interface import Backend
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
-from localchat.models.published_shapes import published_model
+from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.models.quantizations import is_quantization
 from localchat_cuda.backend import CudaBackend
 from localchat_llamacpp.backend import LlamaCppBackend
 from localchat_llamacpp.build_advice import knows_architecture
+from tests.support.published_checkpoints import published_checkpoint
 
 CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 BODY = (
-    'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
+    'parameters = 1_000_000\ncontext_tokens = 512\nlicense = "MIT"\nabout = "x"\nuses = ["chat"]\n'
     'sources = [{ repository = "a/b", format = "gguf", quantizations = ["Q4_K_M"] }]\n'
 )
 
@@ -73,7 +74,9 @@ def test_everything_that_is_listed_has_a_backend_that_runs_it(name: str) -> None
         return
     for source in CATALOGUE[name].sources:
         for quantization in source.quantizations:
-            model = published_model(parse(f"{name}-{quantization.lower()}", CATALOGUE))
+            shape = read_published_shapes()[name]
+            build = gguf_shape if source.format == "gguf" else published_checkpoint
+            model = build(CATALOGUE[name], shape, quantization)
             assert model is not None, quantization
             assert backends[source.format].objection(model) == "", quantization
             # Vectors and scores are made by llama.cpp alone.
