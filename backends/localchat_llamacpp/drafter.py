@@ -56,7 +56,7 @@ def load_drafter(
             slots=request.options.max_slots,
             step_tokens=min(_STEP_TOKENS, plan.max_step_tokens),
             kv_type="f16",
-            flash_attention=True,
+            flash_attention=bool(plan.gpu_layers),
             threads=threads,
             window_only=False,
         )

@@ -67,7 +67,7 @@ def tight_for(found: MemoryPlan) -> Machine:
 def too_small_for_f16(header: Header) -> Machine:
     """A machine that holds 8,192 tokens of q8_0 and not of f16."""
     options = LoadOptions(context_tokens=8192, kv_type="f16")
-    return tight_for(asked(header, options=options))
+    return tight_for(asked(header, tight_for(asked(header, options=options)), options))
 
 
 def test_the_default_context_is_large_and_leaves_room_for_parked_prefixes(eight_b: Header) -> None:
@@ -96,6 +96,16 @@ def test_a_context_ends_where_learned_positions_end(tmp_path: Path) -> None:
     assert (
         asked(turning, options=LoadOptions(context_tokens=2048, anyway=True)).context_tokens == 2048
     )
+
+
+def test_flash_attention_is_off_on_a_cpu_until_its_scores_have_no_room(eight_b: Header) -> None:
+    assert not asked(eight_b).flash_attention
+    assert not asked(eight_b, options=LoadOptions(context_tokens=8192)).flash_attention
+    options = LoadOptions(context_tokens=8192, kv_type="f16")
+    assert asked(eight_b, tight_for(asked(eight_b, options=options)), options).flash_attention
+    assert asked(eight_b, options=LoadOptions(kv_type="q8_0")).flash_attention
+    assert asked(eight_b, options=LoadOptions(room_for_slots=True)).flash_attention
+    assert asked(eight_b, replace(LAPTOP, gpus=(CARD,)), can_offload=True).flash_attention
 
 
 def test_memory_kept_in_reserve_is_not_spent(eight_b: Header) -> None:
@@ -246,7 +256,7 @@ api = library().api
 text = []
 heard = api.llama_log_callback(lambda level, piece, user: text.append(piece.decode("utf-8", "replace")))
 api.llama_log_set(heard, None)
-for path, cells, step, rows, sequences, swa_full in json.load(sys.stdin):
+for path, cells, step, rows, sequences, flash, swa_full in json.load(sys.stdin):
     text.clear()
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers, parameters.use_extra_bufts = 0, False
@@ -254,7 +264,7 @@ for path, cells, step, rows, sequences, swa_full in json.load(sys.stdin):
     params = api.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = cells, step, step
     params.n_seq_max, params.n_outputs_max, params.kv_unified = sequences, rows, True
-    params.flash_attn_type, params.swa_full, params.n_threads = -1, swa_full, 1
+    params.flash_attn_type, params.swa_full, params.n_threads = flash, swa_full, 1
     context = api.llama_init_from_model(model, params)
     sizes = re.findall(r"(model|KV|RS|compute) +buffer size = +([0-9.]+) MiB", "".join(text))
     print(json.dumps({kind: sum(float(n) for k, n in sizes if k == kind) for kind, _ in sizes}))
@@ -270,9 +280,12 @@ def test_the_plan_agrees_with_what_llama_cpp_takes(tmp_path: Path) -> None:
     cases, loads = [], []
     for name in sorted(ARCHITECTURES):
         header = read_header(write_model(tmp_path / f"{name}.gguf", name, shape))
-        for context in (600, 4096):
+        for context, flash in ((600, 0), (4096, 0), (4096, -1)):
             options = LoadOptions(context_tokens=context, kv_type="f16", gpu_layers=0)
+            # A machine without room for the scores takes flash attention.
             found = asked(header, LAPTOP, options)
+            if flash:
+                found = asked(header, tight_for(found), options)
             spare = SPARE_STATES if model_shape(header).recurrent else 0
             steps = Steps(options.max_slots + spare, found.max_step_tokens)
             cells = context_cells(context)
@@ -284,6 +297,7 @@ def test_the_plan_agrees_with_what_llama_cpp_takes(tmp_path: Path) -> None:
                     steps.tokens,
                     steps.output_rows,
                     steps.sequences,
+                    flash,
                     True,
                 ]
             )

@@ -41,6 +41,8 @@ from localchat_llamacpp.plan.buffers import (
     window_cells,
 )
 
+_SCORES_BYTES = 512_000_000
+"""Attention scores up to this size are always worth the faster decode of a long conversation."""
 _UNIFIED_SHARE = 0.75
 """Share of the RAM that the GPU of a machine with unified memory may use. Metal's own limit is similar."""
 
@@ -68,6 +70,7 @@ class Budget(NamedTuple):
     kv: Split
     compute: Split
     overhead: Split
+    flash: bool
     mapped: int = 0
     """See MemoryPlan.mapped_bytes. Not part of any sum."""
     shares: tuple[GpuShare, ...] = ()
@@ -95,12 +98,12 @@ class Budget(NamedTuple):
             for own, other in zip(self.shares, draft.shares, strict=False)
         )
         mapped = self.mapped + draft.mapped
-        return Budget(weights, kv, compute, overhead, mapped, shares)
+        return Budget(weights, kv, compute, overhead, self.flash, mapped, shares)
 
     def pooled(self) -> "Budget":
         """Return the budget on unified memory, where everything is RAM."""
         weights, kv, compute, overhead = (Split(sum(part), 0) for part in self[:4])
-        return Budget(weights, kv, compute, overhead, self.mapped)
+        return Budget(weights, kv, compute, overhead, self.flash, self.mapped)
 
 
 class Budgets:
@@ -174,15 +177,27 @@ class Budgets:
         return Steps(self.options.max_slots + spare, step)
 
     def budget(self, context: int, candidate: Candidate) -> Budget:
-        """Return the bytes at one context."""
+        """Return the bytes at one context, without flash attention if that is faster and fits."""
+        with_flash = self._budget(context, candidate, flash=True)
+        if self.options.room_for_slots or candidate.gpu_layers or candidate.is_quantized:
+            return with_flash
+        without_flash = self._budget(context, candidate, flash=False)
+        scores_limit = max(_SCORES_BYTES, self.ram_bytes // 8)
+        if without_flash.compute.ram <= scores_limit and self.has_room(without_flash):
+            return without_flash
+        return with_flash
+
+    def _budget(self, context: int, candidate: Candidate, *, flash: bool) -> Budget:
         layers = candidate.gpu_layers
         steps = self.steps(layers)
         cells = context_cells(context)
         sliding = window_cells(self.shape, cells, steps) if candidate.window_only else cells
-        cache_spec = CacheSpec(cells, sliding, steps.sequences, candidate.kv_type)
+        cache_spec = CacheSpec(
+            cells, sliding, steps.sequences, candidate.kv_type, padded_values=not flash
+        )
         kv_bytes = kv_layer_bytes(self.shape, cache_spec)
         first_on_gpu = max(self.layers - layers, 0)
-        scratch = compute_bytes(self.shape, cells, sliding, steps, flash=True)
+        scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         contexts = 0
         if layers and not self.unified:
             contexts = gpu_context_bytes(self.machine.gpus)
@@ -192,6 +207,7 @@ class Budgets:
             Split(sum(kv_bytes[:first_on_gpu]), sum(kv_bytes[first_on_gpu:])),
             self._compute(candidate, scratch, input_bytes(self.shape, cells, steps)),
             Split(overhead_bytes(self.shape, steps), contexts),
+            flash,
             mapped,
         )
         if layers and self.gpu_count > 1:
@@ -250,7 +266,7 @@ class Budgets:
     def draft_budget(self, context: int, *, gpu: bool) -> Budget:
         """Return the bytes of this model as the draft model of another."""
         candidate = Candidate("f16", False, self.layers if gpu else 0)
-        budget = self.budget(context, candidate)
+        budget = self._budget(context, candidate, flash=gpu)
         # Both models share one process.
         own = max(overhead_bytes(self.shape, self.steps(0)) - PROCESS_BYTES, 0)
         return budget._replace(overhead=Split(own, 0))
@@ -261,7 +277,7 @@ class Budgets:
         compute = encoder_compute_bytes(encoder)
         nothing = Split(0, 0)
         if not gpu or self.unified:
-            return Budget(Split(weights, 0), nothing, Split(compute, 0), nothing)
+            return Budget(Split(weights, 0), nothing, Split(compute, 0), nothing, flash=False)
         shares: tuple[GpuShare, ...] = ()
         if self.gpu_count > 1:
             first, *others = self.machine.gpus
@@ -269,7 +285,9 @@ class Budgets:
                 GpuShare(0, weights + compute, first.total_bytes),
                 *(GpuShare(0, 0, other.total_bytes) for other in others),
             )
-        return Budget(Split(0, weights), nothing, Split(0, compute), nothing, shares=shares)
+        return Budget(
+            Split(0, weights), nothing, Split(0, compute), nothing, flash=False, shares=shares
+        )
 
     def has_room(self, budget: Budget, spare_bytes: int = 0) -> bool:
         """Return True if memory is enough, with `spare_bytes` of RAM left over."""
