@@ -30,8 +30,15 @@ class Stream:
     Events after a close are dropped.
     """
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cancel: Callable[[], None],
+        read_in: "Callable[[asyncio.AbstractEventLoop], None] | None" = None,
+    ) -> None:
+        """cancel: called at most once, by `close`. read_in: told which event loop waits for events, so that the
+        events can be read there."""
         self._cancel = cancel
+        self._read_in = read_in
         self._items: deque[Event | LocalchatError] = deque()
         self._lock = threading.Condition()
         self._waiter: asyncio.Future[None] | None = None
@@ -140,7 +147,10 @@ class Stream:
                 # The import takes 25 ms, which one-shot commands avoid by reading in a thread.
                 import asyncio
 
-                waiter = self._waiter = asyncio.get_running_loop().create_future()
+                loop = asyncio.get_running_loop()
+                waiter = self._waiter = loop.create_future()
+            if self._read_in is not None:
+                self._read_in(loop)
             await waiter
 
     def _next_batch(self) -> list[Event]:
@@ -177,10 +187,19 @@ def put_together(batches: Iterable[tuple[Stream, Sequence[Event | LocalchatError
 
 
 def _wake(waiters: "Sequence[asyncio.Future[None]]") -> None:
+    if not waiters:
+        return
+    # A future exists, so that this import is free.
+    import asyncio
+
+    running = asyncio._get_running_loop()
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, futures in by_loop.items():
+        if loop is running:
+            _resolve(futures)
+            continue
         # The consumer's event loop may be closed.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, futures)
