@@ -219,6 +219,11 @@ class ModelInfo:
     pooling: str = ""
     """Pooling of token vectors into an embedding (`mean`, `cls`, `last`). The open model is then an
     EmbeddingModel. Empty: the model generates text."""
+    media: tuple[str, ...] = ()
+    """Kinds of attachments that the model reads, `image` and `audio`. With any, the open model is a MediaModel
+    (media.py)."""
+    encoder: str = ""
+    """Identifies the file that reads attachments. Empty: none."""
     identity: str = ""
     """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 
@@ -461,7 +466,7 @@ class RebuildProgress(NamedTuple):
 class RebuildOutcome:
     """End of a rebuild."""
 
-    taken: bool
+    installed: bool
     """Whether the new library is in use from now on."""
     sentence: str
     """Reason, with the measured speeds."""

@@ -23,6 +23,10 @@ _MIN_ANY_REPEATS: Final = min(repeats for _, repeats in _MIN_REPEATS)
 _MIN_PLAIN_CHARS: Final = 2048
 """Shortest run of digits, punctuation, markup or a single letter that counts."""
 _MIN_EMOJI_CHARS: Final = 1024
+_SHIFTING_CHARS: Final = 1024
+_MIN_SHIFTING_RUN: Final = 100
+_MIN_SHIFTING_SHARE: Final = 0.9
+"""Share of the last 1,024 characters in long runs of two or more signs that counts as a loop."""
 _MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
 _MIN_NUMBERED_LINES: Final = 10
@@ -122,7 +126,7 @@ class LoopDetector:
         """Return the loop at the end of a text, if any."""
         if len(text) < _MIN_BLANK_CHARS:
             return None
-        return self._exact(text) or self._numbered(text) or self._near(text)
+        return self._exact(text) or self._numbered(text) or self._near(text) or self._shifting(text)
 
     def _exact(self, text: str) -> Repetition | None:
         """Find equal repeats of one piece."""
@@ -180,6 +184,23 @@ class LoopDetector:
         if loop is None:
             return None
         return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
+
+    def _shifting(self, text: str) -> Repetition | None:
+        """Find a run of one sign after a run of another.
+
+        A frequency penalty moves a loop to the next sign before it is long enough by itself.
+        """
+        tail = text[-_SHIFTING_CHARS:]
+        if len(tail) < _SHIFTING_CHARS or self._wanted:
+            return None
+        runs = [(sign, sum(1 for _ in group)) for sign, group in groupby(tail)]
+        long_runs = [(sign, length) for sign, length in runs if length >= _MIN_SHIFTING_RUN]
+        covered = sum(length for _, length in long_runs)
+        signs = {sign for sign, _ in long_runs}
+        if len(signs) < 2 or covered < _MIN_SHIFTING_SHARE * len(tail):
+            return None
+        sign, length = long_runs[-1]
+        return Repetition(sign, length, len(tail), 1)
 
     def _was_requested(self, content: str, times: int) -> bool:
         """Whether the prompt asks for this many repeats of these words."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from localchat.engine.events import Done, Event
 from localchat.errors import EngineClosed, LocalchatError
@@ -76,7 +76,7 @@ class Stream:
         ):
             return False
         try:
-            return self._take(items)  # type: ignore[arg-type] - failures are final
+            return self._take(cast("list[Event]", items))  # failures are final
         except Exception as error:  # noqa: BLE001 - the consumer raises it
             waiter = self._take_waiter()
             if waiter is not None and not waiter.done():

@@ -436,13 +436,16 @@ class EnginePool:
     def unload(self, name: str) -> int | None:
         """Unload a model at once, and end its requests with EngineClosed.
 
-        Returns the number of requests, or None if the model is not loaded. `name`: the model's name, or
+        Returns the number of requests, or None if no such model is loaded. `name`: the model's name, or
         anything that resolves to it.
         """
         with self._changed:
             entries = [entry for entry in self._entries.values() if entry.spec.name == name]
         if not entries:
-            key = self._resolve(name).key
+            try:
+                key = self._resolve(name).key
+            except (ModelMissing, UsageError):
+                return None  # it may have been removed since, or never existed
             with self._changed:
                 entries = [entry for entry in self._entries.values() if entry.spec.key == key]
         if not entries:

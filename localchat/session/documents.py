@@ -93,7 +93,15 @@ def _documented(
         msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
         for item in files
     )
-    message = msgspec.structs.replace(question.message, content=documented.text)
+    attachments = [
+        msgspec.structs.replace(
+            item, position=shift + len(library.mentions(content[: item.position])[1])
+        )
+        for item in question.message.attachments
+    ]
+    message = msgspec.structs.replace(
+        question.message, content=documented.text, attachments=tuple(attachments)
+    )
     inclusions = (*documented.inclusions, *shifted)
     return msgspec.structs.replace(question, message=message, inclusions=inclusions)
 

@@ -104,20 +104,9 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
     pass
 
 
-ToChild: TypeAlias = (
-    Open
-    | Generate
-    | Cancel
-    | Tokenize
-    | Detokenize
-    | Render
-    | PromptTokens
-    | Embed
-    | GetInfo
-    | GetStats
-    | Close
-)
-
+Query: TypeAlias = Tokenize | Detokenize | Render | PromptTokens | Embed | GetInfo | GetStats
+"""Frames that need no step, and get one reply."""
+ToChild: TypeAlias = Open | Generate | Cancel | Query | Close
 
 Phase: TypeAlias = Literal["open", "load", "warmup", "serve"]
 

@@ -17,6 +17,7 @@ from localchat.server.chat.content_blocks import (
 from localchat.server.chat.custom_tools import input_of
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import ChatTokenLogprob, chat_logprobs
+from localchat.server.chat.media import translate
 from localchat.server.chat.request import engine_request
 from localchat.server.formatters import new_id
 from localchat.server.generation import (
@@ -62,8 +63,8 @@ async def chat(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, ChatBody, limits)
-    chat = as_chat(body)
+    body = await read_json(request, ChatBody, limits, with_media=True)
+    chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, limits, client_of(request))
     cards = service.engines.models()
     own_model = cards[0].name if cards else ""

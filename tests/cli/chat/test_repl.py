@@ -182,7 +182,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
 def test_an_unknown_command_names_those_of_the_line_mode(run: Run) -> None:
     shown = run(["/qqqqqq"]).shown
     assert "there is no command /qqqqqq" in shown
-    assert "valid names: clear, compact, everything, export, help, " in shown
+    assert "valid names: /clear, /compact, /everything, /export, /help, " in shown
     assert "model" not in shown
 
 

@@ -116,7 +116,7 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
     gguf(models_dir / "m.gguf", architecture="gemma3", general__license="gemma")
     gguf(models_dir / "state.gguf", architecture="mamba")
     seen = json.loads(verb("show", "m", "--json").out)
-    assert (seen["licence"], seen["architecture"], seen["context_tokens"]) == (
+    assert (seen["license"], seen["architecture"], seen["context_tokens"]) == (
         "gemma",
         "gemma3",
         512,
@@ -129,7 +129,7 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
     assert state["state_bytes"] > 0
     assert any("recurrent state" in sentence for sentence in state["cannot"])
     text = verb("show", "m").out
-    for part in ("licence      gemma", "quantization F16", "origin       models folder"):
+    for part in ("license      gemma", "quantization F16", "origin       models folder"):
         assert part in text
 
 

@@ -1,6 +1,7 @@
 """Inputs and workspace of the sampler's kernels: per-slot settings, known tokens, scratch (see sample.py)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,24 +9,26 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
+from localchat.backend_api.sampling.gumbel import REACH
+from localchat.backend_api.sampling.reference import GREEDY_BELOW
+from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.launch import require
 
 BLOCK = 1024
 CANDIDATES = 16384
 NOTHING = -1
-FIELDS = (
-    "inverse_temperature",
-    "reach",
-    "typical_p",
-    "top_p",
-    "drop",
-    "repetition",
-    "frequency",
-    "presence",
-)
-"""Columns of `SamplingTensors.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
-reach: how far below the best a candidate can still win, REACH * temperature, inf with typical-p.
-drop: ln(min_p), -inf for none."""
+FIELDS: Mapping[str, Callable[[SamplingParams], float]] = {
+    "inverse_temperature": lambda p: 0.0 if p.temperature < GREEDY_BELOW else 1.0 / p.temperature,
+    # How far below the best a candidate can still win.
+    "reach": lambda p: math.inf if p.typical_p < 1 else REACH * p.temperature,
+    "typical_p": lambda p: p.typical_p,
+    "top_p": lambda p: p.top_p,
+    "drop": lambda p: min(0.0, math.log(p.min_p)) if p.min_p > 0 else -math.inf,
+    "repetition": lambda p: p.repetition_penalty,
+    "frequency": lambda p: p.frequency_penalty,
+    "presence": lambda p: p.presence_penalty,
+}
+"""Columns of `SamplingTensors.floats`, computed from the parameters of a sequence."""
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
