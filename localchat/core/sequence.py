@@ -133,14 +133,6 @@ class Sequence:
         return self.steps_in_flight > 0 and not self.in_prompt and self.needs <= 0
 
     @property
-    def is_prefill(self) -> bool:
-        """Whether the next tokens are prefill: the prompt, or tokens from before a preemption.
-
-        Tokens forced by a grammar count as decode, as drafts do.
-        """
-        return self.in_prompt or (self.was_preempted and self.needs > 1)
-
-    @property
     def decodes(self) -> bool:
         """Whether the next row is a decode row: one new token, and those that are recomputed."""
         return not self.in_prompt and self.needs == 1 + self.recomputed

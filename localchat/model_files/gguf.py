@@ -43,7 +43,6 @@ _STRING = 8
 _ARRAY = 9
 _U32 = _SCALARS[4]
 _U64 = _SCALARS[10]
-_I64 = _SCALARS[11]
 
 
 class Array(NamedTuple):

@@ -1,6 +1,5 @@
 """Command `localchat history`: list, search, show and export saved conversations."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from localchat.cli.streams import tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
-from localchat.units import counted
+from localchat.units import counted, moment
 
 if TYPE_CHECKING:
     from localchat.history.queries import ConversationSummary, SearchHit
@@ -67,7 +66,7 @@ def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
         tell("localchat: there are no conversations yet")
         return
     cells = [
-        (row.id[:ID_DIGITS], _moment(row.updated_s), str(row.messages), row.title) for row in rows
+        (row.id[:ID_DIGITS], moment(row.updated_s), str(row.messages), row.title) for row in rows
     ]
     print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
@@ -195,7 +194,7 @@ def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
     for hit in hits:
         summary = hit.summary
         title = sanitize_line(summary.title)
-        yield f"{summary.id[:ID_DIGITS]}  {_moment(summary.updated_s)}  {title}"
+        yield f"{summary.id[:ID_DIGITS]}  {moment(summary.updated_s)}  {title}"
         if hit.node_id is not None:
             yield f"    {sanitize_line(hit.snippet)}"
 
@@ -217,7 +216,3 @@ def _print_json(environ: Mapping[str, str], data: object) -> None:
     from localchat.chat.export import json_text
 
     print_lines(environ, (json_text(data),))
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -18,6 +18,7 @@ from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
+from localchat.units import counted, moment
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 100
 """Conversations that are listed first, and that each end of the list adds."""
 _PREVIEW_CHARACTERS = 110
+_ID_DIGITS = 12
+"""Shown part of an id, which `localchat history show` accepts."""
 _PREVIEW_AFTER_S = 0.05
 _FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 _MATCH_STYLE = "bold $accent"
@@ -110,10 +113,10 @@ class HistoryScreen(ListDialog[str]):
         summary = self._summaries.get(id_)
         if summary is None:
             return ""
-        messages = f"{summary.messages} message" + "s" * (summary.messages != 1)
+        messages = counted(summary.messages, "message")
         line = (
             f"{messages} · {_model_name(summary.model)} · "
-            f"begun {_date(summary.created_s)} · {_short(id_)}"
+            f"begun {moment(summary.created_s)} · {id_[:_ID_DIGITS]}"
         )
         if id_ not in self._previews:
             self._read_preview(id_)
@@ -270,12 +273,3 @@ def _when(seconds: float) -> str:
     if passed < 24 * 3600:
         return f"{passed // 3600:.0f} h"
     return datetime.fromtimestamp(seconds).strftime("%d %b")
-
-
-def _short(id_: str) -> str:
-    """An abbreviated id, as `localchat history show` accepts it."""
-    return id_[:12]
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
