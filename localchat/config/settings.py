@@ -155,9 +155,9 @@ def convert(key: str, entry: Given) -> object:
         if key == "stop" and isinstance(value, list):
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
-        subject = entry.origin
+        subject = entry.origin or key
         # A flag and a command name their key already.
-        if not subject.startswith(("--", "/set ")):
+        if entry.origin and not subject.startswith(("--", "/set ")):
             subject += f": {key}"
         raise UsageError(f"{subject} must be {_valid(key, problem)}, not {shown}") from problem
 

@@ -9,11 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 from localchat.chat.conversation import Question
 from localchat.config.paths import expand_home
-from localchat.engine.attachments import join_parts, make_attachment
+from localchat.engine.attachments import join_parts, read_media
 from localchat.engine.request import Attachment
-from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
-from localchat.media.limits import MAX_FILE_BYTES
 
 _WORD: Final = re.compile(r"""(?<!\S)(@?)("[^"\n]+"|'[^'\n]+'|(?:\\.|[^\s"'\\])+)(?!\S)""")
 _PATH_STARTS: Final = ("/", "./", "../", "~/", "file:")
@@ -89,18 +87,6 @@ def media_path(name: str) -> Path | None:
     except (OSError, ValueError):
         return None
     return path if media_format(head) is not None else None
-
-
-def read_media(path: Path) -> Attachment:
-    """Read a picture or a recording. Raises FileMissing, UsageError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as problem:
-        raise FileMissing(f"there is no file {path}") from problem
-    except OSError as problem:
-        raise UsageError(f"{path} cannot be read: {reason(problem)}") from problem
-    return make_attachment(data, path.name)
 
 
 def _unquoted(word: str) -> str:
