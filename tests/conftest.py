@@ -75,6 +75,10 @@ TIERS = {
         *("core/structured_output", "localchat_cuda/test_backend.py"),
         *("localchat_cuda/config/test_reader.py", "localchat_cuda/config/test_rope.py"),
         *("core/kv_cache/test_properties.py", "models/test_assess.py", "models/test_fit_golden.py"),
+        *("core/spec_decode/test_draft_cost.py", "kv_store/test_store.py"),
+        *("measure/test_quality_of_guide.py", "measure/test_sweep.py"),
+        *("cli/measure/test_plan.py", "cli/serving/test_batch.py"),
+        *("server/openai/test_strict_types.py", "session/test_command_runner.py"),
         *(
             "cli/test_killed.py",
             "cli/test_onboarding.py",

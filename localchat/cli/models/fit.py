@@ -68,8 +68,8 @@ def command(
 
     MODEL is on this machine, or a name that `pull` accepts. In that case the command reads only its headers
     over the network, a few megabytes. It loads no weights. The speed is that of earlier runs. Before the first
-    run, it is a range that follows from the memory bandwidth. A table compares the quantizations of a GGUF
-    model and marks the one to take here. The exit code is 0 if the model fits, and 4 if it does not.
+    run, it is an estimate with its range, from the memory bandwidth. A table compares the quantizations of a
+    GGUF model and marks the one to take here. The exit code is 0 if the model fits, and 4 if it does not.
     """
     from msgspec import structs
 

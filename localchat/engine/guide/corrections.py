@@ -16,6 +16,12 @@ CORRECTIONS: Final = {
     "it does not train, merge, prune or quantize. It runs finished ones; use other tools for that "
     "(llama.cpp's for GGUF), and": "it does not train, merge or prune. It runs finished ones, and `localchat "
     "quantize` writes a GGUF in another quantization. Use other tools for the rest, and",
+    "localchat works with text only: it refuses images for now, and says so.": "Models with an encoder read "
+    'pictures, and some hear recordings: `localchat -f photo.jpg "What is this?"`. `localchat show MODEL` '
+    "says what a model can do.",
+    "localchat works with text only. It makes no pictures, sound or video, and it refuses images.": "localchat "
+    "writes text only. It makes no pictures, sound or video, but some models read pictures and hear "
+    "recordings.",
 }
 """Replacements of phrases in every answer."""
 
