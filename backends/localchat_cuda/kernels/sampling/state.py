@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
@@ -26,6 +28,15 @@ FIELDS = (
 """Columns of `SamplingTensors.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
 reach: how far below the best a candidate can still win, REACH * temperature, inf with typical-p.
 drop: ln(min_p), -inf for none."""
+COLUMNS = tl.constexpr(len(FIELDS))
+INVERSE_TEMPERATURE = tl.constexpr(FIELDS.index("inverse_temperature"))
+REACH = tl.constexpr(FIELDS.index("reach"))
+TYPICAL_P = tl.constexpr(FIELDS.index("typical_p"))
+TOP_P = tl.constexpr(FIELDS.index("top_p"))
+DROP = tl.constexpr(FIELDS.index("drop"))
+REPETITION = tl.constexpr(FIELDS.index("repetition"))
+FREQUENCY = tl.constexpr(FIELDS.index("frequency"))
+PRESENCE = tl.constexpr(FIELDS.index("presence"))
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
@@ -38,8 +49,7 @@ LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 HIGHEST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingTensors:
+class SamplingTensors(NamedTuple):
     """Sampling settings of each slot."""
 
     floats: torch.Tensor
@@ -101,6 +111,27 @@ class SamplingTensors:
         return np.concatenate(places, 1).reshape(-1), np.concatenate(values, 1).reshape(-1)
 
 
+@triton.jit
+def setting(settings, slot, column: tl.constexpr):
+    """Load a column of FIELDS of a slot."""
+    return tl.load(settings.floats + slot * COLUMNS + column)
+
+
+class Draws(NamedTuple):
+    """Row of logits, slot of the settings, and position in its sequence of each draw; int32 [P]."""
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+
+class Masking(NamedTuple):
+    """Masks int32 [N, words], and the mask of each draw, int32 [P]. -1: no mask."""
+
+    masks: torch.Tensor
+    rows: torch.Tensor
+
+
 _WORDS = (len(FIELDS), 2, 1, 1, 1)
 """Words of a slot in each part of `SamplingTensors.words`."""
 
@@ -127,13 +158,12 @@ class PenaltyTokens:
     """int32 [P, V]: scratch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(NamedTuple):
     """Workspace for P draws."""
 
     z: torch.Tensor
     blocks: torch.Tensor
-    values: torch.Tensor
+    candidates: torch.Tensor
     ids: torch.Tensor
     counts: torch.Tensor
 
@@ -179,4 +209,4 @@ def check(
         (torch.float32,),
         device,
     )
-    require("scratch.values", scratch.values, (draws, CANDIDATES), (torch.float32,), device)
+    require("scratch.candidates", scratch.candidates, (draws, CANDIDATES), (torch.float32,), device)
