@@ -41,6 +41,7 @@ VERBS: Final = {
         Verb("show", "models", "Show a model's size, license and capabilities."),
         Verb("fit", "models", "Check whether a model fits in memory, and how to make it fit."),
         Verb("rm", "models", "Remove models, aliases and imported links."),
+        Verb("quantize", "models", "Write a GGUF model in another quantization."),
         Verb("import", "models", "Add a model file under a name, or all models of a folder."),
         Verb("bench", "measure", "Measure a model or a server under load."),
         Verb(
@@ -88,6 +89,7 @@ OTHER_WORDS: Final = (
     OtherWord(("info",), "localchat show NAME"),
     OtherWord(("benchmark", "measure"), "localchat bench NAME"),
     OtherWord(("perf",), "localchat bench NAME, and localchat tune NAME for faster settings"),
+    OtherWord(("convert", "compress"), "localchat quantize NAME --type Q4_K_M"),
     OtherWord(("optimize",), "localchat tune NAME"),
     OtherWord(("capacity",), "localchat plan NAME --users N"),
     OtherWord(("diagnose",), "localchat doctor"),

@@ -1,16 +1,36 @@
 """What ARCHITECTURE.md says in "Where to add" is all that an addition needs."""
 
+import dataclasses
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import click
+import msgspec
 import pytest
 
 from localchat import verbs
+from localchat.backend_api.step import SamplingParams
 from localchat.cli.main import root, run
+from localchat.config import parameters
+from localchat.config.parameters import SAMPLERS, SamplingNumber
+from localchat.config.sampling import SamplingNumbers, SamplingValues
+from localchat.config.settings import Settings
+from localchat.core import input_processor
+from localchat.engine.remote import request_body as remote_body
+from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
+from localchat.errors import UsageError
+from localchat.server.anthropic.protocol import MessagesBody
+from localchat.server.chat import options
+from localchat.server.chat.options import GenerationFields
+from localchat.server.chat.structure import SamplingFields
+from localchat.server.config import ServerLimits
+from localchat.server.errors import ApiError
+from localchat.server.ollama.protocol import OllamaOptions
+from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.session.commands import instead
 from scripts.tools import cli_reference
 
@@ -39,7 +59,7 @@ def test_a_verb_needs_a_module_and_a_line_in_the_table(capsys: pytest.CaptureFix
     assert "Usage: localchat echo" in capsys.readouterr().out
     run(["--help"])
     chat_section = capsys.readouterr().out.partition("\nChat:\n")[2].partition("\n\n")[0]
-    assert "  echo     Print words." in chat_section
+    assert re.search(r"^  echo +Print words\.$", chat_section, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("echo_verb")
@@ -75,3 +95,52 @@ def test_a_plain_cuda_family_needs_a_module_and_its_name_in_the_list(
     plain = tiny_models.Tiny(tmp_path, torch.float32)
     assert plain.config.architecture == "plain"
     assert torch.equal(plain.prompt(tokens, 12), logits_of_llama)
+
+
+NUMBERS_OF_A_REQUEST = (
+    *(Settings, Sampling, GenerationFields, ResponsesBody, MessagesBody, OllamaOptions),
+)
+
+
+@pytest.mark.parametrize("wire_type", NUMBERS_OF_A_REQUEST)
+def test_a_sampling_parameter_reaches_settings_engine_and_protocols_by_inheritance(
+    wire_type: type,
+) -> None:
+    assert issubclass(wire_type, SamplingNumbers)
+    own = set(wire_type.__annotations__)
+    assert not own & set(SAMPLERS)
+
+
+def test_a_sampling_parameter_is_a_row_and_a_field_of_both_classes() -> None:
+    values = {field.name: field.type for field in dataclasses.fields(SamplingValues)}
+    numbers = {field.name: field.type for field in msgspec.structs.fields(SamplingNumbers)}
+    assert set(SAMPLERS) == set(values) == set(numbers)
+    assert numbers == {name: kind | None for name, kind in values.items()}
+    assert issubclass(SamplingParams, SamplingValues)
+    aliases = {sampler.alias for sampler in SAMPLERS.values() if sampler.alias}
+    assert aliases == set(SamplingFields.__struct_fields__) - set(SAMPLERS)
+
+
+def test_a_new_sampling_parameter_needs_no_other_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The fields that both classes would have inherited.
+    numbers = msgspec.defstruct(
+        "Numbers", [("skew", float | None, None)], bases=(Sampling,), frozen=True
+    )
+    body = msgspec.defstruct(
+        "Body", [("skew", float | None, None)], bases=(GenerationFields,), frozen=True
+    )
+    row = SamplingNumber((0.0, 1.0), off=0.0)
+    for module in (parameters, options, remote_body, input_processor):
+        monkeypatch.setattr(module, "SAMPLERS", {**SAMPLERS, "skew": row})
+    monkeypatch.setattr(options, "Sampling", numbers)
+
+    fields = msgspec.json.decode(b'{"skew": 0.5, "top_k": 3}', type=body)
+    sampling = options._sampling(fields, ServerLimits())
+    assert getattr(sampling, "skew", None) == 0.5
+    assert sampling.top_k == 3
+    with pytest.raises(ApiError, match=r"'skew' is 2\.0; it must be 0\.0 to 1\.0"):
+        options._sampling(msgspec.json.decode(b'{"skew": 2.0}', type=body), ServerLimits())
+    request = GenerateRequest(TextPrompt("a"), sampling)
+    assert remote_body.request_body(request, "m")["skew"] == 0.5
+    with pytest.raises(UsageError, match="skew is 7"):
+        input_processor._check(GenerateRequest(TextPrompt("a"), numbers(skew=7.0)))

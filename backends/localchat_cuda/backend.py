@@ -80,6 +80,10 @@ class CudaBackend:
             return ()
         return (Remedy(f"{availability.reason} {availability.hint}".strip()),)
 
+    def quantizer(self) -> None:
+        """Return None: weights are rounded while they are loaded (`--quantize`)."""
+        return
+
     def rebuilder(self) -> None:
         """Return None: Triton compiles kernels when a model is loaded."""
 

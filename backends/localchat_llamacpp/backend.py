@@ -3,7 +3,14 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from localchat.backend_api.interface import Availability, BuildInfo, OpenModel, Rebuilder, Remedy
+from localchat.backend_api.interface import (
+    Availability,
+    BuildInfo,
+    OpenModel,
+    Quantizer,
+    Rebuilder,
+    Remedy,
+)
 from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -57,6 +64,12 @@ class LlamaCppBackend:
         from localchat_llamacpp.rebuild.rebuilder import LlamaCppRebuilder
 
         return LlamaCppRebuilder()
+
+    def quantizer(self) -> Quantizer:
+        """Return ggml's quantizers."""
+        from localchat_llamacpp.quantize import GgufQuantizer
+
+        return GgufQuantizer()
 
     def available(self) -> Availability:
         """Find a llama.cpp library without loading it."""

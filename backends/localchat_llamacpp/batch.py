@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localchat_llamacpp.native import library
 
@@ -65,3 +66,33 @@ class Batch:
     def replace(self, index: int, token: int) -> None:
         """Replace the token at an index."""
         self._token[index] = token
+
+
+class EmbeddingBatch:
+    """A batch of embeddings of one slot. The arrays live as long as it."""
+
+    def __init__(
+        self, slot: int, positions: NDArray[np.int32], embeddings: NDArray[np.float32]
+    ) -> None:
+        """positions: (1 or 4, tokens). embeddings: (tokens, width)."""
+        tokens = positions.shape[1]
+        pointer = ctypes.POINTER
+        self._positions = np.ascontiguousarray(positions)
+        self._embeddings = np.ascontiguousarray(embeddings)
+        self._slot = np.array([slot], np.int32)
+        self._addresses = np.full(tokens, self._slot.ctypes.data, np.uint64)
+        self._count = np.ones(tokens, np.int32)
+        self._output_flags = np.zeros(tokens, np.int8)
+        i32 = ctypes.c_int32
+        self.native: Any = library().api.llama_batch()
+        self.native.n_tokens = tokens
+        self.native.token = None
+        self.native.embd = ctypes.cast(self._embeddings.ctypes.data, pointer(ctypes.c_float))
+        self.native.pos = ctypes.cast(self._positions.ctypes.data, pointer(i32))
+        self.native.n_seq_id = ctypes.cast(self._count.ctypes.data, pointer(i32))
+        self.native.seq_id = ctypes.cast(self._addresses.ctypes.data, pointer(pointer(i32)))
+        self.native.logits = ctypes.cast(self._output_flags.ctypes.data, pointer(ctypes.c_int8))
+
+    def keep_logits(self, offset: int) -> None:
+        """Keep the logits of the token at an offset."""
+        self._output_flags[offset] = 1

@@ -57,7 +57,7 @@ class BufferOverride(ctypes.Structure):
 _Default: TypeAlias = int | float | range | None
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
     """A field of a parameter struct."""
 
     name: str
@@ -71,66 +71,66 @@ _ENUM: Final = range(-1, 16)
 _THREADS: Final = range(1, 4097)
 
 _MODEL: Final = (
-    _Field("devices", c_void_p, _NULL),
-    _Field("tensor_buft_overrides", c_void_p, _NULL),
-    _Field("n_gpu_layers", c_int32, range(-1, 1000)),
-    _Field("split_mode", c_int, _ENUM),
-    _Field("load_mode", c_int, _ENUM),
-    _Field("lazy_mode", c_int, _ENUM),
-    _Field("main_gpu", c_int32, 0),
-    _Field("tensor_split", c_void_p, _NULL),
-    _Field("progress_callback", _ProgressCallback, _NULL),
-    _Field("progress_callback_user_data", c_void_p, _NULL),
-    _Field("kv_overrides", c_void_p, _NULL),
-    _Field("vocab_only", c_flag, 0),
-    _Field("check_tensors", c_flag, 0),
-    _Field("use_extra_bufts", c_flag, 1),
-    _Field("no_host", c_flag, 0),
-    _Field("no_alloc", c_flag, 0),
-    _Field("load_mtp", c_flag, range(2)),
+    Field("devices", c_void_p, _NULL),
+    Field("tensor_buft_overrides", c_void_p, _NULL),
+    Field("n_gpu_layers", c_int32, range(-1, 1000)),
+    Field("split_mode", c_int, _ENUM),
+    Field("load_mode", c_int, _ENUM),
+    Field("lazy_mode", c_int, _ENUM),
+    Field("main_gpu", c_int32, 0),
+    Field("tensor_split", c_void_p, _NULL),
+    Field("progress_callback", _ProgressCallback, _NULL),
+    Field("progress_callback_user_data", c_void_p, _NULL),
+    Field("kv_overrides", c_void_p, _NULL),
+    Field("vocab_only", c_flag, 0),
+    Field("check_tensors", c_flag, 0),
+    Field("use_extra_bufts", c_flag, 1),
+    Field("no_host", c_flag, 0),
+    Field("no_alloc", c_flag, 0),
+    Field("load_mtp", c_flag, range(2)),
 )
 _CONTEXT_BEGIN: Final = (
-    _Field("n_ctx", ctypes.c_uint32, 512),
-    _Field("n_batch", ctypes.c_uint32, 2048),
-    _Field("n_ubatch", ctypes.c_uint32, 512),
-    _Field("n_seq_max", ctypes.c_uint32, 1),
-    _Field("n_rs_seq", ctypes.c_uint32, 0),
-    _Field("n_outputs_max", ctypes.c_uint32, 0),
-    _Field("n_outputs_max_per_seq", ctypes.c_uint32, range(2)),
-    _Field("n_threads", c_int32, _THREADS),
-    _Field("n_threads_batch", c_int32, _THREADS),
-    _Field("ctx_type", c_int, _ENUM),
-    _Field("rope_scaling_type", c_int, _ENUM),
-    _Field("pooling_type", c_int, _ENUM),
-    _Field("attention_type", c_int, _ENUM),
-    _Field("flash_attn_type", c_int, range(-1, 2)),
-    _Field("rope_freq_base", c_float, 0.0),
-    _Field("rope_freq_scale", c_float, 0.0),
-    _Field("yarn_ext_factor", c_float, -1.0),
-    _Field("yarn_attn_factor", c_float, -1.0),
-    _Field("yarn_beta_fast", c_float, -1.0),
-    _Field("yarn_beta_slow", c_float, -1.0),
-    _Field("yarn_orig_ctx", ctypes.c_uint32, 0),
-    _Field("defrag_thold", c_float, -1.0),
-    _Field("cb_eval", c_void_p, _NULL),
-    _Field("cb_eval_user_data", c_void_p, _NULL),
-    _Field("type_k", c_int, 1),
-    _Field("type_v", c_int, 1),
+    Field("n_ctx", ctypes.c_uint32, 512),
+    Field("n_batch", ctypes.c_uint32, 2048),
+    Field("n_ubatch", ctypes.c_uint32, 512),
+    Field("n_seq_max", ctypes.c_uint32, 1),
+    Field("n_rs_seq", ctypes.c_uint32, 0),
+    Field("n_outputs_max", ctypes.c_uint32, 0),
+    Field("n_outputs_max_per_seq", ctypes.c_uint32, range(2)),
+    Field("n_threads", c_int32, _THREADS),
+    Field("n_threads_batch", c_int32, _THREADS),
+    Field("ctx_type", c_int, _ENUM),
+    Field("rope_scaling_type", c_int, _ENUM),
+    Field("pooling_type", c_int, _ENUM),
+    Field("attention_type", c_int, _ENUM),
+    Field("flash_attn_type", c_int, range(-1, 2)),
+    Field("rope_freq_base", c_float, 0.0),
+    Field("rope_freq_scale", c_float, 0.0),
+    Field("yarn_ext_factor", c_float, -1.0),
+    Field("yarn_attn_factor", c_float, -1.0),
+    Field("yarn_beta_fast", c_float, -1.0),
+    Field("yarn_beta_slow", c_float, -1.0),
+    Field("yarn_orig_ctx", ctypes.c_uint32, 0),
+    Field("defrag_thold", c_float, -1.0),
+    Field("cb_eval", c_void_p, _NULL),
+    Field("cb_eval_user_data", c_void_p, _NULL),
+    Field("type_k", c_int, 1),
+    Field("type_v", c_int, 1),
 )
 _CONTEXT_END: Final = (
-    _Field("abort_callback", c_void_p, _NULL),
-    _Field("abort_callback_data", c_void_p, _NULL),
-    _Field("embeddings", c_flag, 0),
-    _Field("offload_kqv", c_flag, 1),
-    _Field("no_perf", c_flag, 1),
-    _Field("op_offload", c_flag, 1),
-    _Field("swa_full", c_flag, 1),
-    _Field("kv_unified", c_flag, 0),
-    _Field("samplers", c_void_p, _NULL),
-    _Field("n_samplers", c_size_t, 0),
-    _Field("ctx_other", c_void_p, _NULL),
+    Field("abort_callback", c_void_p, _NULL),
+    Field("abort_callback_data", c_void_p, _NULL),
+    Field("embeddings", c_flag, 0),
+    Field("offload_kqv", c_flag, 1),
+    Field("no_perf", c_flag, 1),
+    Field("op_offload", c_flag, 1),
+    Field("swa_full", c_flag, 1),
+    Field("kv_unified", c_flag, 0),
+    Field("samplers", c_void_p, _NULL),
+    Field("n_samplers", c_size_t, 0),
+    Field("ctx_other", c_void_p, _NULL),
 )
-_CACHE_OF_EXPERTS: Final = (_Field("moe_cache_size", c_size_t, 0),)
+_CACHE_OF_EXPERTS: Final = (Field("moe_cache_size", c_size_t, 0),)
 
 
 class Layout(NamedTuple):
@@ -138,8 +138,8 @@ class Layout(NamedTuple):
 
     releases: str
     """Releases that the layout was tested with."""
-    model: Sequence[_Field]
-    context: Sequence[_Field]
+    model: Sequence[Field]
+    context: Sequence[Field]
 
 
 LAYOUTS: Final = (
@@ -159,7 +159,8 @@ _SPARE_BYTES: Final = 256
 """Bytes after the known fields, which pass on the defaults of a library's longer struct."""
 
 
-def _struct(name: str, fields: Sequence[_Field]) -> Any:  # noqa: ANN401 - a class of ctypes made here
+def parameter_struct(name: str, fields: Sequence[Field]) -> Any:  # noqa: ANN401 - a class of ctypes made here
+    """Return the struct of these fields, with spare bytes at its end."""
     members = [(field.name, field.kind) for field in fields]
     return type(
         name, (ctypes.Structure,), {"_fields_": [*members, ("spare", c_flag * _SPARE_BYTES)]}
@@ -204,6 +205,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_model_is_recurrent": _BOOL_OF,
     "llama_model_n_embd_out": (c_int32, (c_void_p,)),
     "llama_model_n_swa": (c_int32, (c_void_p,)),
+    "llama_model_rope_type": (c_int, (c_void_p,)),
     "llama_print_system_info": (c_char_p, ()),
     "llama_set_abort_callback": (None, (c_void_p, _AbortCallback, c_void_p)),
     "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
@@ -258,18 +260,18 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
             more = f" and {len(missing) - 3} more"
         raise LocalchatError(
             f"{name} cannot be used: it has no function {', '.join(missing[:3])}{more}.",
-            hint=_OTHER,
+            hint=OTHER_LIBRARY,
         )
     for function, (result, arguments) in _FUNCTIONS.items():
-        _prototype(native, function, result, arguments)
+        set_prototype(native, function, result, arguments)
     text = (native.llama_version() or b"").decode("utf-8", "replace")
     layout = _layout(native, f"{name} (llama.cpp {text or 'of unknown version'})")
-    model = _struct("ModelParams", layout.model)
-    context = _struct("ContextParams", layout.context)
-    _prototype(native, "llama_model_default_params", model, ())
-    _prototype(native, "llama_context_default_params", context, ())
-    _prototype(native, "llama_model_load_from_file", c_void_p, (c_char_p, model))
-    _prototype(native, "llama_init_from_model", c_void_p, (c_void_p, context))
+    model = parameter_struct("ModelParams", layout.model)
+    context = parameter_struct("ContextParams", layout.context)
+    set_prototype(native, "llama_model_default_params", model, ())
+    set_prototype(native, "llama_context_default_params", context, ())
+    set_prototype(native, "llama_model_load_from_file", c_void_p, (c_char_p, model))
+    set_prototype(native, "llama_init_from_model", c_void_p, (c_void_p, context))
     return SimpleNamespace(
         **{function: getattr(native, function) for function in (*_FUNCTIONS, *_WITH_STRUCTS)},
         llama_max_parallel_sequences=_most_sequences(native),
@@ -281,13 +283,14 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
     )
 
 
-_OTHER = (
+OTHER_LIBRARY = (
     "Update localchat, or set LOCALCHAT_LLAMACPP_LIBRARY to another library: a path, xllamacpp, or "
     "llama-cpp-python."
 )
 
 
-def _prototype(native: ctypes.CDLL, name: str, result: Any, arguments: Sequence[Any]) -> None:  # noqa: ANN401
+def set_prototype(native: ctypes.CDLL, name: str, result: Any, arguments: Sequence[Any]) -> None:  # noqa: ANN401
+    """Set the result and the arguments of a function."""
     function = getattr(native, name)
     function.restype = result
     function.argtypes = list(arguments)
@@ -296,7 +299,7 @@ def _prototype(native: ctypes.CDLL, name: str, result: Any, arguments: Sequence[
 def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of ctypes or of Python
     if not hasattr(native, "llama_max_parallel_sequences"):
         return lambda: _MOST_SEQUENCES
-    _prototype(native, "llama_max_parallel_sequences", c_size_t, ())
+    set_prototype(native, "llama_max_parallel_sequences", c_size_t, ())
     return native.llama_max_parallel_sequences
 
 
@@ -305,7 +308,7 @@ def _layout(native: ctypes.CDLL, name: str) -> Layout:
     problems = [_batch_problem(native)]
     if not problems[0]:
         model, context = (
-            _Report(native, f"llama_{kind}_default_params") for kind in ("model", "context")
+            DefaultsReport(native, f"llama_{kind}_default_params") for kind in ("model", "context")
         )
         problems.clear()
         for layout in LAYOUTS:
@@ -315,20 +318,20 @@ def _layout(native: ctypes.CDLL, name: str) -> Layout:
             problems.append(f"of {layout.releases}: {problem}")
     raise LocalchatError(
         f"{name} cannot be used: localchat does not know its structs ({'; '.join(problems)}).",
-        hint=_OTHER,
+        hint=OTHER_LIBRARY,
     )
 
 
-class _Report:
+class DefaultsReport:
     """The default parameters as the library wrote them."""
 
     def __init__(self, native: ctypes.CDLL, function: str) -> None:
         self._function = function
         self._bytes, self._written = _returned(native, function)
 
-    def problem(self, fields: Sequence[_Field]) -> str:
+    def problem(self, fields: Sequence[Field]) -> str:
         """Return the first mismatch with a layout, or an empty text."""
-        kind = _struct("Checked", fields)
+        kind = parameter_struct("Checked", fields)
         values = kind.from_buffer_copy(self._bytes)
         for field in fields:
             value = getattr(values, field.name)

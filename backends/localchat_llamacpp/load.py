@@ -17,6 +17,8 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.drafter import load_drafter
+from localchat_llamacpp.media_api import uses_mrope
+from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
@@ -88,10 +90,15 @@ def refuse_other_kinds(model: int) -> None:
 
 
 def load_runner(
-    target: Target, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
+    target: Target,
+    request: LoadRequest,
+    progress: Progress,
+    notify: Callable[[str], None],
+    media: MediaEncoder | None = None,
 ) -> LlamaCppRunner:
     """Load the weights, create the context, and warm up. Releases everything on failure.
 
+    media: reads attachments from then on.
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
     if request.plan.kv_type not in KV_TYPES:
@@ -106,14 +113,22 @@ def load_runner(
         progress=progress,
     )
     try:
-        return _with_context(weights, target, request, progress)
+        runner = _with_context(weights, target, request, progress, media)
     except BaseException:
         weights.close()
         raise
+    if media is not None:
+        on_gpu = request.plan.gpu_layers != 0
+        media.attach(weights.handle, threads=target.threads, use_gpu=on_gpu)
+    return runner
 
 
 def _with_context(
-    weights: Weights, target: Target, request: LoadRequest, progress: Progress
+    weights: Weights,
+    target: Target,
+    request: LoadRequest,
+    progress: Progress,
+    media: MediaEncoder | None,
 ) -> LlamaCppRunner:
     plan = request.plan
     api = library().api
@@ -162,6 +177,8 @@ def _with_context(
             drafter=drafter,
             on_gpu=plan.gpu_layers != 0,
             window_only=spec.window_only,
+            mrope=uses_mrope(weights.handle),
+            media=media,
         )
     except BaseException:
         if drafter is not None:

@@ -14,6 +14,7 @@ from localchat.backend_api.interface import (
     Runner,
     Tokenizer,
 )
+from localchat.backend_api.media import MediaPiece
 from localchat.backend_api.prompt_encoder import PromptEncoder
 from localchat.backend_api.sealed_text import PromptSplitter, Sealer, unused_seal
 from localchat.errors import ModelInvalid
@@ -23,10 +24,13 @@ from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
 from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
+from localchat.model_files.projector import Projector, find_projector
 from localchat_llamacpp.build_advice import as_built, devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
+from localchat_llamacpp.media_api import has_media_library, media_library
+from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
 from localchat_llamacpp.plan import memory_plan as planner
@@ -67,9 +71,28 @@ class GgufModel:
         self._vocabulary = LlamaTokenizer(handle, log_lines, self.header.metadata)
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
+        self._use_projector(find_projector(self.header))
+
+    def _use_projector(self, projector: Projector | None) -> None:
+        """Read attachments with a projector, or none."""
+        if self.info.pooling or not has_media_library():
+            projector = None
+        self._media: MediaEncoder | None = None
+        kinds: tuple[str, ...] = ()
+        encoder = ""
+        if projector is not None:
+            self._media = MediaEncoder(projector)
+            kinds = projector.kinds
+            encoder = self._media.identity
+        self.info = replace(self.info, media=kinds, encoder=encoder)
 
     def plan(self, options: LoadOptions) -> MemoryPlan:
         """Plan a load on this machine now. Raises DoesNotFit with advice, UsageError for impossible options."""
+        if options.mmproj is not None:
+            projector = find_projector(self.header, options.mmproj)
+            if projector is not None and not self.info.pooling:
+                media_library()  # its error says what is missing
+            self._use_projector(projector)
         can_offload = bool(library().api.llama_supports_gpu_offload())
         machine = as_built(read_machine())
         if can_offload:
@@ -145,7 +168,12 @@ class GgufModel:
             architecture=self.header.architecture,
             experts=self.shape.experts > 0,
         )
-        return load_runner(target, request, progress, notify)
+        return load_runner(target, request, progress, notify, self._media)
+
+    def media_pieces(self, kind: str, data: bytes, name: str) -> tuple[MediaPiece, ...]:
+        """See MediaModel."""
+        assert self._media is not None, "the model's information says that it reads no attachments"
+        return self._media.pieces(kind, data, name)
 
     def close(self) -> None:
         """Release the vocabulary. A loaded runner has its own. Idempotent."""

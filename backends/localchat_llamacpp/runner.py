@@ -11,6 +11,8 @@ in between costs the GPU no time.
 import ctypes
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +32,17 @@ from localchat.backend_api.interface import (
     StepRow,
     StepStatus,
 )
+from localchat.backend_api.media import MediaChunk, MediaSpan
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
-from localchat_llamacpp.batch import Batch
+from localchat.errors import LocalchatError
+from localchat_llamacpp.batch import Batch, EmbeddingBatch
 from localchat_llamacpp.drafter import LlamaDrafter
+from localchat_llamacpp.media_api import media_library
+from localchat_llamacpp.media_reader import Chunk, MediaEncoder
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Weights
+from localchat_llamacpp.positions import NO_TABLE, PositionTable
 from localchat_llamacpp.slots import Slots
 from localchat_llamacpp.thread_count import ThreadWatch
 
@@ -93,6 +100,8 @@ class _DecodePart:
     """(row, first offset, end offset)."""
     outputs: dict[tuple[int, int], int]
     """(row, offset) -> index of its logits."""
+    media: MediaSpan | None = None
+    """Picture or recording that the only stretch belongs to."""
 
 
 @dataclass(slots=True)
@@ -126,10 +135,13 @@ class LlamaCppRunner:
         drafter: LlamaDrafter | None = None,
         on_gpu: bool = False,
         window_only: bool = False,
+        mrope: bool = False,
+        media: MediaEncoder | None = None,
     ) -> None:
-        """Take ownership of `weights`, `context` and `drafter`.
+        """Take ownership of `weights`, `context`, `drafter` and `media`.
 
-        on_gpu: llama_decode returns early. window_only: sliding-window layers store only their window.
+        on_gpu: llama_decode returns early. window_only: sliding-window layers store only their window. mrope:
+        the tokens of a picture share positions. media: reads attachments.
         """
         self._api: Any = library().api
         self.capabilities = capabilities
@@ -145,7 +157,12 @@ class LlamaCppRunner:
             capabilities.max_slots + 1,
             can_truncate=capabilities.rewind != "checkpoint",
             window_tokens=capabilities.rewind_tokens if window_only else 0,
+            mrope=mrope,
         )
+        self._media = media
+        self._spans: dict[int, tuple[MediaSpan, ...]] = {}
+        """Pictures and recordings of the sequences that have any."""
+        self._tables: dict[int, PositionTable] = {}
         self._sampler = Sampler(vocab_size)
         self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(threads)
@@ -175,6 +192,9 @@ class LlamaCppRunner:
         assert in_flight < self.capabilities.depth, f"{in_flight} steps are in flight"
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
+        for entry in plan.enter:
+            if entry.media:
+                self._enter_media(entry)
         step = _LaunchedStep(plan, self._parts(plan))
         if self._on_gpu and self._begun is None:
             self._begun = self._begin(step)
@@ -216,6 +236,13 @@ class LlamaCppRunner:
         """Return False: the load has warmed up."""
         return False
 
+    def encode(
+        self, chunks: Sequence[MediaChunk], then: Callable[[LocalchatError | None], None]
+    ) -> Callable[[], None]:
+        """See MediaRunner."""
+        assert self._media is not None, "this model reads no attachments"
+        return self._media.encode(chunks, then)
+
     def export_slot(self, slot: int, start: int, end: int) -> memoryview:
         """See ExportingRunner."""
         return self._slots.export_slot(slot, start, end)
@@ -227,12 +254,17 @@ class LlamaCppRunner:
     def memory(self) -> MemoryReport:
         """Return the allocations of the load. Saved slots count as other bytes."""
         other = self._report.other_bytes + self._slots.saved_bytes
-        return self._report._replace(other_bytes=other)
+        report = self._report._replace(other_bytes=other)
+        if self._media is not None:
+            return self._media.memory(report)
+        return report
 
     def close(self) -> None:
         """Release context and weights. Idempotent."""
         if self._drafter is not None:
             self._drafter.close()
+        if self._media is not None:
+            self._media.close()
         if self._context:
             self._logits = np.empty((0, self._vocab_size), np.float32)
             self._api.llama_free(self._context)
@@ -283,10 +315,14 @@ class LlamaCppRunner:
     def _enter(self, plan: StepPlan) -> None:
         for seq in plan.leave:
             self._sequences.pop(seq, None)
+            self._spans.pop(seq, None)
+            self._tables.pop(seq, None)
             if self._drafter is not None:
                 self._drafter.forget(seq)
         for entry in plan.enter:
             self._sequences[entry.seq] = _sequence_state(entry)
+            if entry.media:
+                self._enter_media(entry)
 
     def _row_tokens(self, row: StepRow) -> tuple[int, ...]:
         """Return the token ids that a row computes, and store them in its sequence."""
@@ -306,26 +342,65 @@ class LlamaCppRunner:
         parts = [part] if plan.rows else []
         for number, row in enumerate(plan.rows):
             begin = 0
-            for offset in sorted(offsets[number]):
-                if len(part.outputs) == self._outputs_max:
-                    if begin < offset:
-                        part.stretches.append((number, begin, offset))
-                    begin = offset
-                    part = _DecodePart([], {})
+            for end, span in self._stretches(row):
+                if span is not None or part.media is not None:
+                    # A decode has token ids or embeddings, never both.
+                    part = _DecodePart([], {}, span)
                     parts.append(part)
-                part.outputs[number, offset] = len(part.outputs)
-            part.stretches.append((number, begin, row.width))
-        return parts
+                for offset in sorted(o for o in offsets[number] if begin <= o < end):
+                    if len(part.outputs) == self._outputs_max:
+                        if begin < offset:
+                            part.stretches.append((number, begin, offset))
+                        begin = offset
+                        part = _DecodePart([], {}, span)
+                        parts.append(part)
+                    part.outputs[number, offset] = len(part.outputs)
+                part.stretches.append((number, begin, end))
+                begin = end
+        return [part for part in parts if part.stretches]
+
+    def _stretches(self, row: StepRow) -> Iterator[tuple[int, MediaSpan | None]]:
+        """Yield the end of each stretch of a row, as an offset, and the picture that it belongs to."""
+        begin = 0
+        for span in self._spans.get(row.seq, ()):
+            start = max(span.start - row.start, begin)
+            end = min(span.end - row.start, row.width)
+            if start < end:
+                if start > begin:
+                    yield start, None
+                yield end, span
+                begin = end
+        if begin < row.width:
+            yield row.width, None
+
+    def _enter_media(self, entry: Enter) -> None:
+        """Remember the pictures of a sequence, before its rows are divided."""
+        self._spans[entry.seq] = entry.media
+        if self._slots.mrope:
+            self._tables[entry.seq] = PositionTable.of(
+                (span.start, len(chunk.ids), chunk.positions)
+                for span in entry.media
+                if isinstance(chunk := span.chunk, Chunk) and chunk.positions != len(chunk.ids)
+            )
+
+    def _position(self, seq: int, token: int) -> int:
+        """Return the position of a token that begins a stretch."""
+        if seq in self._tables:
+            return self._tables[seq].position(token)
+        return token
 
     def _write(self, plan: StepPlan, part: _DecodePart) -> None:
         """Write a part into the batch, with placeholders for tokens not sampled yet."""
+        self._written = part
+        if part.media is not None:
+            return
         self._batch.clear()
         for number, begin, end in part.stretches:
             row = plan.rows[number]
             tokens = row.tokens if isinstance(row.tokens, tuple) else (0,)
             offsets = [o - begin for n, o in part.outputs if n == number]
-            self._batch.add(row.slot, row.start + begin, (tokens + row.drafts)[begin:end], offsets)
-        self._written = part
+            start = self._position(row.seq, row.start + begin)
+            self._batch.add(row.slot, start, (tokens + row.drafts)[begin:end], offsets)
 
     def _decode(self, step: _LaunchedStep, part: _DecodePart) -> StepStatus:
         if self._written is not part:
@@ -339,18 +414,67 @@ class LlamaCppRunner:
                 f"row at {start} of slot {row.slot}, which holds {slots.lengths[row.slot]} tokens"
             )
             slots.lengths[row.slot] = start + end - begin
+            if slots.mrope:
+                slots.shared_positions[row.slot] = self._tables.get(row.seq, NO_TABLE)
             if row.tokens is LAST and not begin:
                 self._batch.replace(first_output, step.tokens[number][0])
             first_output += end - begin
-        status = self._api.llama_decode(self._context, self._batch.native)
+        if part.media is not None:
+            status = self._decode_media(step, part, part.media)
+        else:
+            with self._turn():
+                status = self._api.llama_decode(self._context, self._batch.native)
         if status == 0:
             return "ok"
+        if slots.mrope:
+            for number, begin, _ in part.stretches:
+                row = step.plan.rows[number]
+                slots.lengths[row.slot] = row.start + begin
         if status in (_NO_ROOM, _ABORTED):
             if status == _NO_ROOM:
                 return "out_of_memory"
             return "aborted"
         tail = "; ".join(library().log.tail(4))
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
+
+    def _turn(self) -> AbstractContextManager[None]:
+        """Wait until the encoder leaves the cores to this step."""
+        if self._media is None or self._on_gpu:
+            return nullcontext()
+        return self._media.turns.step()
+
+    def _decode_media(self, step: _LaunchedStep, part: _DecodePart, span: MediaSpan) -> int:
+        """Compute a stretch of a picture. Return the status of llama_decode."""
+        ((number, begin, end),) = part.stretches
+        row = step.plan.rows[number]
+        chunk = span.chunk
+        assert isinstance(chunk, Chunk), "a chunk of another backend"
+        assert chunk.embeddings is not None, "a picture was not encoded before its row"
+        first = row.start + begin - span.start
+        last = row.start + end - span.start
+        assert not chunk.whole or (first, last) == (0, len(chunk.ids)), "a picture is divided"
+        positions = chunk.token_positions(self._position(row.seq, span.start))
+        batch = EmbeddingBatch(row.slot, positions[:, first:last], chunk.embeddings[first:last])
+        for _, offset in part.outputs:
+            batch.keep_logits(offset - begin)
+        api = media_library()
+        if chunk.whole:
+            api.llama_set_causal_attn(self._context, False)
+        # After an abort, llama.cpp removes a position, and with it what earlier steps computed of this picture.
+        unstoppable = self._slots.mrope and self.capabilities.rewind != "checkpoint"
+        if unstoppable:
+            self._api.llama_set_abort_callback(self._context, self._api.ggml_abort_callback(), None)
+        try:
+            with self._turn():
+                status = int(self._api.llama_decode(self._context, batch.native))
+                # The batch must outlive the step.
+                self._api.llama_synchronize(self._context)
+        finally:
+            if chunk.whole:
+                api.llama_set_causal_attn(self._context, True)
+            if unstoppable:
+                self._api.llama_set_abort_callback(self._context, *self._callback)
+        return status
 
     def _view_logits(self, rows: int) -> None:
         """Wait for the last decode, and view its logits (rows or more, V)."""

@@ -24,6 +24,7 @@ from localchat.backend_api.interface import (
     Truncate,
 )
 from localchat_llamacpp.native import library
+from localchat_llamacpp.positions import NO_TABLE, PositionTable
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _WINDOW_LAYERS = 1
@@ -44,10 +45,17 @@ class Slots:
     """KV cache of one context as numbered slots. Checks ids: out of range, native code ends the process."""
 
     def __init__(
-        self, context: int, count: int, *, can_truncate: bool, window_tokens: int = 0
+        self,
+        context: int,
+        count: int,
+        *,
+        can_truncate: bool,
+        window_tokens: int = 0,
+        mrope: bool = False,
     ) -> None:
         """count: slots 0..count-1. can_truncate: whether a slot's tail can be removed. window_tokens: those
-        that sliding-window layers keep of each slot, where they do not keep all; else 0."""
+        that sliding-window layers keep of each slot, where they do not keep all; else 0. mrope: whether the
+        tokens of a picture share positions."""
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
@@ -57,6 +65,9 @@ class Slots:
         self.count = count
         self.lengths = [0] * count
         """Tokens whose KV each slot holds."""
+        self.mrope = mrope
+        self.shared_positions: list[PositionTable] = [NO_TABLE] * count
+        """Where the tokens of each slot share positions."""
         self.lost: set[int] = set()
         """Slots that no room was found for: they are empty until they are filled or dropped."""
 
@@ -99,6 +110,7 @@ class Slots:
         self._check(slot)
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self.lengths[slot] = 0
+        self.shared_positions[slot] = NO_TABLE
         self.lost.discard(slot)
 
     def _lose(self, slot: int) -> bool:
@@ -115,18 +127,23 @@ class Slots:
             assert tokens == self.lengths[slot], f"slot {slot} has no {tokens} tokens"
             return
         assert self._cuttable, "this model cannot rewind"
-        removed = self._api.llama_memory_seq_rm(self._memory, slot, tokens, -1)
+        start = self.shared_positions[slot].position(tokens)
+        removed = self._api.llama_memory_seq_rm(self._memory, slot, start, -1)
         assert removed, f"llama.cpp refused to truncate slot {slot} to {tokens} tokens"
         self.lengths[slot] = tokens
 
     def measure(self, slot: int) -> int:
         """Read from the cache how many tokens the slot holds, after a step that ended early."""
+        if self.mrope:
+            # Positions do not tell. Such a model computes all of a batch or nothing.
+            return self.lengths[slot]
         self.lengths[slot] = int(self._api.llama_memory_seq_pos_max(self._memory, slot)) + 1
         return self.lengths[slot]
 
     def earliest(self, slot: int) -> int:
         """Lowest position that the slot still holds; 0 for an empty one."""
-        return max(0, int(self._api.llama_memory_seq_pos_min(self._memory, slot)))
+        position = max(0, int(self._api.llama_memory_seq_pos_min(self._memory, slot)))
+        return self.shared_positions[slot].token(position)
 
     def _alias(self, src: int, dst: int, tokens: int) -> bool:
         self._check(src)
@@ -136,9 +153,11 @@ class Slots:
         assert tokens <= self.lengths[src], f"slot {src} has no {tokens} tokens to share"
         # Recurrent models copy their whole state, whatever range is asked for.
         assert self._cuttable or tokens == self.lengths[src], "this model shares whole states only"
+        table = self.shared_positions[src]
         if tokens:
-            self._api.llama_memory_seq_cp(self._memory, src, dst, 0, tokens)
+            self._api.llama_memory_seq_cp(self._memory, src, dst, 0, table.position(tokens))
         self.lengths[dst] = tokens
+        self.shared_positions[dst] = table
         # A longer text may fill the sliding-window layers, and shared they would stay full.
         return not 0 < self._window_tokens < tokens or self._copy_window(dst)
 
@@ -155,15 +174,19 @@ class Slots:
 
     def _save(self, slot: int, key: int) -> None:
         self._check(slot)
-        full_state = StateRange(0, self.lengths[slot], self._state(slot))
-        self._saved[key] = _SavedState((full_state,), self.lengths[slot])
+        tokens = self.lengths[slot]
+        state = self._state(slot, self.shared_positions[slot].part(0, tokens))
+        self._saved[key] = _SavedState((StateRange(0, tokens, state),), tokens)
 
-    def _state(self, slot: int) -> memoryview:
+    def _state(self, slot: int, table: PositionTable) -> memoryview:
+        """Return the state of a slot. Where tokens share positions, their table follows it."""
+        trailer = table.encode() if self.mrope else b""
         size = int(self._api.llama_state_seq_get_size(self._context, slot))
-        state = np.empty(size, np.uint8)
+        state = np.empty(size + len(trailer), np.uint8)
         out = state.ctypes.data_as(_BYTES)
         written = int(self._api.llama_state_seq_get_data(self._context, out, size, slot))
         assert written == size, f"a slot of {size} bytes saved as {written}"
+        state[size:] = np.frombuffer(trailer, np.uint8)
         return state.data
 
     def _restore(self, key: int, slot: int, tokens: int) -> bool:
@@ -175,22 +198,31 @@ class Slots:
                 break
             # Loading empties its target first: the ranges pass through the scratch slot, without a copy.
             target = slot if single else self._scratch
+            table = self.shared_positions[slot]
             if not self._load(range_.data, target):
                 return False
+            table = table.plus(self.shared_positions[target])
             if not single:
-                self._api.llama_memory_seq_cp(self._memory, target, slot, range_.start, range_.end)
+                start, end = table.position(range_.start), table.position(range_.end)
+                self._api.llama_memory_seq_cp(self._memory, target, slot, start, end)
                 self.drop(target)
             self.lengths[slot] = range_.end
+            self.shared_positions[slot] = table
         self.truncate(slot, tokens)
         return True
 
     def _load(self, state: memoryview, slot: int) -> bool:
         """Fill a slot from a state. False: there is no room, or the library refuses the state."""
+        table = NO_TABLE
+        if self.mrope:
+            state, table = PositionTable.split(state)
         data = np.frombuffer(state, np.uint8).ctypes.data_as(_BYTES)
         read = int(self._api.llama_state_seq_set_data(self._context, data, len(state), slot))
         if read != len(state):
             self.drop(slot)
-        return read == len(state)
+            return False
+        self.shared_positions[slot] = table
+        return True
 
     @property
     def _scratch(self) -> int:
@@ -201,12 +233,15 @@ class Slots:
         """See ExportingRunner."""
         self._check(slot)
         assert 0 <= start < end <= self.lengths[slot], f"slot {slot} has no {end} tokens"
+        table = self.shared_positions[slot]
+        part = table.part(start, end)
         if (start, end) == (0, self.lengths[slot]):
-            return self._state(slot)
+            return self._state(slot, part)
         assert self._cuttable, "this model exports whole states only"
         self.drop(self._scratch)
-        self._api.llama_memory_seq_cp(self._memory, slot, self._scratch, start, end)
-        state = self._state(self._scratch)
+        positions = table.position(start), table.position(end)
+        self._api.llama_memory_seq_cp(self._memory, slot, self._scratch, *positions)
+        state = self._state(self._scratch, part)
         self.drop(self._scratch)
         return state
 
@@ -217,10 +252,11 @@ class Slots:
             return saved.ranges[0].data
         if len(saved.ranges) > 1 or not self._load(saved.ranges[0].data, self._scratch):
             return None
+        table = self.shared_positions[self._scratch]
         if end < saved.tokens:
-            self._api.llama_memory_seq_rm(self._memory, self._scratch, end, -1)
-        self._api.llama_memory_seq_rm(self._memory, self._scratch, 0, start)
-        state = self._state(self._scratch)
+            self._api.llama_memory_seq_rm(self._memory, self._scratch, table.position(end), -1)
+        self._api.llama_memory_seq_rm(self._memory, self._scratch, 0, table.position(start))
+        state = self._state(self._scratch, table.part(start, end))
         self.drop(self._scratch)
         return state
 

@@ -219,6 +219,11 @@ class ModelInfo:
     pooling: str = ""
     """Pooling of token vectors into an embedding (`mean`, `cls`, `last`). The open model is then an
     EmbeddingModel. Empty: the model generates text."""
+    media: tuple[str, ...] = ()
+    """Kinds of attachments that the model reads, `image` and `audio`. With any, the open model is a MediaModel
+    (media.py)."""
+    encoder: str = ""
+    """Identifies the file that reads attachments. Empty: none."""
     identity: str = ""
     """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 
@@ -461,7 +466,7 @@ class RebuildProgress(NamedTuple):
 class RebuildOutcome:
     """End of a rebuild."""
 
-    taken: bool
+    installed: bool
     """Whether the new library is in use from now on."""
     sentence: str
     """Reason, with the measured speeds."""
@@ -495,6 +500,33 @@ class Rebuilder(Protocol):
         """Remove the installed build. Return False if none is installed.
 
         Raises LocalchatError if a rebuild runs, and OSError.
+        """
+        ...
+
+
+class Quantizer(Protocol):
+    """Writes models in other quantizations."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Quantizations that it writes, such as Q4_K_M. Finest first."""
+        ...
+
+    def size_bytes(self, source: Path, quantization: str) -> int:
+        """Return the bytes of the tensors that `write` would write. Raises LocalchatError."""
+        ...
+
+    def write(
+        self,
+        source: Path,
+        target: Path,
+        quantization: str,
+        threads: int,
+        report: Callable[[int, int], None],
+    ) -> None:
+        """Write a model to a new file. An interrupt or an error leaves no partial file behind.
+
+        `report` gets the bytes read so far and in all. Raises LocalchatError, OSError.
         """
         ...
 
@@ -575,6 +607,10 @@ class Backend(Protocol):
         """Return the rebuilder of the library. None: users cannot build it."""
         ...
 
+    def quantizer(self) -> Quantizer | None:
+        """Return the quantizer of the library. None: it writes no models."""
+        ...
+
 
 class MinimalBackend:
     """A Backend without plans and diagnostics. Subclasses add name, available, accepts and open."""
@@ -609,4 +645,7 @@ class MinimalBackend:
         return ()
 
     def rebuilder(self) -> Rebuilder | None:
+        return None
+
+    def quantizer(self) -> Quantizer | None:
         return None

@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from localchat.backend_api.media import MediaSpan
+from localchat.config.sampling import SamplingValues
+
 
 class _Last:
     """The token that the launched step samples. It may still be on the device."""
@@ -126,17 +129,9 @@ MemoryOp: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(SamplingValues):
     """Resolved sampling parameters of one sequence. See sampling/reference.py."""
 
-    temperature: float = 0.7
-    top_k: int = 0
-    typical_p: float = 1.0
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     """Key of the noise, together with the choice, the position and the token id."""
@@ -171,6 +166,8 @@ class Enter(msgspec.Struct, frozen=True):
     offset: int = 0
     """Tokens of the text before the first one here. The noise of the draws counts them, but a draft model may
     know only the end of a text."""
+    media: tuple[MediaSpan, ...] = ()
+    """Pictures and recordings among the tokens, in order. Their token ids are placeholders (media.py)."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

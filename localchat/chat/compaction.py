@@ -11,6 +11,7 @@ import msgspec
 from localchat.chat.conversation import AnswerMetrics, Conversation, Node
 from localchat.chat.overflow import Count
 from localchat.chat.prompt_messages import SUMMARY_ROLE, as_sent, exchanges, sent_nodes
+from localchat.engine.attachments import described_content
 from localchat.engine.events import Done, Event, MetricsSnapshot, Prefill
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
@@ -59,9 +60,9 @@ class Compaction:
             )
         self._summary = "\n\n".join(node.message.content for node in self._earlier())
         self._text = "\n\n".join(
-            f"{node.message.role}: {node.message.content}"
+            f"{node.message.role}: {content}"
             for node in self.replaced
-            if node.message.content
+            if (content := described_content(node.message))
         )
         self._done = 0
         self._reading = 0

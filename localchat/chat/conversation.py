@@ -7,12 +7,13 @@ runs from a root to the head. Switching to another branch only moves the head.
 import os
 import time
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from localchat.engine.attachments import moved
 from localchat.engine.events import Done, Finished
-from localchat.engine.request import Message
+from localchat.engine.request import Attachment, Message
 from localchat.errors import UsageError
 
 NodeState: TypeAlias = Literal["open", "whole", "stopped", "length", "failed"]
@@ -27,6 +28,33 @@ class Inclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     """Index of the first character in the message's content."""
     end: int
     path: str = ""
+
+
+class Question(NamedTuple):
+    """A question to send."""
+
+    text: str = ""
+    inclusions: tuple[Inclusion, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.attachments)
+
+    def moved(self, text: str, characters: int) -> "Question":
+        """Return the question with another text, in which everything comes this many characters later."""
+        inclusions = tuple(
+            msgspec.structs.replace(item, start=item.start + characters, end=item.end + characters)
+            for item in self.inclusions
+        )
+        return Question(text, inclusions, moved(self.attachments, characters))
+
+    @property
+    def message(self) -> Message:
+        """The message of the user."""
+        return Message("user", self.text, attachments=self.attachments)
+
+
+NO_QUESTION: Final = Question()
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True):

@@ -1,8 +1,10 @@
-"""Exports a conversation: Markdown for people, JSON with all metrics for programs."""
+"""Exports a conversation: Markdown for people, JSON with all metrics for programs.
+
+JSON has the bytes of pictures and recordings in base64.
+"""
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +13,10 @@ import msgspec
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import unsent_ids
 from localchat.chat.titles import title_for
+from localchat.engine.attachments import data_url, described_content
+from localchat.engine.request import Attachment
 from localchat.engine.stats_line import stats_line
+from localchat.units import moment
 
 _NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _STATES: Final = {
@@ -33,10 +38,10 @@ def file_name(conversation: Conversation) -> str:
     return next((name for name in names if not Path(name).exists()), names[-1])
 
 
-def as_markdown(conversation: Conversation) -> str:
-    """Return the shown path as a Markdown document."""
+def as_markdown(conversation: Conversation, *, embed: bool = False) -> str:
+    """Return the shown path as a Markdown document. `embed` puts pictures and recordings into it."""
     parts = [f"# {_one_line(title_for(conversation)) or 'Conversation'}"]
-    about = _moment(conversation.created_s)
+    about = moment(conversation.created_s)
     if conversation.model:
         about += f" · {_one_line(conversation.model)}"
     parts.append(about)
@@ -44,11 +49,11 @@ def as_markdown(conversation: Conversation) -> str:
         parts += ["## Instructions", conversation.system]
     unsent = unsent_ids(conversation)
     for node in conversation.path():
-        parts += _markdown(node, not_sent=node.id in unsent)
+        parts += _markdown(node, not_sent=node.id in unsent, embed=embed)
     return _without_lone_surrogates("\n\n".join(part.rstrip("\n") for part in parts) + "\n")
 
 
-def _markdown(node: Node, *, not_sent: bool) -> list[str]:
+def _markdown(node: Node, *, not_sent: bool, embed: bool) -> list[str]:
     message = node.message
     heading = f"## {_NAMES.get(message.role, message.role)}"
     if node.replaces:
@@ -57,8 +62,10 @@ def _markdown(node: Node, *, not_sent: bool) -> list[str]:
     if message.reasoning:
         quoted = "\n".join(f"> {line}".rstrip() for line in message.reasoning.splitlines())
         parts.append(f"> *Reasoning:*\n>\n{quoted}")
-    if message.content:
-        parts.append(message.content)
+    if embed and message.attachments:
+        parts += [message.content, *map(_embedded, message.attachments)]
+    elif message.content or message.attachments:
+        parts.append(described_content(message))
     for call in message.tool_calls:
         parts.append(f"*Calls the tool `{_one_line(call.name)}`:*")
         fence = _fence(call.arguments)
@@ -76,6 +83,13 @@ def _markdown(node: Node, *, not_sent: bool) -> list[str]:
             line += f" · {stats_line(node.metrics.done)}"
         notes.append(line)
     return [*parts, *(f"*{_one_line(note)}*" for note in notes)]
+
+
+def _embedded(attachment: Attachment) -> str:
+    """Return a picture as Markdown, and a recording as a link, with the file as a data URL."""
+    name = re.sub(r"[\[\]\\]", "", _one_line(attachment.name)) or attachment.kind
+    link = f"[{name}]({data_url(attachment)})"
+    return f"!{link}" if attachment.kind == "image" else link
 
 
 def as_data(conversation: Conversation, *, tree: bool = True) -> dict[str, Any]:
@@ -124,6 +138,8 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
         record["tool_calls"] = msgspec.to_builtins(message.tool_calls)
     if message.tool_call_id:
         record["tool_call_id"] = message.tool_call_id
+    if message.attachments:
+        record["attachments"] = msgspec.to_builtins(message.attachments)
     if node.inclusions:
         record["inclusions"] = msgspec.to_builtins(node.inclusions)
     if node.replaces:
@@ -133,9 +149,9 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
     return record
 
 
-def as_json_text(conversation: Conversation, *, tree: bool = True) -> str:
+def as_json_text(conversation: Conversation) -> str:
     """Return `as_data` as a JSON document that ends in a newline."""
-    return json_text(as_data(conversation, tree=tree), indent=2) + "\n"
+    return json_text(as_data(conversation), indent=2) + "\n"
 
 
 def json_text(data: object, indent: int | None = None) -> str:
@@ -151,10 +167,6 @@ def _without_lone_surrogates(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _fence(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from localchat.chat.conversation import Conversation, Node
+from localchat.engine.attachments import append_content, prepend_text
 from localchat.engine.repetition import without_repeats
 from localchat.engine.request import Message
 
@@ -41,11 +42,10 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
         if message.role == "assistant" and _is_empty(message):
             continue
         if message.role == "user" and opening:
-            message = msgspec.structs.replace(message, content=f"{opening}\n\n{message.content}")
+            message = prepend_text(message, f"{opening}\n\n")
             opening = ""
         if message.role == "user" and messages and messages[-1].role == "user":
-            joined = f"{messages[-1].content}\n\n{message.content}"
-            messages[-1] = msgspec.structs.replace(message, content=joined)
+            messages[-1] = append_content(messages[-1], message, "\n\n")
         else:
             messages.append(message)
     if opening:
@@ -119,4 +119,4 @@ def _summaries(conversation: Conversation) -> str:
 
 
 def _is_empty(message: Message) -> bool:
-    return not (message.content or message.reasoning or message.tool_calls)
+    return not (message.content or message.reasoning or message.tool_calls or message.attachments)

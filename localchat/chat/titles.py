@@ -32,7 +32,9 @@ def without_inclusions(question: Node) -> str:
 
 
 def _labels(question: Node) -> str:
-    return ", ".join(item.label for item in question.inclusions)
+    files = [item.label for item in question.inclusions]
+    media = [item.name or item.kind for item in question.message.attachments]
+    return ", ".join((*files, *media))
 
 
 def _typed_text(question: Node) -> str:

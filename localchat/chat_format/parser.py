@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from localchat.backend_api.sealed_text import TextPart
+from localchat.engine.request import Attachment
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,24 @@ class ChoiceParser(Parser, Protocol):
         ...
 
 
+class PlacedAttachment(NamedTuple):
+    """A picture or a recording in a prompt."""
+
+    part: int
+    """Number of parts before it."""
+    attachment: Attachment
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """The prompt of a conversation."""
 
     text: str
     parts: tuple[TextPart, ...] = ()
-    """Pieces to tokenize separately, because some are plain text. Empty if the whole text is trusted."""
+    """Pieces to tokenize separately, because some are plain text, or pictures lie between them. Empty if the
+    whole text is trusted."""
+    attachments: tuple[PlacedAttachment, ...] = ()
+    """Pictures and recordings between the parts, in order."""
     special: bool = True
     """Whether control tokens in the text are recognized."""
     add_bos: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
+from localchat.chat_format.attachments import mark_attachments
 from localchat.chat_format.harmony_parser import ChannelParser
 from localchat.chat_format.parser import Answer, ChoiceParser, Part, Rendered
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
@@ -37,7 +38,8 @@ class PlainFormat:
 
     def render(self, messages: Messages) -> Rendered:
         """Return the prompt. A leading system message has no label, because base models expect text."""
-        conversation = messages.messages
+        marked = mark_attachments(messages)
+        conversation = marked.messages.messages
         blocks = [
             _block(message, is_first=index == 0) for index, message in enumerate(conversation)
         ]
@@ -49,13 +51,15 @@ class PlainFormat:
         if messages.tools and messages.tool_choice != "none":
             tools = messages.tools
             warnings.append(NO_TOOLS)
-        return Rendered(
-            text="\n\n".join(blocks),
-            special=False,
-            add_bos=True,
-            stop=_STOP,
-            warnings=tuple(warnings),
-            tools=tools,
+        return marked.place(
+            Rendered(
+                text="\n\n".join(blocks),
+                special=False,
+                add_bos=True,
+                stop=_STOP,
+                warnings=tuple(warnings),
+                tools=tools,
+            )
         )
 
     def answer_parser(self, rendered: Rendered) -> ChoiceParser:

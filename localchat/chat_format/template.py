@@ -43,6 +43,8 @@ class ChatTemplate:
         self._now = now
         """Clock of `strftime_now`."""
         self._variables: frozenset[str] | None = None
+        self.parts_only = False
+        """Whether the template reads a message's content as a list of parts, and not as text."""
 
     def variables(self) -> frozenset[str]:
         """Return the names that the template reads but does not set, such as `enable_thinking`."""
@@ -76,7 +78,7 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **options,
-            "messages": list(messages),
+            "messages": [self._content(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
@@ -84,6 +86,13 @@ class ChatTemplate:
             return self._process.render(self.source, values, self._now())
         except RenderFailure as failure:
             raise _translate(failure) from failure
+
+    def _content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message whose content has the form that the template reads."""
+        content = message.get("content")
+        if not self.parts_only or not isinstance(content, str):
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
 
     def continue_final(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
+from localchat.chat_format.attachments import mark_attachments
 from localchat.chat_format.harmony_parser import ChannelParser
 from localchat.chat_format.marker_guard import MarkerGuard
 from localchat.chat_format.parser import ChoiceParser, Rendered
@@ -82,7 +83,8 @@ class TemplateFormat:
 
     def render(self, messages: Messages) -> Rendered:
         """Return the prompt of a conversation. Raises TemplateError."""
-        sealed, seal = self._guard.seal(messages)
+        marked = mark_attachments(messages)
+        sealed, seal = self._guard.seal(marked.messages)
         try:
             rendered = self._render(sealed, seal)
         except TemplateError as error:
@@ -90,7 +92,7 @@ class TemplateFormat:
                 raise
             message = self._guard.clean(error.message, seal)
             raise TemplateError(message, hint=error.hint, **error.details) from error
-        return replace(rendered, tools=tuple(_offered(messages) or ()))
+        return marked.place(replace(rendered, tools=tuple(_offered(messages) or ())))
 
     def _render(self, messages: Messages, seal: str) -> Rendered:
         """Render messages with sealed markers, and return a prompt without seals."""
@@ -105,7 +107,7 @@ class TemplateFormat:
             # Firefunction reads the tools, as text, and the date by these names.
             options = {
                 "functions": json.dumps(tools, indent=4),
-                "datetime": self._today(),
+                "datetime": self._now().strftime("%B %d, %Y"),
                 **options,
             }
         if "date_string" in variables:
@@ -163,9 +165,6 @@ class TemplateFormat:
             rendered.tools,
             opened=rendered.opens_reasoning,
         )
-
-    def _today(self) -> str:
-        return self._now().strftime("%B %d, %Y")
 
     def _probe_for(self, *, with_tools: bool) -> "_TemplateProbe":
         if with_tools and "tool_use" in self._probes:
@@ -240,6 +239,17 @@ class _TemplateProbe:
         return accepts_text and not self._render_probe(reasoned, convention)
 
     @cached_property
+    def turns(self) -> str:
+        """Plain conversations, rendered. A template that reads lists of parts alone gets those from then on."""
+        turns = self._plain_turns()
+        if _PROBE_TEXT not in turns:
+            # SmolVLM's template, for example.
+            self.template.parts_only = True
+            turns = self._plain_turns()
+            self.template.parts_only = _PROBE_TEXT in turns
+        return turns
+
+    @cached_property
     def shows_tools(self) -> bool:
         """Whether offered tools appear in a prompt."""
         user = Message("user", "probe")
@@ -247,11 +257,13 @@ class _TemplateProbe:
         convention = ToolCallConvention()
         return any(_PROBE_NAME in self._render_probe(probe, convention) for probe in probes)
 
-    @property
-    def turns(self) -> str:
-        """Plain conversations, rendered."""
-        system = Message("system", "probe")
-        turns = Message("user", "probe"), Message("assistant", "probe"), Message("user", "probe")
+    def _plain_turns(self) -> str:
+        system = Message("system", _PROBE_TEXT)
+        turns = (
+            Message("user", _PROBE_TEXT),
+            Message("assistant", _PROBE_TEXT),
+            Message("user", _PROBE_TEXT),
+        )
         return self._render_plain((system, *turns)) + self._render_plain(turns)
 
     def _render_plain(self, messages: tuple[Message, ...]) -> str:
@@ -308,6 +320,7 @@ def _name(tool: Mapping[str, Any]) -> str:
     return ""
 
 
+_PROBE_TEXT = "probe"
 _PROBE_NAME = "probe_tool"
 _KEY = "probe_argument"
 _ARGUMENTS = f'{{"{_KEY}": "value"}}'
@@ -324,7 +337,7 @@ def _probe(
     """Return a conversation with text, a call for each id, and their results."""
     calls = [CalledTool(_PROBE_NAME, arguments, id=id_) for id_ in ids]
     results = [Message("tool", _RESULT, tool_call_id=id_, name=_PROBE_NAME) for id_ in ids]
-    calling = Message("assistant", words, reasoning, tool_calls=tuple(calls))
+    calling = Message("assistant", words, reasoning=reasoning, tool_calls=tuple(calls))
     return (Message("user", "probe"), calling, *results)
 
 

@@ -13,18 +13,20 @@ from localchat.pool.server_registry import registered
 if TYPE_CHECKING:
     from localchat.engine.attached.engine import ServerClient
     from localchat.engine.interface import Engine
+    from localchat.pool.entry import ModelStatus
 
 
-def running_servers(paths: Paths) -> "list[tuple[ServerClient, bytes]]":
-    """Return the servers that respond, newest first, each with the JSON of its loaded models."""
+def running_servers(paths: Paths) -> "list[tuple[ServerClient, tuple[ModelStatus, ...]]]":
+    """Return the servers that respond, newest first, each with its loaded models."""
     servers = []
     for entry in registered(paths):
         # Imports http.client, which most runs do not need.
         from localchat.engine.attached.engine import ServerClient
+        from localchat.pool.entry import ServerStatus
 
         server = ServerClient(entry.url, entry.token)
         if (loaded := server.loaded_models()) is not None:
-            servers.append((server, loaded))
+            servers.append((server, msgspec.json.decode(loaded, type=ServerStatus).models))
     return servers
 
 
@@ -42,12 +44,11 @@ def attached_engine(
     return AttachedEngine(server, spec, user)
 
 
-def choose_server(servers: "Sequence[tuple[ServerClient, bytes]]", path: str) -> "ServerClient":
+def choose_server(
+    servers: "Sequence[tuple[ServerClient, tuple[ModelStatus, ...]]]", path: str
+) -> "ServerClient":
     """Return the first server that has loaded this file, or else the first one."""
-    from localchat.pool.entry import ServerStatus
-
-    for server, loaded in servers:
-        models = msgspec.json.decode(loaded, type=ServerStatus).models
+    for server, models in servers:
         if any(model.path == path for model in models):
             return server
     return servers[0][0]

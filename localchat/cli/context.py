@@ -31,9 +31,7 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
 
         pair = options.route
         small = _open_engine(pair.small, notify)
-        return RouteEngine(
-            pair.route, small, lambda: _open_engine(pair.large, notify), options.state_dir
-        )
+        return RouteEngine(pair.route, small, lambda: _open_engine(pair.large, notify))
     from localchat.engine.local.engine import LocalEngine
 
     # The guide checks its answers by their topics. Without that file, it is an ordinary model.

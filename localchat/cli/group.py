@@ -9,6 +9,7 @@ from localchat import gc_control
 from localchat.cli.options import ARGUMENTS
 from localchat.cli.verb_words import refuse_meant_verb, translate, without_alias
 from localchat.errors import UsageError
+from localchat.suggestions import closest
 from localchat.verbs import ALIASES, HEADINGS, VERBS
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ _MAX_VERB_WORDS = 3
 """Words up to which a verb after flags is a verb. More words are a sentence."""
 _SEVERAL_NAMES = ("bench", "cp", "import", "quality", "rm")
 """Verbs that take several names. Two words after them are not yet a sentence."""
+_SUBCOMMAND_WORDS = (
+    ("rm", "unset", "clear", "remove", "delete", "del"),
+    ("list", "show", "ls"),
+    ("add", "set", "new", "create", "edit"),
+    ("rename", "mv"),
+)
+"""Words for the same act. A group of verbs has some of them."""
 _PROMPT_FLAGS = (
     *("model", "remote", "system", "files", "continue_last", "conversation", "interactive"),
     *("schema", "regex", "grammar", "extract", "raw_prompt", "max_tokens", "temperature"),
@@ -120,6 +128,32 @@ class DefaultGroup(click.Group):
         if has_flag or not (args or ctx.resilient_parsing):
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None:
+            raise UnknownSubcommand(self, ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+
+class UnknownSubcommand(click.UsageError):
+    """Error for a word that is not a subcommand, with what was probably meant."""
+
+    def __init__(self, group: DefaultGroup, ctx: click.Context, word: str) -> None:
+        super().__init__(f"{ctx.command_path} has no command {word}", ctx)
+        names = group.list_commands(ctx)
+        similar = [
+            name for words in _SUBCOMMAND_WORDS if word in words for name in words if name in names
+        ]
+        lines = []
+        for name in similar or closest(word, names):
+            command = group.get_command(ctx, name)
+            assert command is not None
+            lines.append(f"{ctx.command_path} {name}: {command.get_short_help_str(100)}")
+        if word in VERBS and lines:
+            lines.append(f"localchat {word}: {VERBS[word].about}")
+        self.hint = "\n".join(lines)
 
 
 def _command(module: str) -> click.Command:

@@ -11,7 +11,7 @@ import click
 
 from localchat import __version__
 from localchat.cli.context import AppContext
-from localchat.cli.group import RootGroup, other_spelling, question_instead
+from localchat.cli.group import RootGroup, UnknownSubcommand, other_spelling, question_instead
 from localchat.cli.signals import interruptible
 from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
@@ -163,13 +163,33 @@ def _print_completions(app: AppContext) -> int:
 
 def _usage_message(problem: click.ClickException) -> str:
     """Return click's message on one line. Click lists choices on several."""
-    message = " ".join(problem.format_message().split())
     context = _context(problem)
+    if isinstance(problem, click.NoSuchOption):
+        return _unknown_flag(problem, context)
+    message = " ".join(problem.format_message().split())
     if context is None or not message.startswith("Got unexpected extra argument"):
         return message
     if any(isinstance(param, click.Argument) for param in context.command.params):
         return message
     return f"{context.command_path} takes no arguments"
+
+
+def _unknown_flag(problem: click.NoSuchOption, context: click.Context | None) -> str:
+    """Return the message for an unknown flag, with the nearest one. Click would list unrelated ones."""
+    from localchat.suggestions import closest
+
+    message = f"there is no flag {problem.option_name}"
+    if context is None or other_spelling(problem):
+        return message
+    flags = (
+        flag
+        for param in context.command.params
+        if isinstance(param, click.Option) and not param.hidden
+        for flag in (*param.opts, *param.secondary_opts)
+    )
+    if near := closest(problem.option_name, flags):
+        message += f"; did you mean {near[0]}?"
+    return message
 
 
 def _context(problem: click.ClickException) -> click.Context | None:
@@ -182,6 +202,8 @@ def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
     command = "localchat"
     if context := _context(problem):
         command = context.command_path.strip() or command
+    if isinstance(problem, UnknownSubcommand) and problem.hint:
+        return problem.hint
     if isinstance(problem, click.NoSuchOption):
         if spelling := other_spelling(problem):
             return spelling

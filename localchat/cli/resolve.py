@@ -120,6 +120,9 @@ class Inputs:
         if library := resolved.settings.llamacpp_library:
             # Backends read the variable in this process and in its children.
             os.environ[variable("llamacpp_library")] = library
+        if resolved.settings.screen_reader:
+            # Line editing, progress bars and wrapped text move no cursor on such a terminal.
+            os.environ["TERM"] = "dumb"
         return resolved
 
     def reread(self, notify: Notify) -> None:
@@ -271,7 +274,7 @@ def _attach_spec(setup: Setup) -> "AttachSpec":
     return AttachSpec(
         model=os.fsencode(setup.model.path),
         name=setup.model.name,
-        word=setup.model.word,
+        typed_name=setup.model.word,
         backend=setup.settings.backend,
         load=planned_load(setup.settings, setup.paths),
     )

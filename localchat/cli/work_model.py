@@ -59,13 +59,9 @@ def work_model(ctx: click.Context, named: Collection[str] = ()) -> WorkModel:
 
 def _running_model(app: AppContext, paths: "Paths", named: Collection[str]) -> WorkModel | None:
     """Return a model that a running server has loaded, preferably one that the input names."""
-    import msgspec
-
     from localchat.cli.attach import running_servers
-    from localchat.pool.entry import ServerStatus
 
-    for server, status in running_servers(paths):
-        loaded = msgspec.json.decode(status, type=ServerStatus).models
+    for server, loaded in running_servers(paths):
         models = [model for model in loaded if model.name != GUIDE]
         # Sorting is stable: named models first, otherwise the order of the server.
         models.sort(key=lambda model: model.name not in named)

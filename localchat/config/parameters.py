@@ -34,6 +34,13 @@ class SamplingNumber(NamedTuple):
     llamacpp_stage: str = ""
     """Name in llama.cpp's list of samplers; empty for one that the list cannot turn off."""
 
+    @property
+    def setting_range(self) -> tuple[float, float]:
+        """Lowest and highest value of the setting: what a client can mean and the engine accepts."""
+        low, high = self.engine_range
+        client_low, client_high = self.client_range or self.engine_range
+        return max(low, client_low), min(high, client_high)
+
 
 class Parameter(NamedTuple):
     """Description of a setting."""
@@ -151,6 +158,16 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         metavar="MODEL",
         valid="a name or a path",
         default="none",
+        loads=True,
+        applies="reload",
+    ),
+    "mmproj": Parameter(
+        "GGUF that lets the model see pictures or hear sound",
+        "--mmproj",
+        Label("Model", "Image and audio encoder", unset="found beside the model"),
+        metavar="PATH",
+        valid="the path of a GGUF, or none",
+        default="the one beside the model",
         loads=True,
         applies="reload",
     ),
@@ -305,10 +322,10 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "max_tokens": Parameter(
         "Longest answer, in tokens",
         "--max-tokens",
-        Label("Answers", "Longest answer", "tokens", unset="a quarter of the context"),
+        Label("Answers", "Longest answer", "tokens"),
         metavar="N",
         valid="a whole number from 1, or thousands as 2k",
-        default="until the model stops or the context is full",
+        default="a quarter of the context, at most 8,192",
         applies="now",
     ),
     "loop_guard": Parameter(
@@ -442,10 +459,23 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="auto, dark, light, high-contrast, ansi or ansi-light",
         default="auto, as the terminal",
     ),
+    "pictures": Parameter(
+        "How the screen shows pictures",
+        "--pictures",
+        Label("Screen", "Pictures"),
+        metavar="HOW",
+        valid="auto, kitty, sixel, blocks, or off for a line of text",
+        default="auto, as the terminal",
+    ),
     "reduced_motion": Parameter(
         "No animations on the screen",
         "--reduced-motion/--no-reduced-motion",
         Label("Screen", "Reduced motion"),
+    ),
+    "screen_reader": Parameter(
+        "Append lines and redraw nothing, for screen readers",
+        "--screen-reader/--no-screen-reader",
+        Label("Screen", "Screen reader"),
     ),
     "color": Parameter(
         "Use colors on a terminal",

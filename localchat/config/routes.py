@@ -8,7 +8,6 @@
     code = true                     # a code block in the conversation
     tools = true                    # tools to call
     doubt = -0.9                    # lower mean log probability of the small model's answer
-    judge = true                    # a fault that the small model finds in its answer
 
 Each rule sends a request to the large model. `route:easy` names this route wherever a model is named.
 """
@@ -31,9 +30,8 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "code": (bool,),
     "tools": (bool,),
     "doubt": (int, float),
-    "judge": (bool,),
 }
-_RULES: Final = ("longer_than", "regex", "code", "tools", "doubt", "judge")
+_RULES: Final = ("longer_than", "regex", "code", "tools", "doubt")
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -53,18 +51,11 @@ class Route(msgspec.Struct, frozen=True):
     """Send requests with tools to the large model."""
     doubt: float | None = None
     """Minimum mean log probability of the small model's answer."""
-    judge: bool = False
-    """Let the small model look for faults in its answer."""
 
     @property
     def word(self) -> str:
         """Name of the route wherever a model is named."""
         return f"{PREFIX}{self.name}"
-
-    @property
-    def waits(self) -> bool:
-        """True if an answer of the small model is checked before it is shown."""
-        return self.doubt is not None or self.judge
 
 
 def read_routes(path: Path, section: object) -> dict[str, Route]:

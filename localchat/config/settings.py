@@ -2,18 +2,20 @@
 
 A key has one name everywhere: `context_length` in the settings file (settings_file.py),
 `LOCALCHAT_CONTEXT_LENGTH` in the environment, and its flag in `parameters.py`. `Settings` holds types and
-defaults, in the order of that table.
+defaults.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
-from localchat.config.parameters import PARAMETERS
+from localchat.config.parameters import PARAMETERS, SAMPLERS
+from localchat.config.sampling import SamplingNumbers, SamplingValues
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
@@ -22,14 +24,12 @@ _MOST: Final = 2**31 - 1
 _Count = Annotated[int, Meta(ge=1, le=_MOST)]
 _Whole = Annotated[int, Meta(ge=0, le=_MOST)]
 _Gigabytes = Annotated[float, Meta(gt=0, le=1_000_000)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
-_Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(SamplingNumbers, frozen=True, kw_only=True):
     """All settings with type and default. None leaves a value to the program or the model.
 
-    Size: one field per setting.
+    Size: one field per setting. The ranges of the sampling are in the table.
     """
 
     model: Annotated[str, Meta(min_length=1)] | None = None
@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     llamacpp_library: Annotated[str, Meta(min_length=1)] | None = None
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
+    mmproj: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: _Whole | None = None
@@ -61,18 +62,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     loop_guard: bool = True
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
-    temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
-    top_k: _Whole | None = None
-    top_p: _Share | None = None
-    min_p: _Share | None = None
-    typical_p: _Share | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    frequency_penalty: _Penalty | None = None
-    presence_penalty: _Penalty | None = None
-    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = {}
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
+    pictures: Literal["auto", "kitty", "sixel", "blocks", "off"] = "auto"
     reduced_motion: bool = False
+    screen_reader: bool = False
     color: bool = True
     stats: bool = False
     quiet: bool = False
@@ -91,7 +86,9 @@ SAMPLING_KEYS: Final = tuple(
     if parameter.label is not None and parameter.label.group == "Sampling"
 )
 """Keys that are also fields of a request's `Sampling`."""
-DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
+    key: value for key, value in asdict(SamplingValues()).items() if value != SAMPLERS[key].off
+}
 """Sampling of the engine, if neither the user nor the model's maker chose it."""
 REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
@@ -158,9 +155,9 @@ def convert(key: str, entry: Given) -> object:
         if key == "stop" and isinstance(value, list):
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
-        subject = entry.origin
-        # A flag names its key already.
-        if not subject.startswith("--"):
+        subject = entry.origin or key
+        # A flag and a command name their key already.
+        if entry.origin and not subject.startswith(("--", "/set ")):
             subject += f": {key}"
         raise UsageError(f"{subject} must be {_valid(key, problem)}, not {shown}") from problem
 
@@ -208,7 +205,11 @@ def offline_reason(resolved: Resolved, environ: Mapping[str, str]) -> str:
 def _types() -> dict[str, Any]:
     """Return the type of each key without None, which no source can express."""
     hints = get_type_hints(Settings, include_extras=True)
-    return {key: _without_none(hint) for key, hint in hints.items()}
+    types = {key: _without_none(hint) for key, hint in hints.items()}
+    for key, sampler in SAMPLERS.items():
+        low, high = sampler.setting_range
+        types[key] = Annotated[types[key], Meta(ge=low, le=min(high, _MOST))]
+    return types
 
 
 def _without_none(hint: Any) -> Any:  # noqa: ANN401 - a type expression has no type

@@ -13,6 +13,7 @@ from typing import TypeAlias, cast
 
 from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
+from localchat.backend_api.media import MediaChunk, MediaRunner
 from localchat.backend_api.prepared_steps import PreparingRunner
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
@@ -60,7 +61,15 @@ class _StopCommand:
     pass
 
 
-_Command: TypeAlias = RequestState | _CancelCommand | _StopCommand | DiskRead
+@dataclass(frozen=True, slots=True)
+class _EncodedCommand:
+    """The pictures of a sequence are encoded, or could not be."""
+
+    sequence: Sequence
+    failure: LocalchatError | None
+
+
+_Command: TypeAlias = RequestState | _CancelCommand | _StopCommand | DiskRead | _EncodedCommand
 
 
 class EngineCore:
@@ -89,7 +98,10 @@ class EngineCore:
         self._depth = can.depth
         self._disk_tier = disk_tier
         self._reading = 0
-        """Number of requests whose prompt is being loaded from disk."""
+        """Number of requests whose prompt is being loaded from disk, and of sequences whose pictures are being
+        encoded."""
+        self._encodings: dict[int, Callable[[], None]] = {}
+        """Functions that cancel the encoding, by request."""
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         self._audit = audit
@@ -104,7 +116,7 @@ class EngineCore:
         if can.draft_model:
             self._draft_model = DraftModel(cast(DraftingRunner, runner).drafter, costs)
         self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
-        self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner)
+        self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner, self._encode)
         self._event_sender = EventSender(
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )
@@ -276,8 +288,12 @@ class EngineCore:
                 self._resume(command)
             case RequestState():
                 self._begin(command)
+            case _EncodedCommand():
+                self._add_encoded(command)
             case _CancelCommand(id_):
                 self.output_processor.cancel(id_)
+                if cancel := self._encodings.pop(id_, None):
+                    cancel()
             case _StopCommand():
                 self._stopped = True
 
@@ -303,6 +319,30 @@ class EngineCore:
         if self.output_processor.requests.get(request_state.id) is request_state:
             self._add(request_state)
 
+    def _encode(self, sequence: Sequence, chunks: list[MediaChunk]) -> None:
+        """Compute the embeddings of a sequence's pictures beside the steps, and queue it again."""
+        self._reading += 1
+        request_state = sequence.request_state
+        # The bar of a long prompt appears before its first step.
+        self._event_sender.prefill(request_state, 0)
+        commands = self._commands
+        runner = cast(MediaRunner, self._runner)
+        self._encodings[request_state.id] = runner.encode(
+            chunks, lambda failure: commands.put(_EncodedCommand(sequence, failure))
+        )
+
+    def _add_encoded(self, command: _EncodedCommand) -> None:
+        self._reading -= 1
+        sequence = command.sequence
+        request_state = sequence.request_state
+        self._encodings.pop(request_state.id, None)
+        if self.output_processor.requests.get(request_state.id) is not request_state:
+            return
+        if command.failure is not None:
+            self.output_processor.fail(request_state, command.failure)
+            return
+        self._scheduler.add(sequence)
+
     def _add(self, request_state: RequestState) -> None:
         first, *others = request_state.sequences
         # A step with drafts is wider, which changes the bits of its rows.
@@ -311,7 +351,8 @@ class EngineCore:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             first.drafts = SequenceDrafts(
                 NgramProposer(request_state.tokens, earlier),
-                uses_model=self._draft_model is not None,
+                # A draft model cannot see the pictures.
+                uses_model=self._draft_model is not None and not request_state.media,
             )
         for other in others:
             other.state = State.FORKING

@@ -31,9 +31,9 @@ class MemoryUsage:
     def __init__(self, plan: MemoryPlan) -> None:
         self._offloads = bool(plan.gpu_layers)
         self._before_bytes = int(psutil.Process().memory_info().rss)
-        # Mapped pages count as used even after they are no longer needed.
+        self._mapped_bytes = plan.mapped_bytes
         self.predicted = MemoryParts(
-            plan.weights_bytes + plan.mapped_bytes,
+            plan.weights_bytes,
             plan.kv_bytes,
             plan.compute_bytes,
             plan.overhead_bytes,
@@ -58,11 +58,14 @@ class MemoryUsage:
     def measure(self, report: MemoryReport) -> None:
         """Record the parts after the load.
 
-        Buffers count in full, even if none of their pages was touched yet. The overhead is what this process
-        used before the load (interpreter, libraries, vocabulary) and what the runner uses besides. With layers
-        on a GPU the overhead is unknown, because the GPU's runtime uses memory on the card.
+        Buffers count in full, even if none of their pages was touched yet. File pages that the system can drop
+        do not count, as in the plan. The overhead is what this process used before the load (interpreter,
+        libraries, vocabulary) and what the runner uses besides. With layers on a GPU the overhead is unknown,
+        because the GPU's runtime uses memory on the card.
         """
         weights, kv, compute, other = report
+        if weights >= 0:
+            weights = max(weights - self._mapped_bytes, 0)
         overhead = -1
         if not self._offloads:
             overhead = self._before_bytes + max(other, 0)
@@ -138,6 +141,7 @@ def engine_info(
         kv_tokens=can.kv_tokens if can else plan.kv_tokens,
         experts_on_cpu=plan.experts_on_cpu,
         max_rows=can.max_rows if can else 0,
+        media=info.media,
         **state._asdict(),
     )
 
@@ -157,6 +161,8 @@ def fingerprint(
         parts.append("head int8")
     if load.quantize:
         parts.append(f"layers {load.quantize}")
+    if info.encoder:
+        parts.append(f"encoder {info.encoder}")
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 

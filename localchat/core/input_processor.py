@@ -11,10 +11,12 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import cast
 
 import msgspec
 
 from localchat.backend_api.interface import OpenModel, SamplingParams, Tokenizer
+from localchat.backend_api.media import MediaModel, MediaPiece, MediaSpan
 from localchat.backend_api.prompt_encoder import PromptEncoder
 from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
@@ -31,11 +33,13 @@ from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_k
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
+from localchat.engine.attachments import check_attachments
 from localchat.engine.events import Accepted, Limit
 from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.engine.repetition import detector_for
 from localchat.engine.request import (
+    Attachment,
     GenerateRequest,
     Infill,
     Messages,
@@ -43,7 +47,7 @@ from localchat.engine.request import (
     TokenIds,
     default_answer_tokens,
 )
-from localchat.errors import ContextExceeded, UsageError
+from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 _SEED_MASK = (1 << 64) - 1
 _MAX_CHOICES = 64
@@ -56,6 +60,7 @@ _MAX_LOGPROBS = 100
 _MAX_BAD_WORDS = 256
 _MAX_STOP_TOKENS = 256
 _BANNED_BIAS = -1e9
+_NAMED_MODELS = 4
 
 
 class InputProcessor:
@@ -114,7 +119,7 @@ class InputProcessor:
         """
         arrived_s = time.perf_counter()
         _check(request)
-        rendered, tokens = self._prompt(request)
+        rendered, tokens, media = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty, so there is nothing to continue")
         room = self._context - len(tokens)
@@ -133,6 +138,7 @@ class InputProcessor:
             seeded,
             RequestTimer(arrived_s),
             limit,
+            media,
         )
         end_ban = self._end_ban(request)
         stop_strings = list(request.stop)
@@ -282,23 +288,34 @@ class InputProcessor:
                 field=field,
             )
 
-    def _prompt(self, request: GenerateRequest) -> tuple[Rendered | None, Several[int]]:
+    def _prompt(
+        self, request: GenerateRequest
+    ) -> tuple[Rendered | None, Several[int], tuple[MediaSpan, ...]]:
+        """Return the rendered conversation, if there is one, the tokens, and the pictures among them."""
         tokenizer = self._model.tokenizer
         match request.prompt:
             case Messages() as messages:
+                check_attachments(messages.messages)
                 rendered = self._render(messages)
                 self._warn_once(rendered.warnings)
                 self._check_length(rendered.text)
-                return rendered, self._encode_rendered(rendered)
+                if rendered.attachments and request.prompt_logprobs is not None:
+                    raise UsageError(
+                        "log probabilities of the prompt cannot be computed with attachments",
+                        hint="leave out prompt_logprobs, or the pictures and recordings",
+                        field="prompt_logprobs",
+                    )
+                return rendered, *self._encode_rendered(rendered)
             case TextPrompt(text, special):
-                return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
+                add_bos = tokenizer.add_bos
+                return None, self._encode(text, special=special, add_bos=add_bos), ()
             case TokenIds(tokens, first_bos):
                 if first_bos and tokenizer.add_bos and tokenizer.bos >= 0:
                     tokens = (tokenizer.bos, *tokens[1:])
                 self._check_tokens(tokens, "prompt")
-                return None, tokens
+                return None, tokens, ()
             case Infill() as infill:
-                return None, self._infill(infill)
+                return None, self._infill(infill), ()
 
     def _render(self, messages: Messages) -> Rendered:
         rendered = self.format.render(messages)
@@ -306,13 +323,39 @@ class InputProcessor:
             return self._closed(rendered)
         return rendered
 
-    def _encode_rendered(self, rendered: Rendered) -> list[int]:
+    def _encode_rendered(self, rendered: Rendered) -> tuple[list[int], tuple[MediaSpan, ...]]:
         """Tokenize a rendered conversation. Text of its messages never becomes a control token."""
         add_bos = rendered.add_bos and self._model.tokenizer.add_bos
-        if rendered.parts:
-            return self._encoder.encode(rendered.parts, add_bos=add_bos)
-        encode = self._model.tokenizer.encode
-        return encode(rendered.text, special=rendered.special, add_bos=add_bos)
+        if not rendered.parts and not rendered.attachments:
+            encode = self._model.tokenizer.encode
+            return encode(rendered.text, special=rendered.special, add_bos=add_bos), ()
+        start = 0
+        tokens: list[int] = []
+        spans: list[MediaSpan] = []
+        for place in rendered.attachments:
+            parts = rendered.parts[start : place.part]
+            tokens += self._encoder.encode(parts, add_bos=add_bos and not start)
+            start = place.part
+            for piece in self._media_pieces(place.attachment):
+                if isinstance(piece, tuple):
+                    tokens += piece
+                else:
+                    spans.append(MediaSpan(len(tokens), piece))
+                    tokens += piece.ids
+        tokens += self._encoder.encode(rendered.parts[start:], add_bos=add_bos and not start)
+        return tokens, tuple(spans)
+
+    def _media_pieces(self, attachment: Attachment) -> Several[MediaPiece]:
+        """Return the tokens of an attachment. Raises UsageError if this model cannot read it."""
+        kinds = self._model.info.media
+        if attachment.kind not in kinds:
+            raise UsageError(
+                cannot_read(attachment.kind, kinds),
+                hint=_how_to_read(attachment.kind),
+                field="messages",
+            )
+        model = cast(MediaModel, self._model)
+        return model.media_pieces(attachment.kind, attachment.data, attachment.name)
 
     def _encode(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self._check_length(text)
@@ -378,7 +421,7 @@ class InputProcessor:
 
     def prompt_tokens(self, messages: Messages) -> tuple[int, ...]:
         """Tokenize a conversation as a request for an answer does. Raises TemplateError."""
-        return tuple(self._encode_rendered(self._render(messages)))
+        return tuple(self._encode_rendered(self._render(messages))[0])
 
     def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
         return tuple(self._model.tokenizer.encode(text, special=special))
@@ -387,6 +430,30 @@ class InputProcessor:
         self._check_tokens(tokens, "tokens")
         piece = self._model.tokenizer.piece
         return b"".join(piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
+
+def cannot_read(kind: str, kinds: Several[str]) -> str:
+    """Return the sentence about a model that cannot read a kind of attachment, but `kinds`."""
+    verb = {"image": "see pictures", "audio": "hear recordings"}
+    sentence = f"this model cannot {verb.get(kind, f'read attachments of the kind {kind}')}"
+    if kinds:
+        abilities = " and ".join(verb[other].split()[0] for other in kinds)
+        sentence += f"; it can {abilities}"
+    return sentence
+
+
+def _how_to_read(kind: str) -> str:
+    """Return advice with models of the catalogue that read a kind of attachment."""
+    from localchat.models.catalog import models_that_read  # no other request needs the catalogue
+
+    try:
+        names = models_that_read(kind)[:_NAMED_MODELS]
+    except LocalchatError:
+        names = []
+    hint = "name the mmproj file that goes with this model: --mmproj PATH"
+    if names:
+        hint = f"choose a model such as {', '.join(names)}, or {hint}"
+    return hint
 
 
 def _check(request: GenerateRequest) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from localchat.backend_api.interface import Enter, SamplingParams
+from localchat.backend_api.media import MediaSpan
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
@@ -102,7 +103,10 @@ class Sequence:
     def entry(self, slot: int) -> Enter:
         """Build the record that introduces this sequence to the runner."""
         prompt_tokens = self.request_state.prompt_tokens
-        return Enter(self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling)
+        media = self.request_state.media
+        return Enter(
+            self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling, media=media
+        )
 
     @property
     def known(self) -> int:
@@ -127,14 +131,6 @@ class Sequence:
     def verifies(self) -> bool:
         """Whether a launched step verifies drafts. Its result shows how many were accepted."""
         return self.steps_in_flight > 0 and not self.in_prompt and self.needs <= 0
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether the next tokens are prefill: the prompt, or tokens from before a preemption.
-
-        Tokens forced by a grammar count as decode, as drafts do.
-        """
-        return self.in_prompt or (self.was_preempted and self.needs > 1)
 
     @property
     def decodes(self) -> bool:
@@ -179,6 +175,8 @@ class RequestState:
     timer: RequestTimer
     limit: Limit = "context"
     """Source of `max_tokens`."""
+    media: tuple[MediaSpan, ...] = ()
+    """Pictures and recordings in the prompt."""
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences by choice."""
     cached: int = 0

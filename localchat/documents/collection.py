@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from localchat.documents.binary_kind import binary_kind
 from localchat.documents.folder import find_files
 from localchat.documents.pages import (
     MAX_FILE_BYTES,
@@ -27,6 +26,7 @@ from localchat.documents.passages import Passage, passages_of
 from localchat.documents.question import match_query
 from localchat.errors import FileMissing, LocalchatError, UsageError, reason
 from localchat.history.search_query import segmented
+from localchat.media.binary_kind import binary_kind
 from localchat.sanitize import sanitize_line
 
 Embed = Callable[[str, Sequence[str]], list[list[float]]]

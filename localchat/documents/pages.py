@@ -14,8 +14,8 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
-from localchat.documents.binary_kind import binary_kind
 from localchat.errors import UsageError
+from localchat.media.binary_kind import binary_kind
 from localchat.sanitize import utf16_encoding, utf16_text
 
 MAX_FILE_BYTES: Final = 64 << 20

@@ -79,6 +79,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Maximum number of sequences in a step, 0 if unknown."""
     sampling: dict[str, float] = {}
     """Default sampling without the fields that are off. Empty if unknown."""
+    media: tuple[str, ...] = ()
+    """Kinds of attachments that the model reads: `image`, `audio`."""
     tokenizer: TokenizerInfo | None = None
     """Tokenizer data, None if unknown."""
 

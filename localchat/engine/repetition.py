@@ -23,6 +23,10 @@ _MIN_ANY_REPEATS: Final = min(repeats for _, repeats in _MIN_REPEATS)
 _MIN_PLAIN_CHARS: Final = 2048
 """Shortest run of digits, punctuation, markup or a single letter that counts."""
 _MIN_EMOJI_CHARS: Final = 1024
+_SHIFTING_CHARS: Final = 1024
+_MIN_SHIFTING_RUN: Final = 100
+_MIN_SHIFTING_SHARE: Final = 0.9
+"""Share of the last 1,024 characters in long runs of two or more signs that counts as a loop."""
 _MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
 _MIN_NUMBERED_LINES: Final = 10
@@ -32,6 +36,8 @@ _MIN_NUMBERED_CONTENT: Final = 20
 _MAX_SILENT_TOKENS: Final = 256
 """Consecutive tokens without any text that count as a loop."""
 _CHECK_INTERVAL_CHARS: Final = 64
+_NEAR_INTERVAL: Final = 4
+"""Checks per search for near repeats, which costs ten times as much and needs a longer run."""
 _TAIL_CHARS: Final = 6144
 _MAX_WANTED_REPEATS: Final = 10_000
 """Larger numbers in a prompt are not numbers of repeats."""
@@ -90,7 +96,7 @@ def without_repeats(text: str, repetition: Repetition | None) -> str:
 
 
 class LoopDetector:
-    """Checks the text of one choice every 64 characters. A check costs a few string searches."""
+    """Checks the text of one choice every 64 characters. Most checks cost a few string searches."""
 
     def __init__(self, prompt: str = "") -> None:
         """prompt: the last message, which may ask for repeats."""
@@ -100,6 +106,7 @@ class LoopDetector:
         self._pending: list[str] = []
         self._pending_chars = 0
         self._silent_tokens = 0
+        self._checks = 0
 
     def push(self, text: str) -> Repetition | None:
         """Add the next token's text, and return the loop at the end, if any."""
@@ -116,13 +123,17 @@ class LoopDetector:
         self._tail = (self._tail + "".join(self._pending))[-_TAIL_CHARS:]
         self._pending.clear()
         self._pending_chars = 0
-        return self.find(self._tail)
+        self._checks += 1
+        return self.find(self._tail, near=self._checks % _NEAR_INTERVAL == 0)
 
-    def find(self, text: str) -> Repetition | None:
-        """Return the loop at the end of a text, if any."""
+    def find(self, text: str, *, near: bool = True) -> Repetition | None:
+        """Return the loop at the end of a text, if any. near: whether near repeats count too."""
         if len(text) < _MIN_BLANK_CHARS:
             return None
-        return self._exact(text) or self._numbered(text) or self._near(text)
+        loop = self._exact(text) or self._numbered(text)
+        if loop is None and near:
+            loop = self._near(text) or self._shifting(text)
+        return loop
 
     def _exact(self, text: str) -> Repetition | None:
         """Find equal repeats of one piece."""
@@ -156,14 +167,16 @@ class LoopDetector:
         lines = [match for match in _LINE.finditer(complete) if match[0].strip()]
         if len(lines) < _MIN_NUMBERED_LINES:
             return None
+        content = _content(_without_number(lines[-1]))
+        if len(content) < _MIN_NUMBERED_CONTENT:
+            return None
         repeats = list(next(group for _, group in groupby(reversed(lines), _without_number)))
         times = len(repeats)
         first = repeats[-1]
-        content = _content(_without_number(first))
         run = len(text) - first.start()
         if times < _MIN_NUMBERED_LINES or run < _MIN_PROSE_CHARS:
             return None
-        if len(content) < _MIN_NUMBERED_CONTENT or self._was_requested(content, times):
+        if self._was_requested(content, times):
             return None
         return Repetition(first[0].strip(), times, run, len(first[0]))
 
@@ -180,6 +193,23 @@ class LoopDetector:
         if loop is None:
             return None
         return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
+
+    def _shifting(self, text: str) -> Repetition | None:
+        """Find a run of one sign after a run of another.
+
+        A frequency penalty moves a loop to the next sign before it is long enough by itself.
+        """
+        tail = text[-_SHIFTING_CHARS:]
+        if len(tail) < _SHIFTING_CHARS or self._wanted:
+            return None
+        runs = [(sign, sum(1 for _ in group)) for sign, group in groupby(tail)]
+        long_runs = [(sign, length) for sign, length in runs if length >= _MIN_SHIFTING_RUN]
+        covered = sum(length for _, length in long_runs)
+        signs = {sign for sign, _ in long_runs}
+        if len(signs) < 2 or covered < _MIN_SHIFTING_SHARE * len(tail):
+            return None
+        sign, length = long_runs[-1]
+        return Repetition(sign, length, len(tail), 1)
 
     def _was_requested(self, content: str, times: int) -> bool:
         """Whether the prompt asks for this many repeats of these words."""

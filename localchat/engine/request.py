@@ -8,6 +8,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from localchat.config.sampling import SamplingNumbers
+from localchat.media.format import MediaKind as MediaKind
+
 ReasoningChoice = Literal["auto", "on", "off"]
 
 
@@ -18,9 +21,6 @@ class CalledTool(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str
     """JSON text."""
     id: str = ""
-
-
-MediaKind = Literal["image", "audio"]
 
 
 class Attachment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,12 +40,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str
     content: str = ""
-    attachments: tuple[Attachment, ...] = ()
-    """In the order of their positions."""
     reasoning: str = ""
     tool_calls: tuple[CalledTool, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    """In the order of their positions."""
 
 
 class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
@@ -101,23 +101,15 @@ _MIN_DEFAULT_TOKENS: Final = 512
 Prompt: TypeAlias = Messages | TextPrompt | TokenIds | Infill
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class Sampling(SamplingNumbers, frozen=True, omit_defaults=True):
     """Sampling of tokens.
 
     None selects the default of models.toml or of the user, then the model's own, then temperature 0.7, top-p
     0.95 and min-p 0.05. `top_k` 0 and `typical_p`, `top_p` 1 are off. Temperature 0 is greedy.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    typical_p: float | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[int, float] = {}
-    text_bias: dict[str, float] = {}
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    text_bias: dict[str, float] = msgspec.field(default_factory=dict)
     """Bias of all tokens of a text."""
     seed: int | None = None
     """64-bit seed. None draws one, which Accepted reports."""

@@ -32,6 +32,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Threads that compute. 0: one per physical core."""
     draft: str | None = None
     """File or folder of a draft model with the same vocabulary."""
+    mmproj: str | None = None
+    """File with the encoder of pictures or sound. None: the one beside the model. `none`: no encoder."""
     speculation: bool = True
     """Whether to load parts that only draft, such as a model's own prediction heads."""
     max_slots: int = 16

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from localchat.units import size, tokens
+from localchat.units import counted, size, tokens
 
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
@@ -82,12 +82,9 @@ def room(kv_tokens: int, context_tokens: int) -> str:
     capacities = []
     for length in sorted({min(USUAL_LENGTH, context_tokens), context_tokens}):
         if count := kv_tokens // length:
-            noun = "conversations"
-            if count == 1:
-                noun = "conversation"
-            capacities.append(f"{count:,} {noun} of {tokens(length)}")
+            capacities.append(f"{counted(count, 'conversation')} of {tokens(length)}")
     if capacities:
-        return f"Its KV cache holds {' or '.join(capacities)} at once."
+        return f"Its KV cache has room for {' or '.join(capacities)}."
     return ""
 
 

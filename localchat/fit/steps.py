@@ -43,6 +43,7 @@ TITLES: Final[dict[StepName, str]] = {
 }
 
 IN_ORDER: Final = "What makes room, in order of what it costs you:"
+_TRIFLE: Final = 100
 _SMALLER_KV: Final = ("q8_0", FP8)
 """KV types to propose, in order. q4_0 is missing: it damages models whose keys have outliers."""
 
@@ -65,11 +66,14 @@ class MemoryStep(msgspec.Struct, frozen=True):
     """Keys and values that apply it."""
     model: str = ""
     """Model to use instead."""
+    is_trifle: bool = False
+    """Whether it frees too little to be worth a thought."""
 
     @property
     def helps(self) -> bool:
         """Whether it gives anything here."""
-        return self.suffices or self.gained_bytes > 0 or self.gained_tokens > 0
+        gains = self.gained_bytes > 0 and not self.is_trifle
+        return self.suffices or gains or self.gained_tokens > 0
 
     @property
     def can_be_taken(self) -> bool:
@@ -88,20 +92,18 @@ class MemoryStep(msgspec.Struct, frozen=True):
 
     @property
     def gain(self) -> str:
-        """`gives 1.2 GB, enough`."""
+        """`frees 1.2 GB, which is enough`."""
         if not self.helps:
-            return "gives nothing here"
+            return "frees nothing here"
         gains = []
         if self.gained_bytes > 0:
-            gains.append(size(self.gained_bytes))
+            gains.append(f"frees {size(self.gained_bytes)}")
         if self.gained_tokens > 0:
-            gains.append(f"room for {tokens(self.gained_tokens)}")
-        verdict = "not enough alone"
-        if self.suffices:
-            verdict = "enough"
-        if gains:
-            return f"gives {' and '.join(gains)}, {verdict}"
-        return verdict
+            gains.append(f"adds room for {tokens(self.gained_tokens)}")
+        if not gains:
+            return "enough" if self.suffices else "not enough by itself"
+        verdict = "which is enough" if self.suffices else "not enough by itself"
+        return f"{' and '.join(gains)}, {verdict}"
 
     def sentence(self, *, with_flag: bool = True) -> str:
         """Return the step in one line."""
@@ -173,6 +175,16 @@ def load_steps(
         _context_step(load),
         _gpu_layers_step(load, has_gpu=has_gpu),
         _slots_step(load, slots or SlotLimit()),
+    )
+
+
+def without_trifles(steps: Iterable[MemoryStep], missing_bytes: int) -> tuple[MemoryStep, ...]:
+    """Mark steps that free less than a hundredth of the missing memory, so that people do not see them."""
+    return tuple(
+        msgspec.structs.replace(step, is_trifle=True)
+        if not step.suffices and 0 < step.gained_bytes * _TRIFLE < missing_bytes
+        else step
+        for step in steps
     )
 
 

@@ -12,7 +12,7 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
 from localchat.errors import HistoryUnusable
 from localchat.history.store import History
-from localchat.history.tables import ConversationRow, NodeRow, conversation_row, node_row
+from localchat.history.tables import ConversationRow, NodeRows, conversation_row, node_rows
 
 CADENCE_S: Final = 0.4
 _FLUSH_TIMEOUT_S: Final = 10.0
@@ -157,7 +157,7 @@ class Autosave:
     def _write(
         self, row: ConversationRow | None, nodes: dict[str, Node], drafts: dict[str | None, str]
     ) -> HistoryUnusable | None:
-        rows: list[NodeRow] = [node_row(self._conversation.id, node) for node in nodes.values()]
+        rows: list[NodeRows] = [node_rows(self._conversation.id, node) for node in nodes.values()]
         try:
             self._history.write(row, rows)
             for key, text in drafts.items():

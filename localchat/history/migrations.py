@@ -63,6 +63,22 @@ CREATE TABLE drafts (
 """
 
 
+_MEDIA: Final = """
+CREATE TABLE media (
+    digest TEXT PRIMARY KEY,  -- SHA-256 of the data
+    data   BLOB NOT NULL      -- the encoded file
+);
+CREATE TABLE media_uses (
+    conversation TEXT NOT NULL,
+    node         TEXT NOT NULL,
+    digest       TEXT NOT NULL,
+    PRIMARY KEY (conversation, node, digest)
+) WITHOUT ROWID;
+CREATE INDEX media_by_node ON media_uses (node);
+CREATE INDEX media_by_digest ON media_uses (digest);
+"""
+
+
 def _tables(connection: sqlite3.Connection) -> None:
     _script(connection, _TABLES)
 
@@ -87,7 +103,11 @@ def _drafts(connection: sqlite3.Connection) -> None:
     _script(connection, _DRAFTS)
 
 
-STEPS: Final[tuple[Step, ...]] = (_tables, _search, _drafts)
+def _media(connection: sqlite3.Connection) -> None:
+    _script(connection, _MEDIA)
+
+
+STEPS: Final[tuple[Step, ...]] = (_tables, _search, _drafts, _media)
 VERSION: Final = len(STEPS)
 
 

@@ -25,13 +25,15 @@ from localchat.history.queries import (
 from localchat.history.tables import (
     ConversationRow,
     NodeRow,
+    NodeRows,
     conversation_from_row,
     conversation_row,
     deleted_before,
     erase,
     node_from_row,
-    node_row,
+    node_rows,
     packed,
+    read_media,
     remove_message,
     searchable,
     undelete,
@@ -106,27 +108,27 @@ class History:
 
     def put(self, conversation_id: str, node: Node) -> None:
         """Write a new or changed message."""
-        self.write(None, (node_row(conversation_id, node),))
+        self.write(None, (node_rows(conversation_id, node),))
 
     def append(self, conversation: Conversation, nodes: Iterable[Node]) -> None:
         """Write a conversation and some of its messages in one transaction."""
-        rows = [node_row(conversation.id, node) for node in nodes]
+        rows = [node_rows(conversation.id, node) for node in nodes]
         self.write(conversation_row(conversation, title_for(conversation)), rows)
 
-    def write(self, conversation: ConversationRow | None, nodes: Iterable[NodeRow]) -> None:
+    def write(self, conversation: ConversationRow | None, nodes: Iterable[NodeRows]) -> None:
         """Write rows in one transaction. A message restores a deleted conversation."""
         with self._database.write() as connection:
             if conversation is not None:
                 write_conversation(connection, conversation, self._rows.get(conversation.id))
             for node in nodes:
                 write_node(connection, node)
-                undelete(connection, node.conversation)
+                undelete(connection, node.row.conversation)
         if conversation is not None:
             self._rows[conversation.id] = conversation
 
     def withdraw(self, conversation_id: str, node: Node) -> None:
         """Remove a message without replies, and its conversation if no message remains."""
-        is_large = len(node.message.content) > _LARGE_TEXT
+        is_large = len(node.message.content) > _LARGE_TEXT or bool(node.message.attachments)
         with self._database.write() as connection:
             if not remove_message(connection, conversation_id, node.id, node.parent):
                 erase(connection, conversation_id)
@@ -188,10 +190,11 @@ class History:
                 f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY number",  # noqa: S608
                 (id_,),
             ).fetchall()
+            media = read_media(connection, id_)
         row = ConversationRow(*stored)
         conversation = conversation_from_row(row)
         for values in rows:
-            node = node_from_row(NodeRow(*values))
+            node = node_from_row(NodeRow(*values), media)
             conversation.nodes[node.id] = node
         conversation.repair()
         self._rows[id_] = row

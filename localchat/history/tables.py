@@ -5,9 +5,11 @@ text. If that changes a text, another column stores the original as bytes. Call 
 inside a write transaction.
 """
 
+import hashlib
 import json
 import re
 import sqlite3
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -45,6 +47,14 @@ class NodeRow(NamedTuple):
     content: str
     exact: bytes | None
     rest: bytes
+
+
+class NodeRows(NamedTuple):
+    """A message to write."""
+
+    row: NodeRow
+    media: Mapping[str, bytes]
+    """Bytes of its pictures and recordings, by digest."""
 
 
 def searchable(text: str) -> str:
@@ -89,7 +99,22 @@ def conversation_from_row(row: ConversationRow) -> Conversation:
     )
 
 
-def node_row(conversation: str, node: Node) -> NodeRow:
+def node_rows(conversation: str, node: Node) -> NodeRows:
+    """Return the rows of a message. Pictures and recordings are replaced by their digests in it."""
+    media = {_digest(item.data): item.data for item in node.message.attachments}
+    attachments = tuple(
+        msgspec.structs.replace(item, data=_digest(item.data).encode())
+        for item in node.message.attachments
+    )
+    message = msgspec.structs.replace(node.message, attachments=attachments)
+    return NodeRows(_node_row(conversation, msgspec.structs.replace(node, message=message)), media)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _node_row(conversation: str, node: Node) -> NodeRow:
     content = searchable(node.message.content)
     is_changed = content != node.message.content
     message = msgspec.structs.replace(node.message, content="")
@@ -107,8 +132,11 @@ def node_row(conversation: str, node: Node) -> NodeRow:
     )
 
 
-def node_from_row(row: NodeRow) -> Node:
-    """Return the node of a row. If its JSON is unreadable, the node has the text and an error."""
+def node_from_row(row: NodeRow, media: Mapping[str, bytes]) -> Node:
+    """Return the node of a row. If its JSON is unreadable, the node has the text and an error.
+
+    media: bytes by digest. Attachments without bytes are left out.
+    """
     try:
         node = msgspec.convert(_parsed(row.rest), Node)
     except _UNREADABLE:
@@ -124,7 +152,15 @@ def node_from_row(row: NodeRow) -> Node:
     return msgspec.structs.replace(
         node,
         parent=row.parent,
-        message=msgspec.structs.replace(node.message, content=content),
+        message=msgspec.structs.replace(
+            node.message,
+            content=content,
+            attachments=tuple(
+                msgspec.structs.replace(item, data=media[digest])
+                for item in node.message.attachments
+                if (digest := item.data.decode("ascii", "replace")) in media
+            ),
+        ),
     )
 
 
@@ -215,8 +251,15 @@ def _index_title(
         )
 
 
-def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
+def write_node(connection: sqlite3.Connection, rows: NodeRows) -> None:
     """Insert or update a message. An open message is not indexed, because searches scan its text."""
+    row = rows.row
+    for digest, data in rows.media.items():
+        connection.execute("INSERT OR IGNORE INTO media VALUES (?, ?)", (digest, data))
+        connection.execute(
+            "INSERT OR IGNORE INTO media_uses VALUES (?, ?, ?)",
+            (row.conversation, row.id, digest),
+        )
     indexed = row.state != "open"
     stored = connection.execute(
         "SELECT number, content, indexed FROM nodes WHERE id = ?", (row.id,)
@@ -238,6 +281,23 @@ def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
             "INSERT INTO message_index (rowid, words) VALUES (?, ?)",
             (number, segmented(row.content)),
         )
+
+
+def read_media(connection: sqlite3.Connection, conversation: str) -> dict[str, bytes]:
+    """Return the bytes of all pictures and recordings of a conversation, by digest."""
+    rows = connection.execute(
+        "SELECT digest, data FROM media WHERE digest IN "
+        "(SELECT digest FROM media_uses WHERE conversation = ?)",
+        (conversation,),
+    )
+    return dict(rows.fetchall())
+
+
+def _forget_media(connection: sqlite3.Connection, where: str, id_: str) -> None:
+    """Delete the media of a conversation or a node that nothing else uses. where: column of the id."""
+    uses = connection.execute(f"DELETE FROM media_uses WHERE {where} = ?", (id_,))  # noqa: S608
+    if uses.rowcount:
+        connection.execute("DELETE FROM media WHERE digest NOT IN (SELECT digest FROM media_uses)")
 
 
 def undelete(connection: sqlite3.Connection, id_: str) -> None:
@@ -263,6 +323,7 @@ def erase(connection: sqlite3.Connection, id_: str) -> None:
     for number, content in nodes:
         _forget_words(connection, number, content)
     connection.execute("DELETE FROM nodes WHERE conversation = ?", (id_,))
+    _forget_media(connection, "conversation", id_)
     connection.execute("DELETE FROM drafts WHERE conversation = ?", (id_,))
     connection.execute("DELETE FROM conversations WHERE id = ?", (id_,))
 
@@ -279,6 +340,7 @@ def remove_message(
         if indexed:
             _forget_words(connection, number, content)
         connection.execute("DELETE FROM nodes WHERE number = ?", (number,))
+        _forget_media(connection, "node", id_)
         connection.execute(
             "UPDATE conversations SET head = ? WHERE id = ? AND head = ?",
             (parent, conversation, id_),

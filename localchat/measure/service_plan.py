@@ -1,13 +1,12 @@
 """Plan of a service: copies of a model for a number of users, their waiting, memory, energy and money."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from localchat.config.prices import Prices
-from localchat.config.routes import Route
 from localchat.errors import UsageError
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.measure.capacity import (
@@ -26,8 +25,6 @@ from localchat.measure.sweep import Point, point_series
 from localchat.units import rate
 
 DEFAULT_SLOTS: Final = 16
-DEFAULT_LARGE_SHARE: Final = 0.25
-"""Share of a route's answers that the large model gives, if the user states none."""
 _GPU_BUDGET_S: Final = 0.1
 _CPU_BUDGET_S: Final = 0.25
 """Time budget of an engine step that reads prompts too."""
@@ -298,68 +295,3 @@ def parse_price(argument: str, names: Mapping[str, float | str | None]) -> tuple
             hint=f"use one of {', '.join(names)}, as --price kwh=0.30",
         )
     return name.strip(), value
-
-
-class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan for both models of a route, beside the large model alone."""
-
-    route: str
-    large_share: float
-    """Share of the answers that the large model gives."""
-    waits: bool
-    """True if the small model answers first, and its answer may be discarded."""
-    small: ServicePlan
-    large: ServicePlan
-    large_alone: ServicePlan
-    """Plan for the large model with all requests."""
-
-    @property
-    def answer_money(self) -> float | None:
-        """Costs of a thousand answers; None without prices."""
-        small = self.small.price.own_money
-        large = self.large.price.own_money
-        if small is None or large is None:
-            return None
-        small_share = _small_share(self.large_share, waits=self.waits)
-        return small * small_share + large * self.large_share
-
-
-def plan_route(
-    route: Route,
-    source_of: Callable[[str], CostSource],
-    demand: ServiceDemand,
-    prices: Prices,
-    large_share: float,
-) -> RoutePlan:
-    """Plan both models of a route. Without a rate, plan for what one copy of each answers together."""
-    small_share = _small_share(large_share, waits=route.waits)
-    small = source_of(route.small)
-    large = source_of(route.large)
-    total_rate = demand.requests_per_s
-    if total_rate is None:
-        total_rate = min(
-            make_plan(source, demand, prices).requests_per_s / share
-            for source, share in ((small, small_share), (large, large_share))
-            if share
-        )
-
-    def plan(source: CostSource, share: float) -> ServicePlan:
-        part = msgspec.structs.replace(demand, requests_per_s=total_rate * share)
-        return make_plan(source, part, prices)
-
-    return RoutePlan(
-        route=route.word,
-        large_share=large_share,
-        waits=route.waits,
-        small=plan(small, small_share),
-        large=plan(large, large_share),
-        large_alone=plan(large, 1.0),
-    )
-
-
-def _small_share(large_share: float, *, waits: bool) -> float:
-    """Return the share of the requests that reach the small model."""
-    if waits:
-        # It answers everything first.
-        return 1.0
-    return 1 - large_share

@@ -7,7 +7,7 @@ vocabulary of 152,000 tokens and as many merges in about 30 ms.
 
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -43,7 +43,6 @@ _STRING = 8
 _ARRAY = 9
 _U32 = _SCALARS[4]
 _U64 = _SCALARS[10]
-_I64 = _SCALARS[11]
 
 
 class Array(NamedTuple):
@@ -89,6 +88,10 @@ class Header:
     """Size of all parts."""
     parts: tuple[Path, ...] = ()
     """Paths of the parts in order, empty for a source that is not a file."""
+    encoder: "Header | None" = None
+    """Header of the projector that goes with the model, where it is not a file beside it."""
+    entries: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Start and end of each metadata entry in the first file, so that a writer can copy it unread."""
 
     @property
     def architecture(self) -> str:
@@ -188,7 +191,7 @@ def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Heade
     key_count = _uint(cursor, _U64)
     _bounded(source, "tensors", tensor_count, min(MAX_TENSORS, cursor.remaining // 24))
     _bounded(source, "metadata keys", key_count, min(MAX_KEYS, cursor.remaining // 13))
-    metadata = _metadata(source, cursor, key_count, strings)
+    metadata, entries = _metadata(source, cursor, key_count, strings)
     alignment = metadata.get("general.alignment", 32)
     if (
         not isinstance(alignment, int)
@@ -205,6 +208,7 @@ def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Heade
         tensors=_placed(source, tensors, start, alignment),
         data_offset=start,
         file_bytes=source.size,
+        entries=entries,
     )
 
 
@@ -228,10 +232,13 @@ def _string(source: ByteSource, cursor: Cursor, max_length: int, subject: str) -
 
 def _metadata(
     source: ByteSource, cursor: Cursor, count: int, strings: Collection[str]
-) -> dict[str, Value]:
+) -> tuple[dict[str, Value], dict[str, tuple[int, int]]]:
+    """Return the values, and the bytes that each entry takes in the file."""
     metadata: dict[str, Value] = {}
+    entries: dict[str, tuple[int, int]] = {}
     strings_left = MAX_STRINGS
     for number in range(count):
+        start = cursor.position
         key = _string(source, cursor, MAX_KEY_BYTES, f"the name of metadata key {number + 1}")
         if not key or key in metadata:
             raise _invalid(
@@ -248,7 +255,8 @@ def _metadata(
             metadata[key] = cursor.value(_SCALARS[kind])
         else:
             raise _invalid(source, f"{key} has the unknown type {kind}")
-    return metadata
+        entries[key] = (start, cursor.position)
+    return metadata, entries
 
 
 def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, keep: bool) -> Array:

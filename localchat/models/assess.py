@@ -38,10 +38,12 @@ class ExpectedSpeed(NamedTuple):
 
     @property
     def words(self) -> str:
-        """`about 12.0 tok/s` if measured, otherwise `between 4.0 tok/s and 12.0 tok/s`."""
+        """`about 12.0 tok/s`, and the range of a prediction: `about 8.0 tok/s (4.0 to 12.0)`."""
+        words = f"about {rate(self.tokens_per_s)}"
         if self.is_measured:
-            return f"about {rate(self.tokens_per_s)}"
-        return f"between {rate(self.low)} and {rate(self.high)}"
+            return words
+        low, high = (rate(end).removesuffix(" tok/s") for end in (self.low, self.high))
+        return f"{words} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)

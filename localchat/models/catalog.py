@@ -23,7 +23,16 @@ _NAME = r"^[a-z0-9][a-z0-9._-]*:[a-z0-9][a-z0-9._-]*$"
 _REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Line = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\n]+$")]
 Use = Literal[
-    "chat", "code", "infill", "reasoning", "tools", "embeddings", "reranking", "multilingual"
+    "chat",
+    "code",
+    "infill",
+    "reasoning",
+    "tools",
+    "vision",
+    "audio",
+    "embeddings",
+    "reranking",
+    "multilingual",
 ]
 
 
@@ -65,7 +74,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parameters: Annotated[int, Meta(ge=1_000_000, le=5_000_000_000_000)]
     active_parameters: Annotated[int, Meta(ge=1_000_000)] | None = None
     context_tokens: Annotated[int, Meta(ge=128, le=100_000_000)]
-    licence: _Line
+    license: _Line
     about: _Line
     uses: Annotated[tuple[Use, ...], Meta(min_length=1)]
     sampling: SamplingDefaults = SamplingDefaults()
@@ -80,7 +89,7 @@ class CatalogEntry(NamedTuple):
     active_parameters: int | None
     """Parameters that one token uses, in a mixture of experts."""
     context_tokens: int
-    licence: str
+    license: str
     """SPDX name, or the makers' own."""
     about: str
     uses: tuple[Use, ...]
@@ -108,6 +117,17 @@ class CatalogEntry(NamedTuple):
 
 
 Catalog = Mapping[str, CatalogEntry]
+
+
+def models_that_read(kind: str) -> list[str]:
+    """Return the models of the shipped catalogue that read attachments, smallest first.
+
+    kind: `image` or `audio`.
+    """
+    use = {"image": "vision"}.get(kind, kind)
+    entries = read_models(shipped_file()).values()
+    fitting = [entry for entry in entries if use in entry.uses]
+    return [entry.name for entry in sorted(fitting, key=lambda entry: entry.parameters)]
 
 
 def read_catalog(paths: Paths) -> dict[str, CatalogEntry]:
@@ -162,6 +182,10 @@ def _entry(path: Path, name: str, body: object) -> CatalogEntry:
             f"{path}: {name!r} is not a valid name of a model",
             hint="a name is family:size in small letters, as qwen2.5:7b",
         ) from problem
+    if isinstance(body, dict) and "licence" in body:
+        # The spelling of catalogues written before 0.3.
+        body = {**body, "license": body["licence"]}
+        del body["licence"]
     try:
         checked = msgspec.convert(body, _Body)
     except msgspec.ValidationError as problem:

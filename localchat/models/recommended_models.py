@@ -77,7 +77,7 @@ class Recommendation:
     gpu_layers: int
     layers: int
     tokens_per_s: float | None
-    """Estimated decode rate. None for a GPU of unknown bandwidth."""
+    """Decode rate, as `fit` shows it. None for a GPU of unknown bandwidth."""
     why: str
     """Sentence on the backend and the memory that holds the layers."""
 
@@ -101,23 +101,28 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
     Takes about a second. Raises LocalchatError if the user's catalogue cannot be read.
     """
     machine = machine or usable_machine()
+    download_bytes_per_s = download_rate(paths.state_dir).bytes_per_s
+    history = SpeedHistory(paths.state_dir)
+    return tuple(
+        _recommendation(role, candidate, machine, history, download_bytes_per_s)
+        for role, candidate in _suitable(paths, machine)
+    )
+
+
+def _suitable(paths: Paths, machine: Machine) -> list[tuple[Role, "_FittingModel"]]:
+    """Return the models for each role, from quick to best. Raises LocalchatError."""
     candidates = list(_candidates(read_catalog(paths), machine))
     candidates.sort(key=lambda candidate: candidate.strength)
-    bytes_per_s = _reading_speed(candidates, machine, paths)
-    download_bytes_per_s = download_rate(paths.state_dir).bytes_per_s
-    return tuple(
-        _recommendation(role, candidate, bytes_per_s, download_bytes_per_s)
-        for role, candidate in _chosen(candidates, bytes_per_s)
-    )
+    return _chosen(candidates, _reading_speed(candidates, machine, paths))
 
 
 def recommended_names(paths: Paths, machine: Machine) -> list[str]:
     """Return the names of the recommended models, best first. Empty if the catalogue cannot be read."""
     try:
-        recommendations = recommended_models(paths, machine)
+        suitable = _suitable(paths, machine)
     except LocalchatError:
         return []
-    return [recommendation.name for recommendation in reversed(recommendations)]
+    return [candidate.entry.name for _, candidate in reversed(suitable)]
 
 
 def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = None) -> str:
@@ -161,10 +166,16 @@ class _FittingModel(NamedTuple):
 
 
 def _recommendation(
-    role: Role, candidate: _FittingModel, bytes_per_s: float | None, download_bytes_per_s: float
+    role: Role,
+    candidate: _FittingModel,
+    machine: Machine,
+    history: SpeedHistory,
+    download_bytes_per_s: float,
 ) -> Recommendation:
     plan = candidate.report.plan
     file_bytes = candidate.shape.file_bytes
+    subject = Subject(candidate.name, candidate.shape)
+    speed = assess(subject, _options(candidate.entry), machine, history).expected_speed
     return Recommendation(
         role=role,
         name=candidate.entry.name,
@@ -175,7 +186,7 @@ def _recommendation(
         context_tokens=plan.context_tokens,
         gpu_layers=plan.gpu_layers,
         layers=plan.layers,
-        tokens_per_s=None if bytes_per_s is None else bytes_per_s / candidate.read_bytes,
+        tokens_per_s=speed.tokens_per_s if speed else None,
         why=candidate.report.why,
     )
 
@@ -249,15 +260,18 @@ def _report(
     """Return the plan of a short context. None if the model does not run here, or only slowly."""
     if not machine.gpus and shape.weights_bytes > _MEMORY_SHARE * machine.ram_total_bytes:
         return None
-    context = min(_CONTEXT_TOKENS, entry.context_tokens)
-    options = LoadOptions(max_slots=_SLOTS, context_tokens=context)
     try:
-        report = assess(Subject(name, shape), options, machine, None, speed=False)
+        report = assess(Subject(name, shape), _options(entry), machine, None, speed=False)
     except LocalchatError:
         return None
     if not report.plan.fits or _is_split(report.plan, machine):
         return None
     return report
+
+
+def _options(entry: CatalogEntry) -> LoadOptions:
+    context = min(_CONTEXT_TOKENS, entry.context_tokens)
+    return LoadOptions(max_slots=_SLOTS, context_tokens=context)
 
 
 def _is_split(plan: MemoryPlan, machine: Machine) -> bool:

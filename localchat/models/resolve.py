@@ -107,15 +107,30 @@ def locate_named(
 def planned_load(
     settings: Settings, paths: Paths, *, max_slots: int = LoadOptions().max_slots
 ) -> LoadOptions:
-    """Return the load options of these settings, with the file of their draft model.
+    """Return the load options of these settings, with the files of their draft model and encoder.
 
-    Raises ModelMissing, ModelInvalid, UsageError for the draft model.
+    Raises ModelMissing, ModelInvalid, UsageError for these files.
     """
     options = load_options(settings, max_slots=max_slots)
+    if settings.mmproj is not None:
+        options = msgspec.structs.replace(options, mmproj=_encoder_file(settings.mmproj))
     if settings.draft is None:
         return options
     draft = locate(settings.draft, paths, "the draft model")
     return msgspec.structs.replace(options, draft=os.fspath(draft.path))
+
+
+def _encoder_file(name: str) -> str:
+    """Return the absolute path of an encoder of attachments, or `none`. Raises ModelMissing."""
+    if name == "none":
+        return name
+    path = expand_home(name).absolute()
+    if not path.is_file():
+        raise ModelMissing(
+            f"there is no file {name} (--mmproj)",
+            hint="give the path of the GGUF that lets the model see or hear, or none",
+        )
+    return os.fspath(path)
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:
@@ -240,6 +255,7 @@ def _unknown_name(
 
     Raises ModelMissing with similar names.
     """
+    from localchat.models.aliases import read_aliases
     from localchat.models.gguf_files import models_in_folder
     from localchat.models.names import quantizations_hint, similar_names
 
@@ -255,7 +271,7 @@ def _unknown_name(
         return ResolvedModel(matches[0], matches[0], loose[matches[0]], why)
     if other := _of_other_program(typed, why, environ):
         return other
-    own = {*(model.manifest.name for model in models), *loose}
+    own = {*(model.manifest.name for model in models), *loose, *read_aliases(paths).aliases}
     similar = quantizations_hint(typed, catalogue) or similar_names(typed, {*catalogue, *own})
     yours = sorted({GUIDE, *own})
     more = ""

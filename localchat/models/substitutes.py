@@ -1,7 +1,6 @@
 """Completes the nine steps for a model that does not fit, by smaller weights."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
 from localchat.backend_api.registry import choose_for_load
@@ -10,7 +9,14 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, is_rough, smaller_quantizations
-from localchat.fit.steps import MemoryStep, Planner, SlotLimit, load_steps, needed_bytes
+from localchat.fit.steps import (
+    MemoryStep,
+    Planner,
+    SlotLimit,
+    load_steps,
+    needed_bytes,
+    without_trifles,
+)
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
@@ -50,7 +56,8 @@ def memory_steps(
     first = load_steps(options, plan, has_gpu=has_gpu, slots=slots)
     base = plan(options)
     substitutes = _Substitutes(subject, options, machine, paths, environ, base)
-    return (*first, substitutes.quantization(), substitutes.model())
+    steps = (*first, substitutes.quantization(), substitutes.model())
+    return without_trifles(steps, needed_bytes(base) - base.free_bytes)
 
 
 class _Substitutes:
@@ -86,10 +93,7 @@ class _Substitutes:
         return next((step for step in steps if step.suffices), steps[-1])
 
     def _scaled(self, shape: ModelShape, name: str, share: float) -> MemoryStep:
-        weights = tuple(
-            weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
-        )
-        plan = self._planner(replace(shape, weights=weights, quantization=name))(self._options)
+        plan = self._planner(shape.scaled(name, share))(self._options)
         rough = ""
         if is_rough(name):
             rough = ", which answers much worse"

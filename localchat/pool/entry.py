@@ -34,8 +34,10 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     context_tokens: int = 0
     memory_bytes: int = 0
     """Weights, KV cache and buffers: measured by the engine, or else planned."""
+    kv_bytes: int = 0
+    """Part of `memory_bytes`. 0 if unknown."""
     process_bytes: int = 0
-    """Resident memory of the engine process."""
+    """Resident memory of the engine process, with pages of the model file that the system can drop."""
     clients: tuple[str, ...] = ()
     """Client of each request."""
     running: int = 0
@@ -159,6 +161,13 @@ class PoolEntry:
         return info.predicted_bytes or self.planned_bytes
 
     @property
+    def _kv_bytes(self) -> int:
+        """Part of `memory_bytes` for the KV cache. 0 if unknown."""
+        info = self.info if self.engine.alive else None
+        parts = (info.actual or info.predicted) if info is not None else None
+        return max(parts.kv_bytes, 0) if parts is not None else 0
+
+    @property
     def gpu_bytes(self) -> int:
         """Part of `memory_bytes` on the GPU, by the planned ratio."""
         if not self.planned_bytes:
@@ -218,6 +227,7 @@ class PoolEntry:
             state="ended",
             context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
+            kv_bytes=self._kv_bytes,
             clients=tuple(self.users.values()),
             idle_s=0.0 if self.users else now_s - self.idle_since_s,
         )

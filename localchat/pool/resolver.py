@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from localchat.pool.entry import ModelSpec
 
 _FRESH_S = 10.0
-_CHOICE = "asked for by a client"
+_CHOICE = "named in the request"
 """Source of the choice, as error messages show it."""
 
 SettingsFor = Callable[[Iterable[str]], Settings]
@@ -110,6 +110,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     loaded: bool = False
     context_tokens: int = 0
     """Context at the last load, 0 before the first one."""
+    media: tuple[str, ...] = ()
+    """Kinds of attachments that the model reads, `image` and `audio`, as of the last load."""
 
 
 class ModelResolver:
@@ -164,8 +166,8 @@ class ModelResolver:
             raise ModelMissing(f"there is no file {protocol.sendable(str(path))}")
         model = self.own
         if path.resolve() != self.own.path.resolve():
-            model = ResolvedModel(spec.word or spec.name, spec.name, path, "")
-        options = self._options(model, spec.word)
+            model = ResolvedModel(spec.typed_name or spec.name, spec.name, path, "")
+        options = self._options(model, spec.typed_name)
         options = msgspec.structs.replace(
             options, load=spec.load.over(options.load), backend=spec.backend or options.backend
         )

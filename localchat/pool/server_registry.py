@@ -6,6 +6,7 @@ the URL and the owner's token. If its process is gone, the next reader removes t
 
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from localchat.config.paths import Paths
 from localchat.state_file import StateFile
 
 _FOLDER = "servers"
+_POLL_S = 0.05
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -81,6 +83,20 @@ def registered(
         elif about.version == __version__:
             servers.append(about)
     return tuple(sorted(servers, key=lambda about: about.started_s, reverse=True))
+
+
+def wait_for_end(paths: Paths, server: Registration, timeout_s: float) -> bool:
+    """Wait until a server has unloaded its models and withdrawn its registration, or its process has ended.
+
+    Return False after the timeout.
+    """
+    file = paths.state_dir / _FOLDER / f"{server.pid}.json"
+    deadline_s = time.monotonic() + timeout_s
+    while file.exists() and _is_alive(server.pid):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _file(path: Path) -> StateFile[Registration | None]:

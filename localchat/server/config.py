@@ -15,7 +15,9 @@ class ServerLimits:
     """
 
     body_bytes: int = 16 << 20
-    """Size of a request body as sent."""
+    """Size of a request body as sent, and of the text of a conversation."""
+    media_body_bytes: int = 64 << 20
+    """Size of a conversation's body, as sent and unpacked: pictures in base64 need room."""
     bodies_bytes: int = 256 << 20
     """Sum of all bodies in flight, without the first 256 KiB of each."""
     unpacked_bytes: int = 20 << 20
@@ -72,6 +74,8 @@ class ServerConfig:
     """Serve unknown model names with the server's own model."""
     loop_guard: bool = True
     """End answers that repeat themselves."""
+    allow_fetch: bool = False
+    """Fetch public URLs of pictures, recordings and files that requests contain."""
     documents: tuple[str, ...] = ()
     """Indexed documents that clients may query, as MODEL@NAME."""
     documents_folder: Path | None = None

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from localchat.documents.library import DocumentLibrary, Excerpt
+from localchat.engine.attachments import prepend_text
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.server.errors import bad_request
 from localchat.server.generation import GenerationSpec
@@ -81,8 +82,7 @@ def _with_excerpt(request: GenerateRequest, excerpt: Excerpt) -> GenerateRequest
     messages = list(prompt.messages)
     if questions:
         index = questions[0] if excerpt.whole else questions[-1]
-        text = f"{excerpt.text}{messages[index].content}"
-        messages[index] = msgspec.structs.replace(messages[index], content=text)
+        messages[index] = prepend_text(messages[index], excerpt.text)
     else:
         messages.append(Message("user", excerpt.text))
     return msgspec.structs.replace(

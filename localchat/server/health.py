@@ -1,6 +1,7 @@
 """Routes that report the state of the server: /, /health, /props, /slots and /metrics."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from starlette.requests import Request
@@ -65,7 +66,7 @@ def _card_properties(card: ModelCard) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": card.context_tokens or card.context_train},
         "model_alias": card.name,
         "build_info": f"localchat {__version__}",
-        "modalities": {"vision": False, "audio": False},
+        "modalities": _modalities(card.media),
         "n_ctx_train": card.context_train,
     }
 
@@ -82,10 +83,15 @@ def _engine_properties(engine: Engine) -> dict[str, Any]:
         "n_ctx_train": info.context_train,
         "kv_type": info.kv_type,
         "limits": info.limits,
+        "modalities": _modalities(info.media),
     }
     if info.max_rows:
         properties["total_slots"] = info.max_rows
     return properties
+
+
+def _modalities(media: Collection[str]) -> dict[str, bool]:
+    return {"vision": "image" in media, "audio": "audio" in media}
 
 
 def _template_has_tools(engine: Engine) -> bool:

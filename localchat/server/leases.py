@@ -147,6 +147,7 @@ class AsyncEnginePool:
             loaded=loaded,
             context_tokens=info.context_tokens,
             context_train=info.context_train,
+            media=info.media,
         )
 
     async def refresh(self) -> None:

@@ -20,7 +20,6 @@ from localchat.engine.attached.protocol import (
     PREFIX,
     AttachSpec,
     GenerateCall,
-    Query,
     QueryCall,
     StopCall,
     Stopped,
@@ -32,7 +31,7 @@ from localchat.pool.entry import ServerStatus
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 
 T = TypeVar("T")
-_MAX_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 128 << 20
 
 
 class LocalApi:
@@ -147,7 +146,7 @@ async def _decode(request: Request, kind: type[T]) -> T:
         raise _BadRequest(f"no {kind.__name__}: {problem}") from problem
 
 
-def _answer(engine: Engine, query: Query) -> msgspec.Struct:
+def _answer(engine: Engine, query: protocol.Query) -> msgspec.Struct:
     match query:
         case protocol.Tokenize(id_, text, special):
             return protocol.TokensReply(id_, tuple(engine.tokenize(text, special=special)))

@@ -8,6 +8,7 @@ import importlib
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
@@ -41,12 +42,19 @@ _MAX_MEMBERS: Final = 16
 """Maximum of concatenated streams in one body."""
 
 
-async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
+async def read_json(
+    request: Request, kind: type[T], limits: ServerLimits, *, with_media: bool = False
+) -> T:
     """Read a body as JSON of this type, and note the fields that are ignored.
+
+    with_media: allow the size of pictures and recordings. `check_text_size` then bounds the text.
 
     Raises ApiError; ClientDisconnect if the client disconnects.
     """
     budget: BodyBudget = request.app.state.bodies
+    if with_media:
+        max_bytes = limits.media_body_bytes
+        limits = replace(limits, body_bytes=max_bytes, unpacked_bytes=max_bytes)
     with budget.reservation() as reservation:
         body = await _read_body(request, limits, reservation)
         value = decode(body, kind, limits)

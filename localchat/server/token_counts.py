@@ -15,6 +15,8 @@ from localchat.server.state import service_of
 
 _BYTES_PER_TOKEN: Final = 3.6
 """English text has 4 to 4.5 bytes per token, code about 3, other scripts 2 to 4."""
+_ATTACHMENT_BYTES: Final = 1000
+"""Text that needs as many tokens as a picture: about 280. The numbers of models differ widely."""
 _MESSAGE_TOKENS: Final = 4
 """Tokens of a template's markup around a message."""
 
@@ -58,6 +60,7 @@ def estimated_tokens(prompt: object) -> int:
         _bytes(message.content)
         + _bytes(message.reasoning)
         + sum(_bytes(call.name) + _bytes(call.arguments) for call in message.tool_calls)
+        + len(message.attachments) * _ATTACHMENT_BYTES
         for message in prompt.messages
     )
     size += sum(len(msgspec.json.encode(tool)) for tool in prompt.tools)

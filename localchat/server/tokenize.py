@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
+from localchat.server.chat.media import translate
 from localchat.server.chat.request import ChatRequest, conversation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request, missing_field
@@ -25,10 +26,11 @@ async def tokenize(request: Request) -> Response:
     """Tokenize a text, or a conversation as the model will see it."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, TokenizeBody, limits)
+    body = await read_json(request, TokenizeBody, limits, with_media=True)
     messages = None
     if body.messages is not None:
-        messages = conversation(as_conversation(body), limits)
+        chat = await translate(request, lambda media: as_conversation(body, media))
+        messages = conversation(chat, limits)
     if messages is None and body.content is None and body.prompt is None:
         raise missing_field("content", "One of 'content' and 'messages' is required.")
     async with await service.lease(body.model, request) as lease:
@@ -103,15 +105,17 @@ async def tokenizer_info(request: Request) -> Response:
 async def chat_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a chat."""
     limits = service_of(request).config.limits
-    body = await read_json(request, ChatBody, limits)
-    return await _input_tokens(request, as_chat(body))
+    body = await read_json(request, ChatBody, limits, with_media=True)
+    chat = await translate(request, lambda media: as_chat(body, media))
+    return await _input_tokens(request, chat)
 
 
 async def responses_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a response."""
     limits = service_of(request).config.limits
-    body = await read_json(request, ResponsesBody, limits)
-    return await _input_tokens(request, responses_as_chat(body).chat)
+    body = await read_json(request, ResponsesBody, limits, with_media=True)
+    translated = await translate(request, lambda media: responses_as_chat(body, media))
+    return await _input_tokens(request, translated.chat)
 
 
 async def _input_tokens(request: Request, chat: ChatRequest) -> Response:
@@ -137,7 +141,8 @@ async def apply_template(request: Request) -> Response:
     """Render a conversation with the model's template."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, TemplateBody, limits)
-    messages = conversation(as_conversation(body), limits)
+    body = await read_json(request, TemplateBody, limits, with_media=True)
+    chat = await translate(request, lambda media: as_conversation(body, media))
+    messages = conversation(chat, limits)
     async with await service.lease(body.model, request) as lease:
         return json_response({"prompt": await asyncio.to_thread(lease.engine.render, messages)})

@@ -238,8 +238,8 @@ def _bind_error(error: OSError, host: str, port: int) -> LocalchatError:
     if error.errno == errno.EADDRINUSE:
         return LocalchatError(
             f"port {port} on {host} is in use by another program",
-            hint="localchat may already be running (see localchat ps); to use another port: "
-            f"--port {port + 1}",
+            hint=f"to use another port: --port {port + 1}",
+            port_in_use=True,
         )
     if error.errno == errno.EACCES:
         return LocalchatError(

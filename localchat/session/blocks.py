@@ -5,6 +5,8 @@ Texts are raw. The widget that shows them sanitizes them.
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from localchat.engine.request import Attachment
+
 RETRY: Final = "retry"
 """Action of an offer that answers the last question again."""
 OVERFLOW_PREFIX: Final = "overflow/"
@@ -38,6 +40,7 @@ class UserBlock(NamedTuple):
     branch: Branch = Branch(1, 1)
     dimmed: bool = False
     """Whether the block is no longer sent to the model."""
+    attachments: tuple[Attachment, ...] = ()
 
 
 class AnswerBlock(NamedTuple):

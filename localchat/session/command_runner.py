@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from localchat.atomic import write_text
 from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import expand_home
-from localchat.config.settings import find_key
+from localchat.config.settings import Given, convert, find_key
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.commands import FrontEnd, parse
@@ -133,6 +133,7 @@ class CommandRunner:
         value = value.strip()
         if not value:
             raise UsageError(f"/set {key} needs a value", hint=f"it takes {PARAMETERS[key].valid}")
+        convert(key, Given(value, f"/set {key}"))  # raises here, under the name of the command
         if key == "model":
             return self.do_model(value)
         if key == "remote":
@@ -271,7 +272,7 @@ class CommandRunner:
         if path.suffix == ".json":
             text = as_json_text(conversation)
         else:
-            text = as_markdown(conversation)
+            text = as_markdown(conversation, embed=True)
         try:
             if path.exists():
                 raise UsageError(f"{path} already exists", hint="use another name: /export NAME")

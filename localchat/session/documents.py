@@ -78,7 +78,8 @@ def _documented(
     """Return a question with its documents. None if it mentions none. Blocks. Raises LocalchatError."""
     content = question.message.content
     included = question.inclusions
-    names, text = library.mentions(content, [(item.start, item.end) for item in included])
+    spared = [(item.start, item.end) for item in included]
+    names, text = library.mentions(content, spared)
     if not names:
         return None
     files = _moved_inclusions(included, content, text)
@@ -93,7 +94,16 @@ def _documented(
         msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
         for item in files
     )
-    message = msgspec.structs.replace(question.message, content=documented.text)
+    attachments = [
+        msgspec.structs.replace(
+            item,
+            position=shift + len(library.mentions(content[: item.position], spared)[1]),
+        )
+        for item in question.message.attachments
+    ]
+    message = msgspec.structs.replace(
+        question.message, content=documented.text, attachments=tuple(attachments)
+    )
     inclusions = (*documented.inclusions, *shifted)
     return msgspec.structs.replace(question, message=message, inclusions=inclusions)
 

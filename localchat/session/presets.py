@@ -1,11 +1,11 @@
 """Applies the preset at the beginning of a question: `@name text`."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
-from localchat.chat.conversation import Inclusion
+from localchat.chat.conversation import Question
 from localchat.config.presets import INPUT, Preset, addressed
 from localchat.session.context import SessionContext, SetupChange
 
@@ -22,40 +22,29 @@ class PresetUser(Protocol):
     def set_instructions(self, text: str) -> None: ...
 
 
-class Question(NamedTuple):
-    """A question to send."""
-
-    text: str
-    inclusions: tuple[Inclusion, ...]
-
-
-def with_preset(session: PresetUser, text: str, inclusions: Sequence[Inclusion] = ()) -> Question:
+def with_preset(session: PresetUser, question: Question) -> Question:
     """Apply the preset of a question, and return the question that its template makes.
 
     The preset's model, parameters and instructions stay in effect. Without a preset, the question is returned
     unchanged. Raises LocalchatError, and nothing has changed then.
     """
+    text = question.text
     documents: Sequence[str] = ()
     if "@" in text:
         documents = session.context.library.names()
     preset, text_after_name = addressed(text, session.context.presets, documents)
     if preset is None:
-        return Question(text, tuple(inclusions))
+        return question
     setup_of(session, preset).apply()
     if isinstance(system := preset.values.get("system"), str):
         session.set_instructions(system)
-    question = preset.question(text_after_name)
+    prompt = preset.question(text_after_name)
     # Included files move with the text that the template puts before the question.
     if INPUT in preset.template:
         start = len(preset.template.partition(INPUT)[0])
     else:
-        start = len(question) - len(text_after_name)
-    shift = start - (len(text) - len(text_after_name))
-    moved = (
-        msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
-        for item in inclusions
-    )
-    return Question(question, tuple(moved))
+        start = len(prompt) - len(text_after_name)
+    return question.moved(prompt, start - (len(text) - len(text_after_name)))
 
 
 def setup_of(session: PresetUser, preset: Preset) -> SetupChange:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
+from localchat.notice_cause import notice_cause
+
 NoticeKind: TypeAlias = Literal["info", "warning", "error"]
 
 
@@ -26,21 +28,25 @@ class Remarks:
         self._remove = remove
         self._buffer: list[Remark] | None = None
         """Remarks that wait for the answer to begin. None shows them at once."""
-        self._passing_ids: list[str] = []
+        self._passing_ids: dict[str, str] = {}
+        """Notices of passing remarks by cause. A newer remark replaces the older one."""
 
     def add(self, remark: Remark) -> None:
         """Show a remark, or buffer it until the answer begins."""
         if self._buffer is not None:
             self._buffer.append(remark)
             return
+        cause = notice_cause(remark.sentence)
+        if remark.passing and cause in self._passing_ids:
+            self._remove(self._passing_ids.pop(cause))
         id_ = self._show(remark.sentence, remark.kind)
         if remark.passing:
-            self._passing_ids.append(id_)
+            self._passing_ids[cause] = id_
 
     def begin_answer(self) -> None:
         """Remove the passing remarks, and buffer new ones."""
         self._buffer = []
-        for id_ in self._passing_ids:
+        for id_ in self._passing_ids.values():
             self._remove(id_)
         self._passing_ids.clear()
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Inclusion, Node
+from localchat.chat.conversation import Conversation, Inclusion, Node, Question
 from localchat.engine.events import AnswerProgress, Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
-from localchat.engine.request import Message, Messages
+from localchat.engine.request import Attachment, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
@@ -262,15 +262,20 @@ class ChatSession:
         self.recorder.changed()
         self.show()
 
-    async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> Outcome:
+    async def ask(
+        self,
+        text: str,
+        inclusions: Sequence[Inclusion] = (),
+        attachments: Sequence[Attachment] = (),
+    ) -> Outcome:
         """Add a question to the shown path and answer it. Raises UsageError during another answer."""
         from localchat.session.presets import with_preset
 
         self._refuse_second()
         self._failure_notice = self._new_summary = ""
-        text, inclusions = with_preset(self, text, inclusions)
+        prepared = with_preset(self, Question(text, tuple(inclusions), tuple(attachments)))
         question = self.conversation.add(
-            Message("user", text), parent=self.conversation.head, inclusions=inclusions
+            prepared.message, parent=self.conversation.head, inclusions=prepared.inclusions
         )
         for block in node_blocks(self.conversation, question):
             self.view.put(block)
@@ -286,11 +291,18 @@ class ChatSession:
                     await asyncio.to_thread(self.recorder.withdraw, question)
                 self.conversation.remove_last(question.id)
 
-    async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
+    async def edit(
+        self,
+        id_: str,
+        text: str,
+        inclusions: Sequence[Inclusion] = (),
+        attachments: Sequence[Attachment] = (),
+    ) -> None:
         """Send another version of a question. The first one stays as a branch."""
         self._refuse_second()
         parent = self.conversation.nodes[id_].parent
-        node = self.conversation.add(Message("user", text), parent=parent, inclusions=inclusions)
+        message = Message("user", text, attachments=tuple(attachments))
+        node = self.conversation.add(message, parent=parent, inclusions=inclusions)
         self.recorder.changed(node)
         self.show()
         await self.answer(node.id)

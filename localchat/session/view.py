@@ -88,7 +88,7 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
         return
     if message.role == "user":
         folds = tuple(Fold(item.label, item.start, item.end) for item in node.inclusions)
-        yield UserBlock(node.id, message.content, folds, branch, dimmed)
+        yield UserBlock(node.id, message.content, folds, branch, dimmed, message.attachments)
         return
     if message.reasoning:
         yield ReasoningBlock(reasoning_id(node.id), message.reasoning, None, dimmed)

@@ -28,6 +28,8 @@ from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, clean
 from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import bindings, key_names, validate_keymap
+from localchat.tui.pictures.painter import PicturePainter
+from localchat.tui.pictures.protocol import cell_size, picture_protocol
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import (
     can_suspend,
@@ -195,6 +197,7 @@ class ChatApp(App[int]):
             session.setup.open_engine
         )  # not earlier: its process competes for the cores
         self.run_worker(session.wait_until_ready(), group="start")
+        chat.talk.make_painter = self._picture_painter
         chat.composer.count_tokens = self._count_tokens
         chat.composer.presets = session.context.presets
         chat.composer.documents = session.context.library.names
@@ -253,6 +256,13 @@ class ChatApp(App[int]):
                 self.chat.composer.sent.append(ComposerText(draft))  # the up key brings it back
         except LocalchatError as problem:
             self.session.show_error(problem)
+
+    def _picture_painter(self) -> PicturePainter:
+        settings = self.session.setup.settings
+        environ = self._session_context.environ
+        protocol = picture_protocol(settings.pictures, environ, color=settings.color)
+        # Textual draws on stderr.
+        return PicturePainter(protocol, cell_size(2), terminal_writer(self))
 
     async def _count_tokens(self, text: str) -> int:
         engine = await self.session.engine()

@@ -1,23 +1,26 @@
 """Long pastes and files in the composer, each shown as a short sign."""
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from localchat.chat.conversation import Inclusion
+import msgspec
+
+from localchat.chat.conversation import Inclusion, Node, Question
+from localchat.engine.attachments import read_media
+from localchat.engine.request import Attachment
 from localchat.errors import FileMissing, UsageError
 from localchat.sanitize import sanitize, sanitize_line, utf16_text
+from localchat.session.named_media import media_path
 from localchat.units import counted, size
 
 MAX_PASTE_CHARACTERS: Final = 8_000
 MAX_PASTE_LINES: Final = 100
 """A longer paste becomes an attachment: a text area takes seconds for a line of a megabyte."""
 _MAX_FILE_BYTES: Final = 8_000_000
-_FORMATS: Final = ("pdf", "docx")
 
 
-class Attachment(NamedTuple):
+class ComposerAttachment(NamedTuple):
     """A file or a long paste in a message."""
 
     sign: str
@@ -28,10 +31,14 @@ class Attachment(NamedTuple):
     path: str = ""
     note: str = ""
     """A warning to the user."""
+    media: Attachment | None = None
+    """A picture or a recording, which is sent in place of a text."""
 
     @property
     def size(self) -> str:
-        """`12.3 kB`, of the text in UTF-8."""
+        """`12.3 kB`, of the media or of the text in UTF-8."""
+        if self.media is not None:
+            return size(len(self.media.data))
         return size(len(self.text.encode("utf-8", "replace")))
 
 
@@ -39,7 +46,7 @@ class ComposerText(NamedTuple):
     """A text with signs, and the attachments that they stand for."""
 
     text: str = ""
-    attachments: tuple[Attachment, ...] = ()
+    attachments: tuple[ComposerAttachment, ...] = ()
 
 
 def is_long(text: str) -> bool:
@@ -52,20 +59,25 @@ def clean(text: str) -> str:
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def attachment_of_paste(text: str, number: int) -> Attachment:
+def attachment_of_paste(text: str, number: int) -> ComposerAttachment:
     """Return the attachment of a cleaned paste."""
     lines = text.removesuffix("\n").count("\n") + 1
     label = f"paste {number}, {counted(lines, 'line')}"
-    return Attachment(f"⟦{label}⟧", label, text)
+    return ComposerAttachment(f"⟦{label}⟧", label, text)
 
 
-def attachment_of_file(path: Path, shown: str, used_signs: Collection[str] = ()) -> Attachment:
-    """Return the attachment of a text, PDF or DOCX file.
+def attachment_of_file(
+    path: Path, shown: str, used_signs: Collection[str] = ()
+) -> ComposerAttachment:
+    """Return the attachment of a picture, a recording, or a text, PDF or DOCX file.
 
-    It has the file's name (`shown`), then its text between fences. Raises FileMissing, UsageError.
+    A text has the file's name (`shown`), then its text between fences. Raises FileMissing, UsageError.
     """
+    from localchat.documents.inclusion import FORMATS, file_text
     from localchat.documents.pages import kind_of  # html, xml and zip, which take time to import
 
+    if media_path(str(path)) is not None:
+        return attachment_of_media(read_media(path), used_signs, str(path))
     try:
         length = path.stat().st_size
         if length > _MAX_FILE_BYTES:
@@ -75,38 +87,25 @@ def attachment_of_file(path: Path, shown: str, used_signs: Collection[str] = ())
         data = path.read_bytes()
     except OSError as problem:
         raise FileMissing(f"{shown} cannot be read: {problem.strerror or problem}") from problem
-    text = _text_of(path, shown, data)
-    fence = "`" * max(3, _longest_run(text) + 1)
+    text = file_text(shown, data)
     label = sanitize_line(shown)
-    sign = _unused_sign(label, used_signs)
-    is_plain = kind_of(path.name, data[:16]) not in _FORMATS
+    is_plain = kind_of(path.name, data[:16]) not in FORMATS
     note = ""
     if is_plain and not _is_utf8(data) and utf16_text(data) is None:
         note = "not UTF-8: unreadable characters were replaced"
-    return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
+    return ComposerAttachment(_unused_sign(label, used_signs), label, text, str(path), note)
 
 
-def _text_of(path: Path, shown: str, data: bytes) -> str:
-    """Return the text of a file. Raises UsageError.
+def attachment_of_media(
+    media: Attachment, used_signs: Collection[str] = (), path: str = ""
+) -> ComposerAttachment:
+    """Return the attachment of a picture or a recording. Raises UsageError for a damaged one."""
+    from localchat.media.decode import media_info
 
-    HTML stays source text, because users often work on it.
-    """
-    from localchat.documents.binary_kind import binary_kind
-    from localchat.documents.pages import Unreadable, kind_of, read_document
-
-    if kind_of(path.name, data[:16]) in _FORMATS:
-        try:
-            return read_document(path.name, data).marked()
-        except Unreadable as problem:
-            raise UsageError(f"{shown} {problem.message}", hint=problem.hint) from problem
-    if (wide := utf16_text(data)) is not None:
-        return wide
-    if b"\0" in data:
-        raise UsageError(
-            f"{shown} is {binary_kind(path.name, data)}, and the model reads text only",
-            hint="text, PDF and DOCX files can be included",
-        )
-    return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    kind = {"image": "Image", "audio": "Recording"}[media.kind]
+    name = sanitize_line(media.name) or "pasted"
+    label = f"{kind}: {name} {media_info(media.data, media.name).label}"
+    return ComposerAttachment(_unused_sign(label, used_signs), label, "", path, media=media)
 
 
 def _unused_sign(label: str, used_signs: Collection[str]) -> str:
@@ -127,45 +126,59 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
-
-
-def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inclusion, ...]]:
-    """Return the message to send with texts in place of signs, and their positions."""
+def expand(text: str, attachments: Sequence[ComposerAttachment]) -> Question:
+    """Return the message to send: texts and media in place of signs, with their positions."""
     parts: list[str] = []
     inclusions: list[Inclusion] = []
+    media: list[Attachment] = []
     end = length = 0
     for start, attachment in _sign_positions(text, attachments):
         parts += [text[end:start], attachment.text]
         length += start - end
+        end = start + len(attachment.sign)
+        if attachment.media is not None:
+            media.append(msgspec.structs.replace(attachment.media, position=length))
+            continue
         inclusions.append(
             Inclusion(attachment.label, length, length + len(attachment.text), attachment.path)
         )
         length += len(attachment.text)
-        end = start + len(attachment.sign)
-    return "".join((*parts, text[end:])), tuple(inclusions)
+    return Question("".join((*parts, text[end:])), tuple(inclusions), tuple(media))
 
 
-def contract(text: str, inclusions: Sequence[Inclusion]) -> ComposerText:
-    """Reverse `expand`: replace the included texts of a sent message by signs."""
+def contract(question: Question) -> ComposerText:
+    """Reverse `expand`: replace the included texts and media of a sent message by signs."""
+    text = question.text
     parts: list[str] = []
-    attachments: list[Attachment] = []
+    attachments: list[ComposerAttachment] = []
     end = 0
-    for inclusion in sorted(inclusions, key=lambda inclusion: inclusion.start):
-        sign = _unused_sign(inclusion.label, [attachment.sign for attachment in attachments])
-        included = text[inclusion.start : inclusion.end]
-        attachments.append(Attachment(sign, inclusion.label, included, inclusion.path))
-        parts += [text[end : inclusion.start], sign]
-        end = inclusion.end
+    items: list[tuple[int, int, Inclusion | Attachment]] = [
+        *((item.start, item.end, item) for item in question.inclusions),
+        *((item.position, item.position, item) for item in question.attachments),
+    ]
+    for start, stop, item in sorted(items, key=lambda entry: entry[:2]):
+        signs = [attachment.sign for attachment in attachments]
+        if isinstance(item, Attachment):
+            attachment = attachment_of_media(item, signs)
+        else:
+            sign = _unused_sign(item.label, signs)
+            attachment = ComposerAttachment(sign, item.label, text[start:stop], item.path)
+        attachments.append(attachment)
+        parts += [text[end:start], attachment.sign]
+        end = stop
     return ComposerText("".join((*parts, text[end:])), tuple(attachments))
 
 
+def question_of(node: Node) -> Question:
+    """Return a sent message as a question."""
+    return Question(node.message.content, node.inclusions, node.message.attachments)
+
+
 def _sign_positions(
-    text: str, attachments: Sequence[Attachment]
-) -> Iterator[tuple[int, Attachment]]:
+    text: str, attachments: Sequence[ComposerAttachment]
+) -> Iterator[tuple[int, ComposerAttachment]]:
     """Return the positions of all signs in order, also repeated ones."""
-    positions: list[tuple[int, Attachment]] = []
+    positions: list[tuple[int, ComposerAttachment]] = []
     for attachment in attachments:
         start = text.find(attachment.sign)
         while start >= 0:
@@ -174,6 +187,6 @@ def _sign_positions(
     return iter(sorted(positions, key=lambda position: position[0]))
 
 
-def present(text: str, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
+def present(text: str, attachments: Sequence[ComposerAttachment]) -> tuple[ComposerAttachment, ...]:
     """Return the attachments whose sign is still in the text."""
     return tuple(attachment for attachment in attachments if attachment.sign in text)

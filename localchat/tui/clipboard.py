@@ -1,14 +1,18 @@
-"""Copies text to the clipboard of the user's terminal, also over ssh and inside tmux.
+"""Copies text to the clipboard of the user's terminal, also over ssh and inside tmux, and reads pictures.
 
-The terminal does not answer, so success cannot be known.
+The terminal does not answer, so success cannot be known. Pictures come from the clipboard tool of the desktop.
 """
 
 import base64
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from localchat.engine.attachments import make_attachment
+from localchat.engine.request import Attachment
 from localchat.errors import UsageError
 from localchat.session.blocks import AnswerBlock, UserBlock
 from localchat.units import counted
@@ -53,6 +57,63 @@ def _to_tmux(text: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+_PICTURE_TOOLS: Final = (
+    ("WAYLAND_DISPLAY", ("wl-paste", "--no-newline", "--type", "image/png")),
+    ("DISPLAY", ("xclip", "-selection", "clipboard", "-target", "image/png", "-out")),
+    ("", ("pngpaste", "-")),
+)
+"""Commands that print the picture of the clipboard, and the variable that each needs."""
+_APPLE_SCRIPT: Final = (
+    "osascript",
+    "-e",
+    "try",
+    "-e",
+    "the clipboard as «class PNGf»",
+    "-e",
+    "end try",
+)
+"""macOS without pngpaste: prints «data PNGf89504E47...»."""
+
+
+def clipboard_picture(environment: Mapping[str, str] | None = None) -> Attachment | None:
+    """Return the picture of the clipboard. None without one, or without a tool that reads it.
+
+    Blocks for at most 2 s a tool. Raises UsageError for a picture that is too large.
+    """
+    if environment is None:
+        environment = os.environ
+    commands = [
+        command
+        for variable, command in _PICTURE_TOOLS
+        if environment.get(variable) or (not variable and sys.platform == "darwin")
+    ]
+    for command in commands:
+        if data := _output(command):
+            return make_attachment(data, "clipboard.png")
+    if sys.platform == "darwin":
+        digits = _output(_APPLE_SCRIPT).partition(b"PNGf")[2].partition("»".encode())[0]
+        with suppress(ValueError):
+            if data := bytes.fromhex(digits.decode("ascii", "replace")):
+                return make_attachment(data, "clipboard.png")
+    return None
+
+
+def _output(command: Sequence[str]) -> bytes:
+    """Return the output of a clipboard tool, empty if it fails or is not installed."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""
 
 
 class CopiedText(NamedTuple):

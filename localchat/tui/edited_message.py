@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from localchat.tui.attachments import ComposerText, contract
+from localchat.tui.attachments import ComposerText, contract, question_of
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Node
@@ -22,7 +22,7 @@ class EditedMessage:
         if self.id is None:
             self._draft = composer.written
         self.id = node.id
-        self._sent = contract(node.message.content, node.inclusions)
+        self._sent = contract(question_of(node))
         composer.write(*self._sent)
 
     def leave(self, composer: "Composer") -> bool:

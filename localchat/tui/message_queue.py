@@ -1,6 +1,6 @@
 """Messages that were sent while an answer was under way, oldest first."""
 
-from localchat.chat.conversation import Inclusion
+from localchat.chat.conversation import Question
 from localchat.sanitize import sanitize_line
 from localchat.tui.attachments import ComposerText, contract
 
@@ -13,44 +13,44 @@ class MessageQueue:
     """Holds messages until the answer before them is complete."""
 
     def __init__(self) -> None:
-        self._messages: list[tuple[str, tuple[Inclusion, ...]]] = []
+        self._messages: list[Question] = []
         self.is_sending = False
         """Whether a message is on its way and has no answer yet."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)
 
-    def put(self, text: str, inclusions: tuple[Inclusion, ...]) -> None:
+    def put(self, question: Question) -> None:
         """Add a message at the end."""
-        self._messages.append((text, inclusions))
+        self._messages.append(question)
 
-    def next(self) -> tuple[str, tuple[Inclusion, ...]]:
+    def next(self) -> Question:
         """Take the oldest message."""
         return self._messages.pop(0)
 
     def take_last(self) -> ComposerText | None:
         """Take the newest message to change it. None if there is none."""
         if self._messages:
-            return contract(*self._messages.pop())
+            return contract(self._messages.pop())
         return None
 
     def take_all(self) -> ComposerText:
         """Take all messages as one text."""
-        parts = [contract(text, inclusions) for text, inclusions in self._messages]
+        parts = [contract(question) for question in self._messages]
         self._messages.clear()
         attachments = tuple(attachment for part in parts for attachment in part.attachments)
         return ComposerText("\n\n".join(part.text for part in parts), attachments)
 
     def texts(self) -> list[str]:
         """Return the full texts, for the draft."""
-        return [text for text, _ in self._messages]
+        return [question.text for question in self._messages]
 
     def describe(self) -> str:
         """Describe the first messages in a line each, and count the others."""
         lines = []
         label = "next"
         for message in self._messages[:_MAX_SHOWN]:
-            lines.append(f"{label}: {_line(*message)}")
+            lines.append(f"{label}: {_line(message)}")
             label = "then"
         more = len(self._messages) - _MAX_SHOWN
         if more > 0:
@@ -58,5 +58,5 @@ class MessageQueue:
         return "\n".join(lines)
 
 
-def _line(text: str, inclusions: tuple[Inclusion, ...]) -> str:
-    return sanitize_line(" ".join(contract(text, inclusions).text.split()))[:_MAX_CHARACTERS]
+def _line(question: Question) -> str:
+    return sanitize_line(" ".join(contract(question).text.split()))[:_MAX_CHARACTERS]

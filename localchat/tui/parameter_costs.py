@@ -85,7 +85,7 @@ def _cost(
     needed = size(plan.total_bytes)
     free = size(plan.free_bytes)
     if plan.fits:
-        words = f"{needed} of {free} free"
+        words = f"needs {needed} of the {free} free"
     else:
         words = f"does not fit: needs {needed}, {free} free"
     words += f", KV {size(plan.kv_bytes)}"

@@ -19,7 +19,7 @@ LABELS: Final[dict[str, Label]] = {
     key: parameter.label for key, parameter in PARAMETERS.items() if parameter.label is not None
 }
 """Rows of the settings screen by key, in order."""
-_LABEL_CELLS: Final = 24
+_LABEL_CELLS: Final = max(len(label.text) for label in LABELS.values()) + 2
 
 
 def label_column(key: str) -> str:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from localchat.config.settings import Settings
 from localchat.engine.attached.engine import ServerClient
 from localchat.engine.options import EngineOptions
 from localchat.models.resolve import ResolvedModel
-from localchat.pool.entry import ModelStatus, ServerStatus
+from localchat.pool.entry import ModelStatus
 from localchat.pool.pool import EnginePool
 from localchat.pool.server_registry import register
 from localchat.server.bootstrap import ServerSpec, open_server_context
@@ -40,6 +39,8 @@ class Served:
             script=lambda request: ScriptedAnswer(pieces=("from the server",))
         )
         self.stopped = threading.Event()
+        self.ends = True
+        """False: a server that does not end when it is stopped."""
         self.pool: EnginePool | None = None
 
     def open(self, options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:
@@ -76,7 +77,14 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
         served.pool = server_context.engines.pool
         listening.bind(("127.0.0.1", 0))
         listening.listen(32)
-        server_context.on_stop(served.stopped.set)
+
+        def stop() -> None:
+            if served.ends:
+                for file in (paths.state_dir / "servers").iterdir():
+                    file.unlink()  # as the end of a server does
+            served.stopped.set()
+
+        server_context.on_stop(stop)
         app = Starlette(routes=server_context.private)
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
@@ -109,10 +117,9 @@ def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> Non
 
 
 def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
-    def client_of(*models: str) -> tuple[ServerClient, bytes]:
+    def client_of(*models: str) -> tuple[ServerClient, tuple[ModelStatus, ...]]:
         loaded = tuple(ModelStatus(Path(path).stem, path, "ready") for path in models)
-        told = msgspec.json.encode(ServerStatus("1", loaded))
-        return ServerClient(f"http://{len(models)}.test", "token"), told
+        return ServerClient(f"http://{len(models)}.test", "token"), loaded
 
     newest, other = client_of("/m/a.gguf"), client_of("/m/b.gguf", "/m/c.gguf")
     assert choose_server((newest, other), "/m/c.gguf") is other[0]
@@ -160,7 +167,8 @@ def test_no_attach_and_a_server_that_is_gone_are_answered_here(
 def test_ps_lists_what_is_loaded(served: Served, call: Call) -> None:
     assert "no model is loaded" in call(HERE, "ps").out
     call(HERE, "hello")
-    assert "tiny" in call(HERE, "ps").out
+    shown = call(HERE, "ps").out
+    assert "tiny" in shown and "KV CACHE" in shown
     (record,) = json.loads(call(HERE, "ps", "--json").out)
     assert (record["name"], record["state"], record["clients"]) == ("tiny", "ready", [])
     assert record["server"].startswith("http://127.0.0.1:")
@@ -178,8 +186,35 @@ def test_stop_unloads_one_model_or_ends_the_server(served: Served, call: Call) -
     assert served.engine.closed
     assert call(HERE, "stop", "tiny").code == 3
     assert not served.stopped.is_set()
-    assert "stopping" in call(HERE, "stop").err
-    until(served.stopped.is_set)
+    assert "stopped the server" in call(HERE, "stop").err
+    assert served.stopped.is_set()
+    assert "no server is running" in call(HERE, "ps").err
+
+
+def test_stop_of_an_unknown_model_names_the_loaded_ones(served: Served, call: Call) -> None:
+    call(HERE, "hello")
+    code, _, err = call(HERE, "stop", "nosuch")
+    assert code == 3
+    assert "nosuch is not loaded" in err and "loaded: tiny" in err
+    assert "pull" not in err
+
+
+def test_stop_reports_a_server_that_does_not_end(
+    served: Served, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.cli.serving.stop._TIMEOUT_S", 0.0)
+    served.ends = False
+    assert "is still finishing" in call(HERE, "stop").err
+
+
+def test_a_second_server_on_the_same_port_fails_with_one_advice(served: Served, call: Call) -> None:
+    call(HERE, "hello")
+    (record,) = json.loads(call(HERE, "ps", "--json").out)
+    port = record["server"].rpartition(":")[2]
+    code, _, err = call(HERE, "serve", "--port", port)
+    assert code == 1
+    assert f"a server already runs at {record['server']} and has loaded tiny" in err
+    assert "another" not in err and f"--port {int(port) + 1}" in err
 
 
 def test_stop_without_a_server_is_an_error(call: Call, paths: Paths) -> None:

@@ -95,6 +95,26 @@ def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -
 
 
 @pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("hi --maxtokens 5", "there is no flag --maxtokens; did you mean --max-tokens?"),
+        ("fit tiny --kvtype q8_0", "there is no flag --kvtype; did you mean --kv-type?"),
+        ("hi --zzz", "there is no flag --zzz\n"),
+        ("config rm tiny", "localchat rm: Remove models, aliases and imported links."),
+        ("config remove x", "localchat config unset: Remove a setting from the file."),
+        ("config gte model", "localchat config get: Print one setting in effect."),
+        ("history delete 1", "localchat history rm: Remove conversations."),
+    ],
+)
+def test_an_unknown_flag_or_subcommand_names_the_nearest_one(
+    call: Call, line: str, advice: str
+) -> None:
+    code, _, err = call(NOTHING, *line.split())
+    assert code == 2
+    assert advice in err and "--backend" not in err
+
+
+@pytest.mark.parametrize(
     ("line", "verb"),
     [
         ("pul X", "pull"),
@@ -121,7 +141,7 @@ def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: 
     [
         ("list the planets", "localchat list takes no arguments"),
         ("show me how to list models", "unexpected extra arguments"),
-        ("history of Rome", "No such command"),
+        ("history of Rome", "localchat history has no command of"),
         ("run away with me", "no model 'away'"),
         ("learn to cook rice", "there is no file"),
         ("quality of life tips", "no model 'of'"),

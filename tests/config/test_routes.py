@@ -21,7 +21,6 @@ def test_a_route_is_read_with_its_rules(tmp_path: Path) -> None:
     routes = read_settings(written(tmp_path, GOOD)).routes
     route = find_route("route:easy", routes)
     assert (route.small, route.large, route.doubt, route.code) == ("a", "b", -1, True)
-    assert route.waits
     with pytest.raises(UsageError, match="no route 'other'") as caught:
         find_route("route:other", routes)
     assert "easy" in caught.value.hint

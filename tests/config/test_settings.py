@@ -29,7 +29,7 @@ SERVER_KEYS = ("keep_alive",)
 
 
 def test_every_key_has_type_words_and_flag() -> None:
-    assert tuple(PARAMETERS) == Settings.__struct_fields__
+    assert set(PARAMETERS) == set(Settings.__struct_fields__)
     assert set(SAMPLING_KEYS) == set(Sampling.__struct_fields__) - {"text_bias"}
     flags = {name for param in ask.params for name in (*param.opts, *param.secondary_opts)}
     for key, parameter in PARAMETERS.items():

@@ -92,8 +92,8 @@ def test_the_room_for_conversations_is_told_once_for_all_backends() -> None:
     roomy = replace(PLAN, kv_tokens=151_552, context_tokens=32_768)
     (line,) = (line for line in verdict(roomy) if "conversations" in line)
     assert line == (
-        "Its KV cache holds 37 conversations of 4,096 tokens or 4 conversations of 32,768 tokens at once."
+        "Its KV cache has room for 37 conversations of 4,096 tokens or 4 conversations of 32,768 tokens."
     )
     assert roomy.conversations(4096) == 37
     assert replace(roomy, fits=False).conversations(4096) == 0
-    assert room(2048, 2048) == "Its KV cache holds 1 conversation of 2,048 tokens at once."
+    assert room(2048, 2048) == "Its KV cache has room for 1 conversation of 2,048 tokens."

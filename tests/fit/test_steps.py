@@ -11,7 +11,14 @@ from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.steps import MemoryStep, SlotLimit, load_steps, needed_bytes, step_lines
+from localchat.fit.steps import (
+    MemoryStep,
+    SlotLimit,
+    load_steps,
+    needed_bytes,
+    step_lines,
+    without_trifles,
+)
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject
@@ -81,8 +88,16 @@ def test_a_step_that_is_not_enough_says_so(eight_b: Path) -> None:
     found, plan = on(container, eight_b, LoadOptions(max_slots=2))
     assert not any(step.suffices for step in found.values())
     assert found["context"].gained_bytes > 0
-    assert "not enough alone" in found["context"].sentence()
+    assert "not enough by itself" in found["context"].sentence()
     assert plan.total_bytes > plan.free_bytes
+
+
+def test_a_step_that_frees_next_to_nothing_is_not_shown(eight_b: Path) -> None:
+    step = MemoryStep("slots", "1 at once rather than 2", gained_bytes=502_000, flag="--parallel 1")
+    (marked,) = without_trifles((step,), 10 * GB)
+    assert list(step_lines((step,))) and not list(step_lines((marked,)))
+    assert marked.as_json() == step.as_json()
+    assert without_trifles((step,), 1_000_000) == (step,)
 
 
 def test_ram_kept_for_prefixes_is_given_up(eight_b: Path) -> None:

@@ -41,7 +41,7 @@ OF_OTHERS = (
     "--max-model-len",
     "--max-num-seqs",
 )  # pip, uv, vLLM, xcode-select, docker, podman, systemctl
-OF_CLICK = ("No such option", "Got unexpected extra argument", "Missing argument")
+OF_CLICK = ("there is no flag", "Got unexpected extra argument", "Missing argument")
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 

@@ -12,6 +12,7 @@ from topic_classifier import known_answers
 
 from localchat.cli.context import AppContext
 from localchat.engine.events import Text
+from localchat.engine.guide.corrections import CORRECTIONS, corrected
 from localchat.engine.guide.engine import GuideEngine
 from localchat.engine.guide.rules import UNKNOWN
 from localchat.engine.guide.sums import holds
@@ -24,7 +25,29 @@ from localchat.fit.load_options import LoadOptions
 def test_its_answers_are_those_of_the_table() -> None:
     answers = [answer for answer in Topics(topics_file(checkpoint.GUIDE)).answers if answer]
     assert any(answer.startswith(UNKNOWN) for answer in answers)
-    assert not [answer for answer in answers if not answer.endswith(known_answers())]
+    assert not [answer for answer in answers if not corrected(answer).endswith(known_answers())]
+
+
+@pytest.mark.parametrize("phrase", CORRECTIONS)
+def test_every_correction_is_still_needed(phrase: str) -> None:
+    answers = Topics(topics_file(checkpoint.GUIDE)).answers
+    assert any(phrase in answer for answer in answers)
+    assert phrase not in corrected(phrase)
+
+
+@pytest.mark.parametrize(
+    ("question", "command"),
+    [
+        ("what does localchat cp do", "`localchat config cp MODEL NAME` makes an alias"),
+        ("how do i convert a model to gguf", "`localchat quantize"),
+        ("what is a preset", "localchat config preset add"),
+        ("what license does localchat have", "Apache-2.0 license"),
+    ],
+)
+def test_what_changed_since_the_training_is_corrected(
+    engine: GuideEngine, question: str, command: str
+) -> None:
+    assert command in answer(engine, question)
 
 
 def test_it_fits_into_the_wheel() -> None:

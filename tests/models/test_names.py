@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.models.aliases import add_alias
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from localchat.models.hub.safe_paths import check_path
@@ -257,6 +258,7 @@ def test_unknown_word_names_files_and_what_a_folder_holds(paths: Paths) -> None:
     (paths.models_dir / "two").mkdir(parents=True)
     for name in ("Tiny.gguf", "two/a.gguf", "two/b.gguf"):
         (paths.models_dir / name).write_bytes(b"GGUF")
+    add_alias(paths, "mine", "guide")
     with pytest.raises(ModelMissing) as caught:
         locate("two", paths, "why")
     assert "the nearest names: two/a, two/b" in caught.value.hint.splitlines()
@@ -264,7 +266,11 @@ def test_unknown_word_names_files_and_what_a_folder_holds(paths: Paths) -> None:
         locate("tinny", paths, "why")
     near, commands = caught.value.hint.splitlines()
     assert near == "the nearest names: Tiny"
-    assert "Your models: Tiny, guide, " in commands and "localchat pull NAME" in commands
+    assert (
+        "Your models: Tiny, guide, " in commands
+        and " mine" in commands
+        and "localchat pull NAME" in commands
+    )
 
 
 def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None:

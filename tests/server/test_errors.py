@@ -138,8 +138,8 @@ USER = [{"role": "user", "content": "hi"}]
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "unsupported_value",
-            "messages[0].content[0]",
+            "missing_required_parameter",
+            "messages[0].content.image_url.url",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

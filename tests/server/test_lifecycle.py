@@ -153,7 +153,7 @@ def test_a_body_that_does_not_come_is_cut_off() -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes() -> None:
-    with serving(ServerConfig(limits=ServerLimits(body_bytes=1000))) as stage:
+    with serving(ServerConfig(limits=ServerLimits(media_body_bytes=1000))) as stage:
         with Wire(stage.port) as wire:
             wire.ask("/v1/chat/completions", b"{", headers={"content-length": "2000"})
             assert wire.reply().error["code"] == "request_too_large"

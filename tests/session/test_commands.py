@@ -16,17 +16,17 @@ from localchat.verbs import VERBS
         ("temp", "use /set temperature VALUE"),
         ("ctx", "use /set context_length VALUE"),
         ("bench", "in the shell there is `localchat bench`"),
-        ("modle", "did you mean model?"),
+        ("modle", "did you mean /model?"),
     ],
 )
 def test_a_word_of_another_place_leads_on(word: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"there is no command /{word}") as refused:
         parse(f"/{word} 1")
-    assert refused.value.hint.startswith(f"{hint};")
+    assert refused.value.hint.startswith(f"{hint}\n")
 
 
 def test_another_word_gets_the_names_without_their_aliases() -> None:
-    assert instead("xyz") == f"valid names: {', '.join(sorted(one.name for one in COMMANDS))}"
+    assert instead("xyz") == f"valid names: {', '.join(sorted(f'/{one.name}' for one in COMMANDS))}"
 
 
 def test_every_verb_of_the_shell_leads_on() -> None:

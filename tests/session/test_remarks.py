@@ -3,6 +3,16 @@
 from localchat.session.remarks import NoticeKind, Remark, Remarks
 
 
+def test_a_newer_passing_remark_of_the_same_cause_replaces_the_older() -> None:
+    shown: dict[str, str] = {}
+    remarks = Remarks(lambda text, kind: shown.setdefault(text, text), shown.__delitem__)
+    for threads in ("3 threads", "1 thread"):
+        remarks.add(Remark(f"Slower than usual: busy. Computing with {threads}.", "info", True))
+    assert list(shown) == ["Slower than usual: busy. Computing with 1 thread."]
+    remarks.begin_answer()
+    assert not shown
+
+
 def test_a_passing_remark_goes_when_the_next_answer_begins() -> None:
     shown: dict[str, str] = {}
 

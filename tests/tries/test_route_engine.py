@@ -1,31 +1,18 @@
 """A route: which model answers, what is shown of the small one, and the figures."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from localchat.config.routes import Route
 from localchat.engine.events import Accepted, Done, Event, Finished, Text, TokenLogprob
-from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.errors import DoesNotFit, EngineClosed
 from localchat.tries.route_engine import RouteEngine, RouteFigures
-from tests.support.cli_program import INFO
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 Script = Callable[[GenerateRequest], ScriptedAnswer]
-
-
-class SizedEngine(ScriptedEngine):
-    """An engine of a model of a size."""
-
-    file_bytes = 0
-
-    def info(self) -> EngineInfo:
-        return msgspec.structs.replace(INFO, file_bytes=self.file_bytes)
 
 
 def says(text: str, logprob: float = -0.1) -> Script:
@@ -36,13 +23,12 @@ def says(text: str, logprob: float = -0.1) -> Script:
 class Pair:
     """A route over two scripted engines."""
 
-    def __init__(self, small: Script, state_dir: Path | None = None, **rules: Any) -> None:
-        self.small = SizedEngine(script=small)
-        self.large = SizedEngine(script=says("from the large one"))
-        self.small.file_bytes, self.large.file_bytes = 10, 100
+    def __init__(self, small: Script, **rules: Any) -> None:
+        self.small = ScriptedEngine(script=small)
+        self.large = ScriptedEngine(script=says("from the large one"))
         self.opened = 0
         route = Route("easy", "little", "big", **rules)
-        self.engine = RouteEngine(route, self.small, self._open, state_dir)
+        self.engine = RouteEngine(route, self.small, self._open)
 
     def _open(self) -> ScriptedEngine:
         self.opened += 1
@@ -101,33 +87,12 @@ def test_a_sure_answer_stays_and_has_no_log_probabilities_unless_asked() -> None
     assert any(event.logprobs for event in pair.ask(logprobs=1) if isinstance(event, Text))
 
 
-def test_the_small_model_judges_itself() -> None:
-    def script(request: GenerateRequest) -> ScriptedAnswer:
-        judges = request.grammar is not None
-        return says('{"faults": ["it is wrong"]}' if judges else "4")(request)
-
-    pair = Pair(script, judge=True)
-    assert text(pair.ask()) == "from the large one"
-    assert "it finds a fault: it is wrong" in pair.engine.info().why
-    assert pair.engine.figures.discarded_tokens == 2
-
-
-def test_share_and_saving_are_figures() -> None:
+def test_the_share_of_the_small_model_is_reported() -> None:
     pair = Pair(says("x"), regex="hard")
     for question in ("a", "b", "c", "hard"):
         pair.ask(question)
-    # Alone, the large one reads 4 * 100 bytes; here 3 * 10 + 1 * 100.
-    assert pair.engine.figures.saved(10, 100) == pytest.approx(1 - 130 / 400)
-    told = pair.engine.info().why
-    assert "3 of 4 answers (75%) by little" in told
-    assert "saves 68% of the reads of big" in told
+    assert "3 of 4 answers (75%) by little" in pair.engine.info().why
     assert pair.engine.stats().routed["small"] == 3
-
-
-def test_figures_outlive_the_process(tmp_path: Path) -> None:
-    for _ in range(2):
-        Pair(says("x"), tmp_path, regex="hard").ask()
-    assert Pair(says("x"), tmp_path, regex="hard").engine.figures.small == 2
 
 
 def test_a_large_model_that_cannot_be_loaded_is_the_answers_error() -> None:

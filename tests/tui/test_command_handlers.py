@@ -59,7 +59,7 @@ def test_the_table_is_complete_and_finds_the_nearest() -> None:
     assert parse("/SET temperature  0.2 ") == (COMMANDS[4], "temperature  0.2")
     assert parse("/?").command.name == "help"
     assert [each.name for each in matching("s")] == ["system", "set", "search", "stats"]
-    with pytest.raises(UsageError, match="did you mean regen"):
+    with pytest.raises(UsageError, match="did you mean /regen"):
         parse("/regn")
     with pytest.raises(UsageError, match="NAME"):
         parse("/pull")
@@ -156,11 +156,12 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         assert len(stage.opened) == 1, "sampling needs no other engine"
         await command(pilot, "/set temperature hot")
         await until(pilot, lambda: notices(pilot))
-        assert "a number from 0 to 10" in notices(pilot)[-1]
+        assert notices(pilot)[-1].startswith("/set temperature must be a number from 0 to 10")
         banner = str(app.chat.query_one(Banner).render())
         assert "temperature = hot" not in banner, "a value that is refused is not said to be taken"
         await command(pilot, "/set tempreature 1")
         assert "did you mean temperature" in notices(pilot)[-1]
+        assert "must be" not in " ".join(notices(pilot)), "an error goes with the next input"
         await command(pilot, "/set remote box")
         assert "no model 'remote:box'" in notices(pilot)[-1]
         await command(pilot, "/set ctx 8k")
@@ -186,7 +187,9 @@ def test_the_parameter_screen_tells_the_cost_before_it_is_paid(tmp_path: Path) -
         await pilot.press("enter")
         await until(pilot, lambda: dialog(pilot).entries.option_count > 3)
         prompts = [str(option.prompt) for option in dialog(pilot).entries.options]
-        assert any("65536" in each and "8.6 GB of 11.0 GB free" in each for each in prompts)
+        assert any(
+            "65536" in each and "needs 8.6 GB of the 11.0 GB free" in each for each in prompts
+        )
         assert any(
             "131072" in each and "does not fit: needs 12.3 GB, 11.0 GB free" in each
             for each in prompts

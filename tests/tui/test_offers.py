@@ -69,7 +69,7 @@ def test_a_load_that_does_not_fit_offers_the_steps_and_takes_one(tmp_path: Path)
         (notice,) = app.chat.transcript.blocks
         assert isinstance(notice, NoticeBlock)
         assert [offer.label for offer in notice.offers] == [
-            "KV type: KV cache in q8_0 rather than f16; gives 600 MB, enough",
+            "KV type: KV cache in q8_0 rather than f16; frees 600 MB, which is enough",
             "choose another model",
             "continue with the built-in guide",
         ]

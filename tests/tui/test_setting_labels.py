@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from localchat.config.parameters import PARAMETERS
 from localchat.config.settings import Settings
-from localchat.tui.setting_labels import LABELS, effective_words, value_words
+from localchat.tui.setting_labels import LABELS, effective_words, setting_line, value_words
 from tests.support.tui_stage import INFO, Stage, app_of, play, until
 
 
@@ -18,6 +18,11 @@ def test_every_setting_has_a_label_but_switches_for_tests() -> None:
     assert set(PARAMETERS) - set(LABELS) == {"dummy_weights"}
     groups = [label.group for label in LABELS.values()]
     assert sum(a != b for a, b in pairwise(groups)) == len(set(groups)) - 1
+
+
+@pytest.mark.parametrize("key", LABELS)
+def test_a_label_and_its_value_are_apart(key: str) -> None:
+    assert f"{LABELS[key].text}  " in setting_line(key, "no", "bold", 80).plain
 
 
 @pytest.mark.parametrize(

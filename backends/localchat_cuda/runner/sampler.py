@@ -4,7 +4,6 @@ Letters: R rows of logits, P logits positions, V vocabulary. A position samples 
 row of the sampling settings. Several positions may share a row of logits.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localchat.backend_api.sampling.gumbel import REACH, G, mix
-from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
+from localchat.backend_api.sampling.gumbel import G, mix
+from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.step import Mask, SamplingParams
 from localchat_cuda.kernels.sampling import sample
@@ -159,7 +158,7 @@ class TritonSampler:
         self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
         # Padding must not be rescored, and its repetition penalty must not divide by 0.
         self._settings.top_k[table.scratch] = DISCARDED
-        self._settings.floats[table.scratch, sample_state.FIELDS.index("repetition")] = 1.0
+        self._settings.floats[table.scratch, list(sample_state.FIELDS).index("repetition")] = 1.0
         self._rescore_scratch: RescoreScratch | None = None
         if rescores:
             self._rescore_scratch = RescoreScratch.empty(max_positions, vocabulary, self._device)
@@ -178,10 +177,13 @@ class TritonSampler:
         if not new:
             return
         settings = [sequence.sampling for sequence in new]
+        columns = sample_state.FIELDS.values()
         self._grow(max(len(sampling.logit_bias) for sampling in settings))
         indices, values = self._settings.packed(
             [sequence.row for sequence in new],
-            floats=np.array([_floats(sampling) for sampling in settings], np.float32),
+            floats=np.array(
+                [[column(sampling) for column in columns] for sampling in settings], np.float32
+            ),
             keys=[_key(sampling) for sampling in settings],
             top_k=[min(sampling.top_k, 2**31 - 1) for sampling in settings],
             bias_counts=[len(sampling.logit_bias) for sampling in settings],
@@ -341,20 +343,6 @@ class TritonSampler:
         if self._device.type == "cuda":
             values = values.pin_memory()
         return values.to(self._device, non_blocking=True)
-
-
-def _floats(p: SamplingParams) -> tuple[float, ...]:
-    """Return the columns of SamplingTensors.floats."""
-    return (
-        0.0 if p.temperature < GREEDY_BELOW else 1.0 / p.temperature,
-        math.inf if p.typical_p < 1 else REACH * p.temperature,
-        p.typical_p,
-        p.top_p,
-        min(0.0, math.log(p.min_p)) if p.min_p > 0 else -math.inf,
-        p.repetition_penalty,
-        p.frequency_penalty,
-        p.presence_penalty,
-    )
 
 
 def _key(p: SamplingParams) -> int:

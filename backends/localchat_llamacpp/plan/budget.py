@@ -21,6 +21,7 @@ from localchat.fit.memory_plan import (
     weights_split,
 )
 from localchat.model_files.architecture import ModelShape
+from localchat.model_files.projector import NO_PROJECTOR, Projector, find_projector
 from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
@@ -30,6 +31,7 @@ from localchat_llamacpp.plan.buffers import (
     borrowed_bytes,
     compute_bytes,
     context_cells,
+    encoder_compute_bytes,
     gpu_context_bytes,
     input_bytes,
     layer_weights,
@@ -40,7 +42,7 @@ from localchat_llamacpp.plan.buffers import (
 )
 
 _SCORES_BYTES = 512_000_000
-"""Attention scores up to this size are always worth the faster decode without flash attention."""
+"""Attention scores up to this size are always worth the faster decode of a long conversation."""
 _UNIFIED_SHARE = 0.75
 """Share of the RAM that the GPU of a machine with unified memory may use. Metal's own limit is similar."""
 
@@ -137,11 +139,14 @@ class Budgets:
         self._weights = cache(partial(weights_split, shape))
         self._repacked = cache(partial(repacked_weights, shape, machine))
         self._tables = sum(weight.size_bytes for weight in shape.weights if weight.part == "lookup")
+        self._encoder: Projector | None = None
+        if shape.header is not None and not shape.pooling:
+            self._encoder = find_projector(shape.header, options.mmproj)
         self._draft: Budgets | None = None
         if options.draft is not None:
             self._draft = Budgets(
                 draft_shape(options.draft),
-                structs.replace(options, draft=None),
+                structs.replace(options, draft=None, mmproj=NO_PROJECTOR),
                 machine,
                 can_offload=can_offload,
                 safe_mode=safe_mode,
@@ -167,12 +172,14 @@ class Budgets:
         if self.shape.recurrent:
             spare = SPARE_STATES
         step = step_tokens(self.machine, gpu=gpu_layers >= self.layers)
+        if self._encoder is not None:
+            step = max(step, self._encoder.whole_tokens)
         return Steps(self.options.max_slots + spare, step)
 
     def budget(self, context: int, candidate: Candidate) -> Budget:
-        """Return the bytes at one context, without flash attention where that is faster and fits."""
+        """Return the bytes at one context, without flash attention if that is faster and fits."""
         with_flash = self._budget(context, candidate, flash=True)
-        if candidate.gpu_layers or candidate.is_quantized:
+        if self.options.room_for_slots or candidate.gpu_layers or candidate.is_quantized:
             return with_flash
         without_flash = self._budget(context, candidate, flash=False)
         scores_limit = max(_SCORES_BYTES, self.ram_bytes // 8)
@@ -206,6 +213,8 @@ class Budgets:
         if layers and self.gpu_count > 1:
             shares = self._gpu_shares(candidate, kv_bytes[first_on_gpu:], budget)
             budget = budget._replace(shares=shares)
+        if self._encoder is not None:
+            budget = budget.plus(self._encoder_budget(self._encoder, gpu=layers > 0))
         if self._draft is not None:
             budget = budget.plus(self._draft.draft_budget(context, gpu=layers > 0))
         if self.unified:
@@ -261,6 +270,24 @@ class Budgets:
         # Both models share one process.
         own = max(overhead_bytes(self.shape, self.steps(0)) - PROCESS_BYTES, 0)
         return budget._replace(overhead=Split(own, 0))
+
+    def _encoder_budget(self, encoder: Projector, *, gpu: bool) -> Budget:
+        """Return the bytes of an encoder of pictures or sound, which lies on the first GPU or in RAM."""
+        weights = encoder.header.weights_bytes
+        compute = encoder_compute_bytes(encoder)
+        nothing = Split(0, 0)
+        if not gpu or self.unified:
+            return Budget(Split(weights, 0), nothing, Split(compute, 0), nothing, flash=False)
+        shares: tuple[GpuShare, ...] = ()
+        if self.gpu_count > 1:
+            first, *others = self.machine.gpus
+            shares = (
+                GpuShare(0, weights + compute, first.total_bytes),
+                *(GpuShare(0, 0, other.total_bytes) for other in others),
+            )
+        return Budget(
+            Split(0, weights), nothing, Split(0, compute), nothing, flash=False, shares=shares
+        )
 
     def has_room(self, budget: Budget, spare_bytes: int = 0) -> bool:
         """Return True if memory is enough, with `spare_bytes` of RAM left over."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.memory_plan import rounded
 from localchat.model_files.architecture import ModelShape, Weight
+from localchat.model_files.projector import Projector
 
 PROCESS_BYTES = 80_000_000
 """The engine process before it reads a model: interpreter, numpy, llama.cpp's libraries."""
@@ -178,6 +179,24 @@ def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:
 def _repackable(sides: tuple[int, ...], *, amx: bool) -> bool:
     """Return True if the repacking kernels support a matrix of these sides."""
     return 2 <= len(sides) <= (2 if amx else 3) and sides[1] % (32 if amx else 8) == 0
+
+
+_AUDIO_FRAMES = 1500
+"""Frames of half a minute of sound, which encoders of the Whisper family compute at once."""
+
+
+def encoder_compute_bytes(encoder: Projector) -> int:
+    """Return the buffers with which a projector encodes one picture and half a minute of sound.
+
+    Measured with tiny models in xllamacpp 2026.10: seven vectors a patch, or the two sides of a wide layer.
+    """
+    sizes = (("vision", encoder.patches), ("audio", _AUDIO_FRAMES))
+    total = 0
+    for name, rows in sizes:
+        width = encoder.number(name, "embedding_length")
+        wide = encoder.number(name, "feed_forward_length")
+        total += 4 * rows * max(7 * width, 2 * (width + wide))
+    return total
 
 
 _LEVELS = 256

@@ -63,6 +63,8 @@ class TokenCounts:
         while len(counted) > length:
             position = len(counted) - 1
             token = counted.pop()
+            if token < 0:
+                continue
             entry = self._entry[token]
             self._seen[entry] -= 1
             if position >= self._prompt_tokens:
@@ -71,6 +73,10 @@ class TokenCounts:
                 del self._entry[token]
 
     def _append(self, token: int) -> None:
+        if token < 0:
+            # A picture is no token that could be generated again.
+            self._tokens.append(token)
+            return
         entry = self._entry.setdefault(token, len(self._entry))
         if entry == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))

@@ -69,7 +69,8 @@ class AnswerRecord:
 
         A small question is recorded at once, so that it survives a kill of this process during the load.
         """
-        if len(self._question.message.content) <= _RECORDED_AT_ONCE:
+        message = self._question.message
+        if len(message.content) <= _RECORDED_AT_ONCE and not message.attachments:
             return True
         while self._answer.accepted is None:
             if self._ended.wait(_SAVE_EVERY_S):

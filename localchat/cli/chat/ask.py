@@ -5,11 +5,13 @@ The one-shot answer, the line mode and the screen are imported when they are use
 
 import sys
 from functools import partial
+from pathlib import PurePath
 
 import click
+import msgspec
 
 from localchat import gc_control
-from localchat.chat.conversation import Conversation, Inclusion
+from localchat.chat.conversation import Conversation, Inclusion, Question
 from localchat.cli.chat.ask_options import AskOptions, ask_options
 from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
@@ -20,7 +22,10 @@ from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
 from localchat.cli.streams import Terminal
+from localchat.engine.attachments import attached_sentence
+from localchat.engine.request import Attachment
 from localchat.errors import ModelMissing, UsageError
+from localchat.session.named_media import with_named_media
 
 
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
@@ -30,14 +35,16 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     mentioned: tuple[str, ...] = ()
     if not options.interactive:
         mentioned, words = _mentioned(ctx, words)
-    text, inclusions = _prompt_text(ctx, words)
-    if mentioned and not text:
+    prompt = _prompt(ctx, words)
+    if prompt.attachments and options.raw_prompt:
+        raise UsageError("--raw-prompt sends text only; pictures need the chat template")
+    if mentioned and not prompt:
         raise UsageError(
             f"@{mentioned[0]} needs a question",
             hint=f'localchat "@{mentioned[0]} what is it about?"',
         )
     # On a terminal, no prompt starts a conversation.
-    has_nothing = not text and not options.interactive and not _is_interactive()
+    has_nothing = not prompt and not options.interactive and not _is_interactive()
     if has_nothing and model_word is None:
         raise _nothing_to_ask()
     before = resumed(ctx)
@@ -50,20 +57,20 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if before is None or "system" in chosen_settings(ctx):
         conversation.system = setup.settings.system or ""
     # These flags apply to one answer, so a conversation would ignore them.
-    if not text and options.grammar is not None:
+    if not prompt and options.grammar is not None:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
         )
-    if not text and options.tries is not None:
+    if not prompt and options.tries is not None:
         raise UsageError(
             "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )
-    if text and not options.interactive:
+    if prompt and not options.interactive:
         from localchat.cli.chat.one_shot import answer, with_documents
 
-        documented = partial(with_documents, conversation, mentioned, words, (text, inclusions))
+        documented = partial(with_documents, conversation, mentioned, words, prompt)
         return answer(ctx, setup, options, conversation, documented, model_word)
-    return _converse(ctx, setup, conversation, (text, inclusions), options)
+    return _converse(ctx, setup, conversation, prompt, options)
 
 
 def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
@@ -90,13 +97,14 @@ def _converse(
     ctx: click.Context,
     setup: Setup,
     conversation: Conversation,
-    first: tuple[str, tuple[Inclusion, ...]],
+    first: Question,
     options: AskOptions,
 ) -> int:
     """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
-    if not first[0] and not options.interactive and can_show(setup.app.environ):
+    screen = not setup.settings.screen_reader and can_show(setup.app.environ)
+    if not first and not options.interactive and screen:
         from localchat.cli.chat.session_context import session_context
 
         return launch(*session_context(setup, chosen_settings(ctx)), conversation)
@@ -107,8 +115,8 @@ def _converse(
     return chat(setup, open_keyboard(setup.terminal).read, conversation, first)
 
 
-def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, ...]]:
-    """Return the prompt, and the positions of files and stdin in it. They come before the words."""
+def _prompt(ctx: click.Context, words: str) -> Question:
+    """Return the prompt. Files and stdin come before the words."""
     app = app_context(ctx)
     # The settings are not resolved yet, so that an unreadable prompt fails before a model is located.
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
@@ -116,16 +124,27 @@ def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, 
     files = read_files(names, terminal.notify)
     piped = read_stdin(terminal.notify)
     words = decoded_words(words, terminal.notify)
-    text = join_parts([files, piped, words])
+    named: tuple[Attachment, ...] = ()
+    if not ctx.meta.get(AFTER_DASHES):
+        words, _, named = with_named_media(words, ctx.params.get("words") or ())
+    attachments = tuple(
+        msgspec.structs.replace(item, position=0)
+        for item in (*files.attachments, *piped.attachments, *named)
+    )
+    for item in named:
+        terminal.notify(attached_sentence(item))
+    text = join_parts([files.text, piped.text, words])
     prompt = question(ctx, text)
     included = text.removesuffix(words)
     # The template of a preset may put the text anywhere.
     if prompt != text or not words.strip() or not included:
-        return prompt, ()
-    labels = list(names)
-    if piped.strip():
+        return Question(prompt, (), attachments)
+    media_names = {item.name for item in files.attachments}
+    labels = [name for name in names if PurePath(name).name not in media_names]
+    if piped.text.strip():
         labels.append("stdin")
-    return text, (Inclusion(", ".join(labels), 0, len(included.rstrip("\n"))),)
+    inclusion = Inclusion(", ".join(labels), 0, len(included.rstrip("\n")))
+    return Question(text, (inclusion,), attachments)
 
 
 def _is_interactive() -> bool:

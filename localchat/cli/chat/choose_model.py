@@ -43,7 +43,6 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     """Print the models to pick from, the last used one first, and return their names."""
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
-    from localchat.models.onboarding import is_first_run
     from localchat.models.recommended_models import recommended_models
     from localchat.models.resolve import last_model
 
@@ -59,11 +58,17 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
         if model.name == last:
             details.append("used last")
         terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {', '.join(details)}")
-    if is_first_run(paths, environ):
+    here = {name.lower() for name in names}
+    recommendations = [
+        recommendation
+        for recommendation in recommended_models(paths)
+        if not any(name.startswith(recommendation.name.lower()) for name in here)
+    ]
+    if recommendations:
         terminal.print_line("     to download, recommended for this machine:")
-        for recommendation in recommended_models(paths):
-            names.append(recommendation.name)
-            terminal.print_line(f"{len(names):3}  {recommendation.name}   {recommendation.summary}")
+    for recommendation in recommendations:
+        names.append(recommendation.name)
+        terminal.print_line(f"{len(names):3}  {recommendation.name}   {recommendation.summary}")
     return names
 
 

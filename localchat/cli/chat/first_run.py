@@ -13,8 +13,8 @@ from localchat.sanitize import sanitize_line
 from localchat.units import duration, size
 
 _MAX_EXTERNAL = 6
-_TIMEOUT_S = 2.0
-"""Longest wait for the recommendations, which take half a second on an idle machine."""
+_TIMEOUT_S = 3.0
+"""Longest wait for the recommendations, which take a second on an idle machine."""
 
 
 def found_soon(find: Callable[[], FirstRun], timeout_s: float = _TIMEOUT_S) -> FirstRun | None:

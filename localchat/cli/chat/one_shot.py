@@ -6,14 +6,14 @@ This module does not import the history (sqlite): answer_record.py opens it whil
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import Final
 
 import click
 import msgspec
 
 from localchat import gc_control
 from localchat.chat.answer_end import end_advice, end_sentence, ended_early
-from localchat.chat.conversation import Conversation, Inclusion
+from localchat.chat.conversation import Conversation, Question
 from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.chat.answer_record import AnswerRecord
@@ -28,12 +28,9 @@ from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
-from localchat.engine.request import Message, Messages, Prompt, TextPrompt
+from localchat.engine.request import Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
 from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
-
-DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
-"""A question after the documents that it mentions, and the positions of their texts."""
 
 
 def answer(
@@ -41,7 +38,7 @@ def answer(
     setup: Setup,
     options: AskOptions,
     conversation: Conversation,
-    documented: Callable[[Setup, Engine], DocumentedText],
+    documented: Callable[[Setup, Engine], Question],
     model_word: str | None,
 ) -> int:
     """Answer once. If memory or context is too small, answer again with the step that the user picks."""
@@ -68,15 +65,14 @@ def with_documents(
     conversation: Conversation,
     names: Sequence[str],
     question: str,
-    prompt: DocumentedText,
+    prompt: Question,
     setup: Setup,
     engine: Engine,
-) -> DocumentedText:
+) -> Question:
     """Put passages of the named documents before the prompt, and list them on stderr.
 
     `question` selects the passages. Raises LocalchatError.
     """
-    text, inclusions = prompt
     if not names:
         return prompt
     from localchat.cli.chat.learn import embedder
@@ -87,20 +83,16 @@ def with_documents(
     documented = documents.with_documents(
         open_library(setup.app, embedder(setup.app)),
         names,
-        text,
-        question.strip() or text,
+        prompt.text,
+        question.strip() or prompt.text,
         sent_texts,
         engine,
     )
     for label in documented.labels:
         setup.terminal.note(label)
     # The passages come first and move what the prompt already included.
-    shift = len(documented.text) - len(text)
-    shifted = [
-        Inclusion(inclusion.label, inclusion.start + shift, inclusion.end + shift)
-        for inclusion in inclusions
-    ]
-    return documented.text, (*documented.inclusions, *shifted)
+    shifted = prompt.moved(documented.text, len(documented.text) - len(prompt.text))
+    return shifted._replace(inclusions=(*documented.inclusions, *shifted.inclusions))
 
 
 class OneShot:
@@ -117,14 +109,15 @@ class OneShot:
         self._conversation = conversation
         self._answer = ReceivedAnswer()
 
-    def run(self, documented: DocumentedText, room: RoomMaker) -> int:
+    def run(self, documented: Question, room: RoomMaker) -> int:
         """Ask, print the answer and return the exit code. Raises LocalchatError.
 
         `room` gets the steps for a prompt that is too long.
         """
-        text, inclusions = documented
         question = self._conversation.add(
-            Message("user", text), parent=self._conversation.head, inclusions=inclusions
+            documented.message,
+            parent=self._conversation.head,
+            inclusions=documented.inclusions,
         )
         answer = self._answer
         error: LocalchatError | None = None
@@ -134,7 +127,7 @@ class OneShot:
             record = AnswerRecord(self._setup, self._conversation, question, answer)
         try:
             if self._options.raw_prompt:
-                self._receive(TextPrompt(text, special=True))
+                self._receive(TextPrompt(documented.text, special=True))
             else:
                 self._receive_fitting()
             # Several choices share the machine, so their speed is not that of the model.

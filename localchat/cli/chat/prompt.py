@@ -1,16 +1,20 @@
-"""Text of a prompt: files, stdin and the words of the command, in this order.
+"""Parts of a prompt: files, stdin and the words of the command, in this order.
 
-A long text comes first, so that a second question about it hits the prefix cache.
+Pictures, recordings and long texts come first, so that a second question about them hits the prefix cache.
 """
 
 import select
 import sys
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from localchat.cli.context import Notify
 from localchat.config.paths import expand_home
+from localchat.engine.attachments import make_attachment
+from localchat.engine.request import Attachment
 from localchat.errors import ContextExceeded, FileMissing, UsageError
+from localchat.media.binary_kind import binary_kind
+from localchat.media.format import HEAD_BYTES, media_format
 from localchat.sanitize import utf16_text
 
 MAX_INPUT_BYTES = 256 * 2**20
@@ -24,33 +28,44 @@ def join_parts(parts: Sequence[str]) -> str:
     return "\n\n".join(part for part in stripped if part.strip())
 
 
-def read_stdin(notify: Notify) -> str:
+class PromptPart(NamedTuple):
+    """Text, pictures and recordings of files or of stdin."""
+
+    text: str = ""
+    attachments: tuple[Attachment, ...] = ()
+
+
+def read_stdin(notify: Notify) -> PromptPart:
     """Read piped input; empty for a terminal or a closed stdin."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
-        return ""
+        return PromptPart()
     _notify_waiting(stream.buffer, notify)
     data = _bounded(stream.buffer, "stdin")
+    if media_format(data[:HEAD_BYTES]) is not None:
+        return PromptPart("", (make_attachment(data, "stdin"),))
     if (wide := utf16_text(data)) is not None:
-        return wide
+        return PromptPart(wide)
     if b"\0" in data:
         raise UsageError(
-            "stdin is binary",
-            hint="pipe text; -f reads PDF, DOCX and HTML",
+            f"stdin is {binary_kind('', data[:HEAD_BYTES])}",
+            hint="pipe text, a picture or a recording; -f also reads PDF, DOCX and HTML",
         )
-    return _decoded(data, "stdin", notify)
+    return PromptPart(_decoded(data, "stdin", notify))
 
 
-def read_files(names: Sequence[str], notify: Notify) -> str:
-    """Read files. Several files come with their names as headings."""
-    texts = [_read_file(name, notify) for name in names]
+def read_files(names: Sequence[str], notify: Notify) -> PromptPart:
+    """Read files. The texts of several files come with their names as headings."""
+    contents = [(name, _read_file(name, notify)) for name in names]
+    attachments = tuple(item for _, item in contents if isinstance(item, Attachment))
+    texts = [(name, text) for name, text in contents if isinstance(text, str)]
     if len(texts) == 1:
-        return texts[0]
-    headed = [f"{name}:\n\n{text}" for name, text in zip(names, texts, strict=True)]
-    return join_parts([*headed, ""])
+        return PromptPart(texts[0][1], attachments)
+    headed = [f"{name}:\n\n{text}" for name, text in texts]
+    return PromptPart(join_parts([*headed, ""]), attachments)
 
 
-def _read_file(name: str, notify: Notify) -> str:
+def _read_file(name: str, notify: Notify) -> str | Attachment:
     path = expand_home(name)
     if path.is_dir():
         raise UsageError(
@@ -65,6 +80,8 @@ def _read_file(name: str, notify: Notify) -> str:
         raise FileMissing(f"there is no file {name}", hint=hint) from problem
     except OSError as problem:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
+    if media_format(data[:HEAD_BYTES]) is not None:
+        return make_attachment(data, path.name)
     from localchat.documents.pages import Unreadable, is_markup, read_document
 
     if is_markup(name, data[:8192]):
@@ -76,8 +93,9 @@ def _read_file(name: str, notify: Notify) -> str:
         return wide
     if b"\0" in data:
         raise UsageError(
-            f"{name} is a binary file",
-            hint="-f takes text, PDF, DOCX and HTML files",
+            f"{name} is {binary_kind(name, data[:HEAD_BYTES])}",
+            hint="-f takes text, PDF, DOCX and HTML files, pictures (PNG, JPEG, WebP, GIF, BMP, TIFF) and "
+            "recordings (WAV, MP3, FLAC, Ogg)",
         )
     text = _decoded(data, name, notify)
     if not text.strip():

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from localchat.chat.answer_end import end_advice, end_sentence
-from localchat.chat.conversation import Conversation, Inclusion, Node
+from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.chat.context_advice import with_advice
@@ -25,6 +25,7 @@ from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
 from localchat.config.presets import addressed
+from localchat.engine.attachments import attached_sentence
 from localchat.engine.events import Done
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.stats_line import stats_line
@@ -62,6 +63,7 @@ from localchat.session.command_runner import (
 )
 from localchat.session.commands import LINE_COMMANDS, is_command
 from localchat.session.engine_holder import EngineHolder
+from localchat.session.named_media import with_named_media
 from localchat.session.outcome import Outcome
 from localchat.session.presets import setup_of
 from localchat.session.progress import progress_words
@@ -84,7 +86,7 @@ def chat(
     setup: Setup,
     read: Callable[[], str | None],
     conversation: Conversation,
-    first: tuple[str, tuple[Inclusion, ...]] = ("", ()),
+    first: Question = NO_QUESTION,
 ) -> int:
     """Run the conversation until the user leaves, and return the exit code. Raises LocalchatError.
 
@@ -95,7 +97,7 @@ def chat(
     if history is None:
         history = History.open(None)
     with history, opened_engine(setup) as engine:
-        if not first[0] and not conversation.nodes:
+        if not first and not conversation.nodes:
             _greet(setup)
         with deferred():
             repl = Repl(setup, engine, history, conversation)
@@ -227,6 +229,8 @@ class Repl:
             batch_s=0.0,
         )
         view.attach(self._session)
+        self._asked = NO_QUESTION
+        """The last question, with its attachments."""
         self._runner = CommandRunner(self._session, "line")
         self._loop = asyncio.new_event_loop()
 
@@ -244,9 +248,9 @@ class Repl:
         remember(self._setup, lambda: info, done)
         return offer_once(self._setup, info)
 
-    def run(self, read: Callable[[], str | None], first: tuple[str, tuple[Inclusion, ...]]) -> int:
+    def run(self, read: Callable[[], str | None], first: Question) -> int:
         """Run the conversation until the user leaves, and return the exit code."""
-        question, inclusions = first
+        question = first
         if not question:
             self._terminal.notify(
                 f"{model_label(self._setup, self._engine)}; /help lists the commands, Ctrl+D leaves"
@@ -256,8 +260,8 @@ class Repl:
             try:
                 if question:
                     first_question = question
-                    question = ""  # first, so that Ctrl+C does not ask it again
-                    self._ask(first_question, inclusions)
+                    question = NO_QUESTION  # first, so that Ctrl+C does not ask it again
+                    self._ask(first_question)
                 with immediate():
                     line = read()
                 if line is None:
@@ -293,10 +297,22 @@ class Repl:
         if line in choices:
             self._choose(choices[line])
         elif line:
-            self._ask(line)
+            self._ask_line(line)
         return True
 
-    def _ask(self, text: str, inclusions: tuple[Inclusion, ...] = ()) -> None:
+    def _ask_line(self, line: str) -> None:
+        try:
+            question = with_named_media(line)
+        except LocalchatError as problem:
+            self._print_error(problem)
+            return
+        for item in question.attachments:
+            self._terminal.notify(attached_sentence(item))
+        self._ask(question)
+
+    def _ask(self, question: Question) -> None:
+        text = question.text
+        self._asked = question
         if text == self._runner.unsent:
             self._runner.unsent = ""
             self._session.recorder.draft("")
@@ -305,7 +321,7 @@ class Repl:
             self._print_error(problem)
             return
         is_first = not self._session.conversation.path()
-        outcome = self._call(self._session.ask(text, inclusions))
+        outcome = self._call(self._session.ask(*question))
         self._report(outcome, text, is_first=is_first)
 
     def _needs_another_load(self, text: str) -> LocalchatError | None:
@@ -358,6 +374,8 @@ class Repl:
             case "complete":
                 self._print_early_end(node)
                 self._print_stats()
+                if self._setup.settings.screen_reader:
+                    self._terminal.print_line("End of answer.")
         self._report_history(self._session.recorder.trouble)
 
     def _print_early_end(self, node: Node | None) -> None:
@@ -430,7 +448,9 @@ class Repl:
 
     def _choose(self, choice: OverflowChoice) -> None:
         """Apply a choice, and ask the stored question."""
-        question = self._runner.unsent
+        question = self._asked
+        if question.text != self._runner.unsent:
+            question = Question(self._runner.unsent)
         match choice.action:
             case "leave_out_oldest":
                 self._call(self._session.apply_offer(f"{OVERFLOW_PREFIX}{choice.action}"))
@@ -477,7 +497,7 @@ class Repl:
             case AskQuestion("" as text):
                 self._regenerate()
             case AskQuestion(text):
-                self._ask(text)
+                self._ask(Question(text))
             case LongCommand(replies):
                 self._call(self._print_replies(replies))
             case OpenPart("help"):

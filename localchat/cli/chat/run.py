@@ -121,7 +121,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             multiple=True,
             metavar="FILE",
             shell_complete=complete_file,
-            help="Attach a file (text, PDF, DOCX, HTML) before the prompt. Repeatable.",
+            help="Attach a file (text, PDF, DOCX, HTML, picture, recording) before the prompt. Repeatable.",
         ),
     ):
         function = decorator(function)

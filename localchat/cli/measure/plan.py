@@ -10,12 +10,12 @@ from localchat.cli.measure.options import json_option, parse_milliseconds
 from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
-from localchat.units import duration, size
+from localchat.units import counted, duration, size
 
 if TYPE_CHECKING:
     from localchat.config.prices import Prices
     from localchat.measure.records import BenchRecord
-    from localchat.measure.service_plan import CostSource, RoutePlan, ServiceDemand, ServicePlan
+    from localchat.measure.service_plan import CostSource, ServiceDemand, ServicePlan
     from localchat.measure.store import RecordStore
 
 _DEFAULT_TOKENS: Final = 200
@@ -87,12 +87,6 @@ _LONG_MS: Final = 10_000
     metavar="N",
     help="Requests that one copy computes at once. Default: 16.",
 )
-@click.option(
-    "--large-share",
-    type=FiniteRange(0, 1),
-    metavar="X",
-    help="Share of a route's answers that its large model gives. Default: 0.25.",
-)
 @load_flags
 @click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @json_option
@@ -104,19 +98,24 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     an estimate, and says so. So MODEL may also be a model to pull, as for fit.
     With --users or --rate, plan computes the copies that are needed, otherwise the load that one copy takes.
     Times are those of requests that arrive at random. Prices are flags, or entries of [prices] in the settings
-    file. route:NAME plans both models of a route, beside the large one alone.
+    file.
     """
+    from localchat.cli.resolve import Inputs
     from localchat.config.paths import find_paths
-    from localchat.config.routes import PREFIX
+    from localchat.config.routes import PREFIX, find_route
     from localchat.measure.service_plan import make_plan
     from localchat.measure.store import bench_store
 
     environ = app_context(ctx).environ
+    if word is not None and word.startswith(PREFIX):
+        route = find_route(word, Inputs.of(ctx, word).routes)
+        raise UsageError(
+            f"{word} has two models, each with a plan of its own",
+            hint=f"localchat plan {route.small}; localchat plan {route.large}",
+        )
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
     store = bench_store(find_paths(environ).data_dir)
-    if word is not None and word.startswith(PREFIX):
-        return _plan_route(ctx, store, word, demand, prices)
     plan = make_plan(_source(ctx, store, word, ctx.params["number"]), demand, prices)
     if ctx.params["as_json"]:
         print_json(environ, plan)
@@ -151,37 +150,6 @@ def _demand(ctx: click.Context) -> "ServiceDemand":
             parse_milliseconds(options["tpot"], "--tpot"),
         ),
     )
-
-
-def _plan_route(
-    ctx: click.Context,
-    store: "RecordStore[BenchRecord]",
-    word: str,
-    demand: "ServiceDemand",
-    prices: "Prices",
-) -> int:
-    """Plan a route, and print the plan. Raises LocalchatError."""
-    from localchat.cli.resolve import Inputs
-    from localchat.config.routes import find_route
-    from localchat.measure.service_plan import DEFAULT_LARGE_SHARE, plan_route
-
-    inputs = Inputs.of(ctx, word)
-    if ctx.params["number"] is not None:
-        raise UsageError("--from names one benchmark, and a route has two models")
-    share = ctx.params["large_share"]
-    is_assumed = share is None
-    if is_assumed:
-        share = DEFAULT_LARGE_SHARE
-    route = find_route(word, inputs.routes)
-    plan = plan_route(route, lambda model: _source(ctx, store, model), demand, prices, share)
-    environ = inputs.app.environ
-    if ctx.params["as_json"]:
-        print_json(environ, plan)
-    else:
-        print_report(environ, _route_lines(plan, report_width(environ), is_assumed=is_assumed))
-    if plan.small.copies and plan.large.copies:
-        return ExitCode.OK
-    return ExitCode.ERROR
 
 
 def _prices(environ: Mapping[str, str], arguments: tuple[str, ...]) -> "Prices":
@@ -286,8 +254,8 @@ def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
     yield f"A copy has {queue.running:.1f} requests in work on average."
     length = demand.prompt_tokens + demand.output_tokens
     if plan.conversations is not None:
-        room = f"{plan.conversations:,} conversations of {length:,.0f} tokens"
-        yield f"Its KV cache has room for {room} at once."
+        room = f"{counted(plan.conversations, 'conversation')} of {length:,.0f} tokens"
+        yield f"Its KV cache has room for {room}."
     if plan.memory_bytes is not None:
         yield f"A copy takes {size(plan.memory_bytes)} of memory."
     yield from _cost_lines(plan, length)
@@ -314,28 +282,6 @@ def _cost_lines(plan: "ServicePlan", length: float) -> Iterator[str]:
         per_million = ", ".join(f"{name} {cost * 1e3 / length:,.2f}" for name, cost in costs)
         yield f"A thousand answers cost: {per_thousand}."
         yield f"A million tokens, in and out, cost: {per_million}."
-
-
-def _route_lines(plan: "RoutePlan", width: int | None, *, is_assumed: bool) -> Iterator[str]:
-    """Format the plan of a route, whose large share may be an assumption."""
-    note = " (assumed: --large-share, which --stats of the route shows)" if is_assumed else ""
-    yield f"{plan.route}: the large model gives {plan.large_share:.0%} of the answers{note}."
-    if plan.waits:
-        yield "The small model answers everything first; what it doubts, the large one answers again."
-    for name, part in (("Small", plan.small), ("Large", plan.large)):
-        first, *lines = _plan_lines(part, width)
-        yield ""
-        yield f"{name}: {first}"
-        yield from lines
-    yield ""
-    yield (
-        f"The route takes {plan.small.copies:,} + {plan.large.copies:,} copies, the large model alone "
-        f"{plan.large_alone.copies:,}."
-    )
-    cost = plan.answer_money
-    cost_alone = plan.large_alone.price.own_money
-    if cost is not None and cost_alone:
-        yield f"A thousand answers cost {cost:,.2f}, of the large model alone {cost_alone:,.2f}."
 
 
 def _time(ms: float) -> str:

@@ -15,7 +15,7 @@ from localchat.errors import ExitCode, ModelMissing, NetworkError, UsageError
 from localchat.fit.report import bar, parts
 from localchat.fit.report import verdict as sentences
 from localchat.sanitize import sanitize_line
-from localchat.units import rate, size
+from localchat.units import rate, size, tokens
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -110,13 +110,35 @@ def command(
         }
         print_json(environ, head | verdict.record() | tail)
     else:
-        print_lines(environ, (*report_lines(verdict), *_quantization_lines(quantizations)))
+        print_lines(environ, report_lines(verdict))
+        print_lines(environ, _usual_lines(seen, options, verdict, machine))
+        print_lines(environ, _quantization_lines(quantizations))
         if steps:
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
     if verdict.plan.fits:
         return ExitCode.OK
     return ExitCode.DOES_NOT_FIT
+
+
+def _usual_lines(
+    seen: "FoundModel", options: "LoadOptions", verdict: "FitReport", machine: "Machine"
+) -> Iterator[str]:
+    """Yield the memory with a usual context, which the model screen shows, if the planned one is longer."""
+    from msgspec import structs
+
+    from localchat.fit.report import USUAL_LENGTH
+    from localchat.models.assess import assess
+
+    context = verdict.plan.context_tokens
+    if options.context_tokens is not None or not verdict.plan.fits or context <= USUAL_LENGTH:
+        return
+    usual = structs.replace(options, context_tokens=USUAL_LENGTH)
+    plan = assess(seen.subject, usual, machine, None, speed=False).plan
+    yield (
+        f"A context of {tokens(USUAL_LENGTH)} needs {size(plan.total_bytes)}, "
+        f"of which KV {size(plan.kv_bytes)}: --ctx {USUAL_LENGTH}"
+    )
 
 
 def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":

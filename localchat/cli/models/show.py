@@ -154,7 +154,7 @@ def _fact_rows(inspection: "Inspection") -> Iterator[tuple[str, str]]:
     if facts.state_bytes:
         kv_sizes.append(f"{size(facts.state_bytes)} a conversation")
     yield "KV cache", " and ".join(kv_sizes)
-    yield "licence", facts.licence or "not named in the file"
+    yield "license", facts.license or "not named in the file"
     if facts.templates:
         names = ", ".join(facts.templates)
         length = sum(map(len, facts.templates.values()))
@@ -201,7 +201,7 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_types": facts.kv_types or outlook.kv_types,
         "state_bytes": facts.state_bytes,
-        "licence": facts.licence or None,
+        "license": facts.license or None,
         "templates": facts.templates,
         "can": facts.can,
         "cannot": facts.cannot,

@@ -15,7 +15,7 @@ from localchat.units import size
 if TYPE_CHECKING:
     from localchat.pool.entry import ModelStatus
 
-_HEAD = ("NAME", "MEMORY", "CONTEXT", "CLIENTS", "STATE")
+_HEAD = ("NAME", "MEMORY", "KV CACHE", "CONTEXT", "CLIENTS", "STATE")
 _MINUTE_S = 60
 
 
@@ -25,28 +25,27 @@ _MINUTE_S = 60
 def command(app: AppContext, as_json: bool) -> None:
     """List the models that the running server has loaded.
 
-    The list shows their memory, their clients, and when idle models will be unloaded. It omits models that a
-    prompt or a conversation loads for itself, which are unloaded when it ends.
+    The list shows their memory (weights, KV cache and buffers, as `fit` plans them), their clients, and when
+    idle models will be unloaded. It omits models that a prompt or a conversation loads for itself, which are
+    unloaded when it ends.
     """
     import msgspec
 
     from localchat.cli.attach import running_servers
-    from localchat.pool.entry import ServerStatus
 
-    servers = [
-        (server.url, msgspec.json.decode(loaded, type=ServerStatus))
-        for server, loaded in running_servers(find_paths(app.environ))
-    ]
+    servers = [(server.url, models) for server, models in running_servers(find_paths(app.environ))]
     if as_json:
         records: list[dict[str, Any]] = [
-            {"server": url, **_record(model)} for url, status in servers for model in status.models
+            {"server": url, **msgspec.structs.asdict(model)}
+            for url, models in servers
+            for model in models
         ]
         print_json(app.environ, records)
         return
     if not servers:
         tell("localchat: no server is running; localchat serve starts one")
         return
-    print_lines(app.environ, _lines([(url, status.models) for url, status in servers]))
+    print_lines(app.environ, _lines(servers))
 
 
 def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:
@@ -55,14 +54,15 @@ def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str
             yield f"{url}: no model is loaded"
             continue
         yield url
-        yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2))
+        yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2, 3))
 
 
 def _cells(model: "ModelStatus") -> tuple[str, ...]:
     clients = sorted(set(model.clients))
     return (
         sanitize_line(model.name),
-        size(model.process_bytes or model.memory_bytes),
+        size(model.memory_bytes),
+        size(model.kv_bytes) if model.kv_bytes else "-",
         f"{model.context_tokens:,}" if model.context_tokens else "-",
         sanitize_line(", ".join(client or "unnamed" for client in clients)) or "-",
         _state(model),
@@ -89,7 +89,3 @@ def _time(seconds: float) -> str:
     if seconds < 2 * _MINUTE_S:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE_S:.0f} min"
-
-
-def _record(model: "ModelStatus") -> dict[str, Any]:
-    return {name: getattr(model, name) for name in model.__struct_fields__}

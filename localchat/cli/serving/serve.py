@@ -10,7 +10,7 @@ import click
 from localchat.cli.document_options import open_library
 from localchat.cli.options import UserPath, complete_model, load_flags
 from localchat.cli.serving.service_unit import FORMATS, default_format
-from localchat.errors import UsageError
+from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import size
 
@@ -68,6 +68,11 @@ _EDITOR_S = 8 * 3600
 )
 @click.option("--insecure-no-auth", is_flag=True, help="Serve a network without an API key.")
 @click.option("--strict-models", is_flag=True, help="Reject unknown model names.")
+@click.option(
+    "--allow-fetch",
+    is_flag=True,
+    help="Fetch pictures that requests name by a public URL. Private addresses are never fetched.",
+)
 @click.option("--no-loop-guard", is_flag=True, help="Do not stop answers that repeat themselves.")
 @click.option(
     "--documents",
@@ -130,6 +135,7 @@ def command(
     allow_origin: tuple[str, ...],
     insecure_no_auth: bool,
     strict_models: bool,
+    allow_fetch: bool,
     no_loop_guard: bool,
     documents: tuple[str, ...],
     longest: int | None,
@@ -168,6 +174,7 @@ def command(
         api_keys=keys,
         alias=not strict_models,
         loop_guard=not no_loop_guard,
+        allow_fetch=allow_fetch,
         documents=_documents(setup, documents),
         documents_folder=open_library(setup.app).folder,
         limits=limits,
@@ -206,12 +213,35 @@ def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
 
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
-    """Bind the sockets, after listing the running servers, one of which may use the port."""
+    """Bind the sockets, and list the servers that run on other ports.
+
+    Raises LocalchatError for a port in use. The error names the running server that uses it.
+    """
     from localchat.server.uvicorn_server import bind_sockets
 
+    try:
+        sockets = bind_sockets(host, port)
+    except LocalchatError as problem:
+        if problem.details.get("port_in_use"):
+            _refuse_second_server(setup.paths, port)
+        raise
     for sentence in running_server_notices(setup.paths, setup.model.name):
         setup.terminal.notify(sentence)
-    return bind_sockets(host, port)
+    return sockets
+
+
+def _refuse_second_server(paths: "Paths", port: int) -> None:
+    """Raise LocalchatError if a running server of this user listens on the port."""
+    from localchat.cli.attach import running_servers
+
+    for server, models in running_servers(paths):
+        url = server.url
+        if url.endswith(f":{port}"):
+            raise LocalchatError(
+                f"a server already runs at {url} and has loaded {_names_and_sizes(models)}",
+                hint=f"clients can use any model of `localchat list` at {url}/v1; `localchat stop` ends "
+                f"it; --port {port + 1} starts a second one, which loads its own models",
+            )
 
 
 def _names(host: str, addresses: "Sequence[str]") -> list[str]:
@@ -358,16 +388,11 @@ def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
 
     `own` is the model that this server will load.
     """
-    import msgspec
-
     from localchat.cli.attach import running_servers
-    from localchat.pool.entry import ServerStatus
 
     servers = running_servers(paths)
-    for server, status in servers:
-        models = msgspec.json.decode(status, type=ServerStatus).models
-        names = ", ".join(map(_name_and_size, models)) or "no model"
-        yield f"another server runs at {server.url} and has loaded {names}"
+    for server, models in servers:
+        yield f"another server runs at {server.url} and has loaded {_names_and_sizes(models)}"
         for model in models:
             if model.name == own:
                 yield (
@@ -381,14 +406,17 @@ def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
         )
 
 
+def _names_and_sizes(models: "Sequence[ModelStatus]") -> str:
+    """List loaded models with their memory, as a message shows them."""
+    return ", ".join(map(_name_and_size, models)) or "no model"
+
+
 def _name_and_size(model: "ModelStatus") -> str:
     name = sanitize_line(model.name)
-    memory_bytes = model.process_bytes or model.memory_bytes
-    return f"{name} ({size(memory_bytes)})" if memory_bytes else name
+    return f"{name} ({size(model.memory_bytes)})" if model.memory_bytes else name
 
 
 def _cost(model: "ModelStatus") -> str:
-    memory_bytes = model.process_bytes or model.memory_bytes
-    if memory_bytes:
-        return f" and take about as much memory again ({size(memory_bytes)})"
+    if model.memory_bytes:
+        return f" and take about as much memory again ({size(model.memory_bytes)})"
     return ""

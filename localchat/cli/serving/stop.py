@@ -1,12 +1,22 @@
 """Command `localchat stop`: stop a running server, or unload one of its models."""
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model
 from localchat.cli.streams import tell
-from localchat.config.paths import find_paths
+from localchat.config.paths import Paths, find_paths
 from localchat.errors import LocalchatError, ModelMissing
+from localchat.units import counted
+
+if TYPE_CHECKING:
+    from localchat.engine.attached.engine import ServerClient
+
+_TIMEOUT_S = 20.0
+"""Longest wait for the end of a server, which lets running requests finish for a few seconds."""
 
 
 @click.command("stop")
@@ -19,23 +29,40 @@ def command(app: AppContext, model: str | None) -> None:
     """
     from localchat.cli.attach import running_servers
 
-    servers = [server for server, _ in running_servers(find_paths(app.environ))]
+    paths = find_paths(app.environ)
+    servers = running_servers(paths)
     if not servers:
         raise LocalchatError(
             "no server is running",
             hint="prompts and conversations unload their own models when they end",
         )
     if model is None:
-        for server in servers:
-            server.stop(None)
-            tell(f"localchat: stopping the server at {server.url}")
+        _stop(paths, [server for server, _ in servers])
         return
-    for server in servers:
+    for server, _ in servers:
         stopped = server.stop(model)
         if stopped.ended is not None:
             message = f"localchat: {server.url} unloaded {model}"
             if stopped.ended:
-                message += f" and cancelled {stopped.ended} requests"
+                message += f" and cancelled {counted(stopped.ended, 'request')}"
             tell(message)
             return
-    raise ModelMissing(f"{model} is not loaded", hint="localchat ps lists the loaded models")
+    loaded = ", ".join(dict.fromkeys(entry.name for _, models in servers for entry in models))
+    hint = f"loaded: {loaded}" if loaded else "no model is loaded"
+    raise ModelMissing(f"{model} is not loaded", hint=f"{hint}; localchat ps shows more")
+
+
+def _stop(paths: Paths, servers: "Iterable[ServerClient]") -> None:
+    """Stop the servers, and wait until their memory is free."""
+    from localchat.pool.server_registry import registered, wait_for_end
+
+    registrations = {entry.url: entry for entry in registered(paths)}
+    stopping = list(servers)
+    for server in stopping:
+        server.stop(None)
+    for server in stopping:
+        entry = registrations.get(server.url)
+        if entry is None or wait_for_end(paths, entry, _TIMEOUT_S):
+            tell(f"localchat: stopped the server at {server.url}")
+        else:
+            tell(f"localchat: the server at {server.url} is still finishing its requests")

@@ -122,7 +122,7 @@ def keys() -> None:
 
 
 def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Return all settings, and the source of each. Raises UsageError."""
+    """Return all settings in the table's order, and the source of each. Raises UsageError."""
     import msgspec
 
     from localchat.config.settings import from_environment, resolve
@@ -131,7 +131,8 @@ def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapp
     file = read_settings(find_paths(app.environ).settings_file)
     names = (model,) if model else ()
     settings, origins = resolve(file.layer(names), from_environment(app.environ))
-    return msgspec.to_builtins(settings, str_keys=True), origins
+    values = msgspec.to_builtins(settings, str_keys=True)
+    return {key: values[key] for key in PARAMETERS if key in values}, origins
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:

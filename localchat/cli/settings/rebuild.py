@@ -62,7 +62,7 @@ def rebuild(app: AppContext, choice: str, *, yes: bool) -> None:
         terminal.print_line("localchat: stopped; nothing was changed")
         raise
     terminal.progress("")
-    if outcome.taken:
+    if outcome.installed:
         terminal.print_line(
             f"localchat: the new build is used from the next start on: {outcome.sentence}"
         )

@@ -8,7 +8,7 @@ scheduler handles token ids and bookkeeping only. It never waits and never calls
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from localchat.backend_api.interface import (
@@ -20,12 +20,14 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
+from localchat.backend_api.media import MediaChunk, MediaSpan, cut_before, span_at
 from localchat.core.kv_cache.manager import (
     CacheUpdate,
     KVCacheManager,
     PrefixHit,
     exact_chunk_tokens,
 )
+from localchat.core.scheduler.exact_chunks import chunk_end, chunk_floor, whole_end
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
@@ -36,6 +38,11 @@ _PROMPTS_PER_STEP = 4
 """Limit of prompts in a step. With more, the first one would finish as late as the last."""
 _WATERMARK_TOKENS = 32
 """Free cells that an admission leaves, so that no running sequence is preempted at once."""
+
+
+def missing_chunks(media: Iterable[MediaSpan], cached: int) -> list[MediaChunk]:
+    """Return the chunks after the cached tokens whose embeddings are not in memory."""
+    return [span.chunk for span in media if span.end > cached and not span.chunk.encoded]
 
 
 class PromptShares:
@@ -65,8 +72,11 @@ class Scheduler:
         kv_cache: KVCacheManager,
         token_budget: TokenBudget,
         draft_planner: DraftPlanner,
+        encode: Callable[[Sequence, list[MediaChunk]], None] | None = None,
     ) -> None:
+        """`encode`: computes the embeddings of a sequence's chunks, and then adds the sequence again."""
         self._can = capabilities
+        self._encode = encode
         self._draft_planner = draft_planner
         self._kv_cache = kv_cache
         self._token_budget = token_budget
@@ -318,7 +328,9 @@ class Scheduler:
                 return
             width = sequence.needs
         else:
-            width = self._prompt_width(step, sequence, share)
+            width = self._whole_pictures(step, sequence, self._prompt_width(step, sequence, share))
+            if not width:
+                return
         drafts = step.drafts.get(sequence.number, ())
         if drafts and not (
             self._extend(sequence, width + len(drafts)) and self._hold_state(sequence)
@@ -326,7 +338,7 @@ class Scheduler:
             # Never preempt a sequence to make room for draft tokens.
             drafts = ()
         while not self._make_room(step, sequence, width):
-            if width == 1 or sequence not in self.running:
+            if width == 1 or sequence not in self.running or self._is_whole(sequence):
                 return
             width = (width + 1) // 2
         self._write_row(step, sequence, width, drafts)
@@ -363,22 +375,70 @@ class Scheduler:
         if not sequence.exact_mode:
             # A remainder of a few tokens would need a step of its own, padded to many more tokens.
             missing = self._shares.min_tokens - (sequence.needs - width)
-            if (
-                not at_state
-                and width < sequence.needs
-                and 0 < missing <= width - self._shares.min_tokens
-            ):
-                width -= missing
+            if at_state or width == sequence.needs or missing <= 0:
+                return width
+            if missing <= width - self._shares.min_tokens:
+                return width - missing
+            if self._takes_rest(step, sequence, width):
+                return sequence.needs
             return width
         if sequence.was_preempted and not sequence.in_prompt:
             # The answer was generated with this width.
             return 1
-        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
-        if len(self.running) == 1 and not self._short_of_memory:
-            if self._can.rewind != "checkpoint":
+        alone = len(self.running) == 1 and not self._short_of_memory
+        request_state = sequence.request_state
+        if request_state.media:
+            chunk = chunk_end(request_state.media, sequence.launched, self._exact_chunk)
+            chunk -= sequence.launched
+            if alone and self._can.rewind != "checkpoint":
                 width = sequence.needs
             return min(width, chunk)
-        return min(width, chunk)
+        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
+        if not alone or self._can.rewind == "checkpoint":
+            return min(width, chunk)
+        prompt_tokens = request_state.prompt_tokens
+        if self._last_exact_chunk(prompt_tokens) <= sequence.launched < prompt_tokens:
+            return prompt_tokens - sequence.launched
+        return min(sequence.needs, chunk)
+
+    def _last_exact_chunk(self, prompt_tokens: int) -> int:
+        """Return the position where the last chunk of a prompt starts in exact mode.
+
+        If chunks are as narrow as is efficient, the last one takes the rest along, see `_takes_rest`.
+        """
+        chunk = self._exact_chunk
+        start = (prompt_tokens - 1) // chunk * chunk
+        is_narrow = chunk == self._shares.min_tokens and 2 * chunk <= self._can.max_step_tokens
+        if is_narrow and prompt_tokens - start < chunk <= start:
+            return start - chunk
+        return start
+
+    def _takes_rest(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:
+        """Return whether a chunk of `width` should include the rest of the prompt.
+
+        A narrow last chunk reads all KV for each of its rows.
+        """
+        rest = sequence.needs - width
+        is_narrow = 0 < rest < self._shares.min_tokens <= width
+        fits = step.width + sequence.needs <= self._can.max_step_tokens
+        return (
+            is_narrow
+            and fits
+            and not any(other.in_prompt for other in self.running if other is not sequence)
+        )
+
+    def _whole_pictures(self, step: StepBuilder, sequence: Sequence, width: int) -> int:
+        """Return a width that divides no picture that needs a single step. 0: it waits for another step."""
+        start = sequence.launched
+        end = whole_end(sequence.request_state.media, start, start + width)
+        if end - start > max(step.tokens_left, self._can.max_step_tokens - step.width):
+            return 0
+        return end - start
+
+    def _is_whole(self, sequence: Sequence) -> bool:
+        """Return whether the next tokens are a picture that needs a single step."""
+        span = span_at(sequence.request_state.media, sequence.launched)
+        return span is not None and span.chunk.whole
 
     def _note_exact(self, sequence: Sequence, row: ScheduledRow, step: StepBuilder) -> None:
         """Count the tokens of a row whose shape a later request would repeat."""
@@ -386,8 +446,9 @@ class Scheduler:
         chunk = self._exact_chunk
         if row.start < sequence.exact:
             # Part of the previous step failed, so the rest has another shape.
-            sequence.exact = row.start // chunk * chunk
-        is_whole = row.start == sequence.exact and row.width == chunk
+            sequence.exact = chunk_floor(sequence.request_state.media, row.start, chunk)
+        whole = end == chunk_end(sequence.request_state.media, row.start, chunk)
+        is_whole = row.start == sequence.exact and whole
         in_prompt = end <= sequence.request_state.prompt_tokens
         request_state = sequence.request_state
         alone = all(other.sequence.request_state is request_state for other in step.scheduled_rows)
@@ -540,6 +601,12 @@ class Scheduler:
         request_state = sequence.request_state
         sequence.exact_mode = self._is_exact(sequence)
         hit = self._find_prefix(sequence)
+        if chunks := missing_chunks(request_state.media, hit.cached):
+            # It waits elsewhere, and others pass it.
+            self.waiting.popleft()
+            assert self._encode is not None, "this runner reads no attachments"
+            self._encode(sequence, chunks)
+            return True
         if not self._has_room(sequence, hit):
             return False
         request = request_state.request
@@ -578,28 +645,53 @@ class Scheduler:
         return deterministic and self._is_alone(sequence)
 
     def _find_prefix(self, sequence: Sequence) -> PrefixHit:
+        """Find the longest prefix that does not end where a picture must not be cut."""
+        hit = self._find_uncut_prefix(sequence, sequence.known)
+        media = sequence.request_state.media
+        while media:
+            if sequence.exact_mode:
+                end = chunk_floor(media, hit.cached, self._exact_chunk)
+            else:
+                end = cut_before(sequence.tokens, hit.cached)
+            if end == hit.cached:
+                break
+            hit = self._find_uncut_prefix(sequence, end + 1)
+        return hit
+
+    def _find_uncut_prefix(self, sequence: Sequence, limit: int) -> PrefixHit:
+        """Find a prefix of the first `limit` tokens."""
+        tokens = sequence.tokens
+        if limit < len(tokens):
+            tokens = tokens[:limit]
         request_state = sequence.request_state
         request = request_state.request
         missing = len(request_state.prompt_logprobs) < request_state.prompt_logprobs_wanted
         if request.prompt_logprobs is not None and missing:
-            nothing = self._kv_cache.find_prefix(sequence.tokens[:1], request.salt)
+            nothing = self._kv_cache.find_prefix(tokens[:1], request.salt)
             return nothing._replace(
                 why_missed="the request needs log probabilities of all its tokens"
             )
         if sequence.exact_mode:
-            return self._find_exact(sequence)
-        hit = self._kv_cache.find_prefix(sequence.tokens, request.salt)
+            return self._find_exact(sequence, tokens)
+        hit = self._kv_cache.find_prefix(tokens, request.salt)
         if hit.swapped and 0 < self._token_budget.token_s < self._load_token_s:
-            resident = sequence.tokens[: hit.cached - hit.swapped + 1]
+            resident = tokens[: hit.cached - hit.swapped + 1]
             hit = self._kv_cache.find_prefix(resident, request.salt)
             return hit._replace(why_missed="it is computed faster than copied from RAM")
         return hit
 
-    def _find_exact(self, sequence: Sequence) -> PrefixHit:
+    def _find_exact(self, sequence: Sequence, tokens: list[int]) -> PrefixHit:
         """Find a prefix of the prompt whose KV has the bits of a fresh computation."""
         request_state = sequence.request_state
-        prompt = sequence.tokens[: request_state.prompt_tokens]
-        return self._kv_cache.find_prefix(prompt, request_state.request.salt, self._exact_chunk)
+        if request_state.media:
+            # Chunks of a text with pictures do not begin at multiples of their length.
+            prompt = tokens[: request_state.prompt_tokens]
+            return self._kv_cache.find_prefix(prompt, request_state.request.salt, 1)
+        # The last chunk is wider than those of a longer prompt, whose KV has other bits.
+        end = self._last_exact_chunk(request_state.prompt_tokens) + 1
+        return self._kv_cache.find_prefix(
+            tokens[:end], request_state.request.salt, self._exact_chunk
+        )
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:

@@ -7,9 +7,8 @@ import http.client
 import socket
 import threading
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
-from typing import TypeVar
 
 import msgspec
 
@@ -18,22 +17,19 @@ from localchat.engine.attached.protocol import (
     PREFIX,
     AttachSpec,
     GenerateCall,
-    Query,
     QueryCall,
     StopCall,
     Stopped,
 )
-from localchat.engine.events import Done, EngineStats
-from localchat.engine.interface import EngineInfo, Vectors
+from localchat.engine.events import Done
 from localchat.engine.local import protocol
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.local.queries import FrameQueries, Reply
+from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
 
 _CONNECT_S = 10.0
 """Timeout of `ps` in seconds. The server is on this machine, which may be busy."""
-
-R = TypeVar("R", bound=msgspec.Struct)
 
 
 class ServerClient:
@@ -61,7 +57,7 @@ class ServerClient:
         """Unload a model, or stop the server. Raises LocalchatError."""
         return msgspec.msgpack.decode(self._post("stop", StopCall(model)), type=Stopped)
 
-    def query(self, request: QueryCall, kind: type[R]) -> R:
+    def query(self, request: QueryCall, kind: type[Reply]) -> Reply:
         """Send a query and return the reply of this type. Raises LocalchatError."""
         body = self._post("query", request)
         answer = msgspec.msgpack.decode(body, type=protocol.FromChild)
@@ -176,7 +172,7 @@ class AttachedCall:
             self._connection = self._socket = None
 
 
-class AttachedEngine:
+class AttachedEngine(FrameQueries):
     """See Engine. `close` closes the connections, and the model stays loaded on the server."""
 
     def __init__(self, server: ServerClient, spec: AttachSpec, user: str) -> None:
@@ -209,33 +205,6 @@ class AttachedEngine:
         with self._lock:
             self._calls.discard(call)
 
-    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
-        query = protocol.Embed(0, tuple(texts), truncate=truncate)
-        answer = self._query(query, protocol.VectorsReply)
-        return Vectors(answer.vectors, answer.tokens)
-
-    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        answer = self._query(protocol.Embed(0, tuple(texts), query), protocol.VectorsReply)
-        return Vectors(answer.vectors, answer.tokens)
-
-    def prompt_tokens(self, messages: Messages) -> list[int]:
-        return list(self._query(protocol.PromptTokens(0, messages), protocol.TokensReply).tokens)
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        return list(self._query(protocol.Tokenize(0, text, special), protocol.TokensReply).tokens)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._query(protocol.Detokenize(0, tuple(tokens)), protocol.TextReply).text
-
-    def render(self, messages: Messages) -> str:
-        return self._query(protocol.Render(0, messages), protocol.TextReply).text
-
-    def info(self) -> EngineInfo:
-        return self._query(protocol.GetInfo(0), protocol.InfoReply).info
-
-    def stats(self) -> EngineStats:
-        return self._query(protocol.GetStats(0), protocol.StatsReply).stats
-
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
             self._closed = True
@@ -243,10 +212,11 @@ class AttachedEngine:
         for call in calls:
             call.cancel()
 
-    def _query(self, query: Query, kind: type[R]) -> R:
+    def _query(self, make_query: Callable[[int], protocol.Query], kind: type[Reply]) -> Reply:
         if self._closed:
             raise EngineClosed("the engine was closed")
-        return self._server.query(QueryCall(self._spec, query, self._user), kind)
+        # The server replies to one query per connection, so ids have no meaning.
+        return self._server.query(QueryCall(self._spec, make_query(0), self._user), kind)
 
 
 def _encode(request: msgspec.Struct) -> bytes:

@@ -6,8 +6,6 @@ takes a GenerateCall and replies with a stream of frames: Events, and Failed at 
 JSON.
 """
 
-from typing import TypeAlias
-
 import msgspec
 
 from localchat.engine.local import protocol
@@ -25,7 +23,7 @@ class AttachSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     model: bytes
     """Path as bytes."""
     name: str
-    word: str = ""
+    typed_name: str = ""
     """Name that the user typed."""
     backend: str | None = None
     load: LoadOptions = LoadOptions()
@@ -37,22 +35,11 @@ class GenerateCall(msgspec.Struct, frozen=True):
     request: GenerateRequest
 
 
-Query: TypeAlias = (
-    protocol.Tokenize
-    | protocol.Detokenize
-    | protocol.Render
-    | protocol.PromptTokens
-    | protocol.Embed
-    | protocol.GetInfo
-    | protocol.GetStats
-)
-
-
 class QueryCall(msgspec.Struct, frozen=True):
     """A query that needs no step."""
 
     model: AttachSpec
-    query: Query
+    query: protocol.Query
     user: str = ""
     """Name of the client, for `ps`."""
 

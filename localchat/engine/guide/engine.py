@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from localchat.engine.events import Done, Finished, Text
+from localchat.engine.guide.corrections import CORRECTIONS
 from localchat.engine.guide.phrases import PhraseReplacement
 from localchat.engine.guide.rules import (
     MAX_QUESTION_CHARACTERS,
@@ -58,7 +59,8 @@ class GuideEngine(LocalEngine):
         """phrases: replacements in answers, such as the model that suits this machine. Called on a thread."""
         super().__init__(options, notify=notify)
         self._topics = Topics(topics_file(options.model))
-        self._phrases = cache(phrases)
+        # Corrections come first: the others look for phrases of corrected answers.
+        self._phrases = cache(lambda: CORRECTIONS | dict(phrases()))
 
     def generate(self, request: GenerateRequest) -> Stream:
         request = picked(request)

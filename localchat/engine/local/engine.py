@@ -5,29 +5,29 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from localchat.engine.events import (
     Accepted,
     Done,
-    EngineStats,
     Event,
     Loading,
     MetricsSnapshot,
     Queued,
 )
-from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.local import protocol
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.engine.local.process import ChildProcess
+from localchat.engine.local.queries import FrameQueries, Reply
 from localchat.engine.options import EngineOptions
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import SIGNAL_POLL_S, Stream, put_together
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
 
-R = TypeVar("R", bound=msgspec.Struct)
+if TYPE_CHECKING:
+    import asyncio
 
 _BEFORE_OUTPUT = (Loading, Queued, MetricsSnapshot)
 _SAFE_MODE_FAILED = (
@@ -49,7 +49,7 @@ class _Query:
         self._answer = answer
         self._done.set()
 
-    def wait(self, kind: type[R]) -> R:
+    def wait(self, kind: type[Reply]) -> Reply:
         while not self._done.wait(SIGNAL_POLL_S):
             pass
         if isinstance(self._answer, LocalchatError):
@@ -83,7 +83,7 @@ class _PendingRequest:
         return True
 
 
-class LocalEngine:
+class LocalEngine(FrameQueries):
     """See Engine. The child starts immediately. After its death, the next call starts another one.
 
     A child that dies during load or warm-up is restarted once in safe mode, and its build is recorded.
@@ -108,7 +108,7 @@ class LocalEngine:
 
     def generate(self, request: GenerateRequest) -> Stream:
         id_ = next(self._ids)
-        stream = Stream(lambda: self._cancel(id_))
+        stream = Stream(lambda: self._cancel(id_), self._read_in)
         with self._lock:
             try:
                 child = self._running_child()
@@ -129,42 +129,6 @@ class LocalEngine:
         except UsageError as error:
             self._fail(id_, error)
         return stream
-
-    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
-        answer = self._query(
-            lambda id_: protocol.Embed(id_, tuple(texts), truncate=truncate), protocol.VectorsReply
-        )
-        return Vectors(answer.vectors, answer.tokens)
-
-    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        answer = self._query(
-            lambda id_: protocol.Embed(id_, tuple(texts), query), protocol.VectorsReply
-        )
-        return Vectors(answer.vectors, answer.tokens)
-
-    def prompt_tokens(self, messages: Messages) -> list[int]:
-        answer = self._query(lambda id_: protocol.PromptTokens(id_, messages), protocol.TokensReply)
-        return list(answer.tokens)
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        answer = self._query(
-            lambda id_: protocol.Tokenize(id_, text, special), protocol.TokensReply
-        )
-        return list(answer.tokens)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._query(
-            lambda id_: protocol.Detokenize(id_, tuple(tokens)), protocol.TextReply
-        ).text
-
-    def render(self, messages: Messages) -> str:
-        return self._query(lambda id_: protocol.Render(id_, messages), protocol.TextReply).text
-
-    def info(self) -> EngineInfo:
-        return self._query(protocol.GetInfo, protocol.InfoReply).info
-
-    def stats(self) -> EngineStats:
-        return self._query(protocol.GetStats, protocol.StatsReply).stats
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
@@ -214,21 +178,31 @@ class LocalEngine:
             )
         return self._child
 
-    def _query(self, make_frame: Callable[[int], msgspec.Struct], kind: type[R]) -> R:
+    def _query(self, make_frame: Callable[[int], protocol.Query], kind: type[Reply]) -> Reply:
         id_ = next(self._ids)
         query = _Query(make_frame(id_))
         with self._lock:
             child = self._running_child()
             self._queries[id_] = query
+        # The caller may block the event loop that reads.
+        child.read_in_thread()
         try:
             child.send(query.frame)
         except UsageError as error:
             self._fail(id_, error)
         return query.wait(kind)
 
+    def _read_in(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Read events in the event loop that waits for them."""
+        child = self._child
+        if child is not None:
+            child.read_in(loop)
+
     def _cancel(self, id_: int) -> None:
         with self._lock:
             child = self._child if self._requests.pop(id_, None) is not None else None
+            if child is not None and not self._requests:
+                child.read_in_thread()
         if child is not None:
             child.send_soon(protocol.Cancel(id_))
 
@@ -269,6 +243,8 @@ class LocalEngine:
                     if isinstance(events[-1], Done):
                         del self._requests[id_]
             put_together(batches)
+            if not self._requests and self._child is not None:
+                self._child.read_in_thread()
 
     def _fail(self, id_: int, error: LocalchatError) -> None:
         if id_ == 0:

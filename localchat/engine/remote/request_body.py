@@ -4,7 +4,9 @@ import json
 from typing import Any, Final
 
 from localchat.config.parameters import SAMPLERS
+from localchat.engine.attachments import base64_text
 from localchat.engine.request import (
+    Attachment,
     GenerateRequest,
     Infill,
     Message,
@@ -14,9 +16,12 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.errors import UsageError
+from localchat.media.decode import as_png, as_wav, check_format
 
 _LOCALCHAT_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
 """Grammars that another localchat takes too, by their fields."""
+_PICTURE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_RECORDING_SUFFIXES: Final = (".wav", ".mp3")
 
 
 def request_path(request: GenerateRequest) -> str:
@@ -136,7 +141,7 @@ def _chat(messages: Messages) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -153,6 +158,42 @@ def _message(message: Message) -> dict[str, Any]:
     if message.name:
         fields["name"] = message.name
     return fields
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Return the content as text, or as OpenAI's parts if it has pictures or recordings."""
+    if not message.attachments:
+        return message.content
+    parts: list[dict[str, Any]] = []
+    end = 0
+    for attachment in message.attachments:
+        parts += _text_part(message.content[end : attachment.position])
+        parts.append(media_part(attachment))
+        end = attachment.position
+    return [*parts, *_text_part(message.content[end:])]
+
+
+def _text_part(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def media_part(attachment: Attachment) -> dict[str, Any]:
+    """Return a part in one of the formats that every server reads. Raises UsageError for a damaged file."""
+    data = attachment.data
+    format_ = check_format(data, attachment.name, attachment.kind)
+    if attachment.kind == "image":
+        media_type = format_.media_type
+        if media_type not in _PICTURE_TYPES:
+            data = as_png(data, attachment.name)
+            media_type = "image/png"
+        url = f"data:{media_type};base64,{base64_text(data)}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    suffix = format_.suffix
+    if suffix not in _RECORDING_SUFFIXES:
+        data = as_wav(data, attachment.name)
+        suffix = ".wav"
+    audio = {"data": base64_text(data), "format": suffix.removeprefix(".")}
+    return {"type": "input_audio", "input_audio": audio}
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:

@@ -23,9 +23,8 @@ from localchat.errors import (
     UsageError,
     connection_failure,
 )
-from localchat.http_transport import ProxyTransport
+from localchat.http_transport import ProxyTransport, may_retry, retry_after_s
 from localchat.models.hub.partial_file import RemoteFile
-from localchat.models.hub.retry import AGAIN, retry_after_s
 from localchat.proxies import proxy_for
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -209,7 +208,7 @@ class HubClient:
             return self._gated(repository)
         if status in _DENIED:
             return self._denied(repository, response)
-        if status in AGAIN:
+        if may_retry(response):
             requested_s = retry_after_s(response.headers.get("retry-after"))
             return RetryableError(
                 f"{response.url.host} answers {status} {response.reason_phrase}", requested_s
@@ -223,17 +222,17 @@ class HubClient:
         page = f"{self.endpoint}/{repository}"
         if self._token is None:
             return NetworkError(
-                f"{repository} is gated: accept its licence at {page}",
+                f"{repository} is gated: accept its license at {page}",
                 hint=f"then make a token that reads: {self.endpoint}/settings/tokens\n"
                 "export HF_TOKEN=… and run the same command again",
             )
         return NetworkError(
             f"{repository} refuses this token",
-            hint=f"accept the licence at {page} with the account of the token, which needs read access",
+            hint=f"accept the license at {page} with the account of the token, which needs read access",
         )
 
     def _denied(self, repository: str, response: httpx2.Response) -> NetworkError:
-        """Return the error for a user whom the server refuses without naming a licence."""
+        """Return the error for a user whom the server refuses without naming a license."""
         host = response.url.host
         status = f"{response.status_code} {response.reason_phrase}"
         message = " ".join(response.headers.get("x-error-message", "").split())[:200]

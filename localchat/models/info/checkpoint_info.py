@@ -49,7 +49,7 @@ def describe_checkpoint(
         context_tokens=model.context_train,
         layers=layers,
         vocab_size=model.number("vocab_size") or _rows(model, "embed_tokens.weight"),
-        licence=_licence(folder),
+        license=_license(folder),
         templates=templates,
         kv_bytes_per_token=2 * _HALF * (layers - _delta_nets(model)) * _key_width(model),
         kv_types=(),
@@ -119,8 +119,8 @@ def _fills_in(folder: Path) -> bool:
     return any(json.dumps(token) in text for token in _MIDDLE_TOKENS)
 
 
-def _licence(folder: Path) -> str:
-    """Return the licence in the head of the model card. Empty without one."""
+def _license(folder: Path) -> str:
+    """Return the license in the head of the model card. Empty without one."""
     card = folder / "README.md"
     head = ""
     if card.is_file():

@@ -21,6 +21,7 @@ from localchat.server.chat.content_blocks import (
     ContentBlocks,
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
+from localchat.server.chat.media import translate
 from localchat.server.chat.messages import decode_arguments
 from localchat.server.chat.request import conversation, engine_request
 from localchat.server.errors import ApiError, anthropic_error
@@ -48,7 +49,8 @@ _DELTAS: Final = {
 async def messages(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     config = service_of(request).config
-    chat = as_chat(await read_json(request, MessagesBody, config.limits))
+    body = await read_json(request, MessagesBody, config.limits, with_media=True)
+    chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, config.limits, client_of(request))
     endpoint = MessagesEndpoint(chat, prompt, config.loop_guard, request_id(request.scope))
     return GenerationResponse(request, endpoint)
@@ -70,8 +72,9 @@ class MessagesEndpoint(ConversationEndpoint):
 async def count_tokens(request: Request) -> Response:
     """Count the prompt tokens of a conversation."""
     limits = service_of(request).config.limits
-    body = await read_json(request, CountTokensBody, limits)
-    prompt = conversation(prompt_as_chat(body), limits)
+    body = await read_json(request, CountTokensBody, limits, with_media=True)
+    chat = await translate(request, lambda media: prompt_as_chat(body, media))
+    prompt = conversation(chat, limits)
     return json_response({"input_tokens": await count_prompt_tokens(request, body.model, prompt)})
 
 

@@ -4,14 +4,18 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.chat.structure import StructureFields
+from localchat.server.chat.structure import AnswerFields
 
 
-class DocumentSource(msgspec.Struct, frozen=True):
-    """Content of a document: `data` for a text, `content` for blocks."""
+class ContentSource(msgspec.Struct, frozen=True):
+    """Content of a picture or a document: `data` for base64 or a text, `content` for blocks, or `url`."""
 
     type: str = ""
     data: str | None = None
+    media_type: str | None = None
+    """Ignored: the content shows its format."""
+    url: str | None = None
+    file_id: str | None = None
     content: "Content" = None
 
 
@@ -27,7 +31,7 @@ class InputBlock(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     content: "Content" = None
     is_error: bool | None = None
-    source: DocumentSource | str | None = None
+    source: ContentSource | str | None = None
     title: str | None = None
     tool_name: str | None = None
 
@@ -79,7 +83,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(StructureFields, frozen=True, kw_only=True):
+class CountTokensBody(AnswerFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that make up the prompt.
 
     `output_format` is the deprecated name of `output_config.format`.
@@ -100,7 +104,4 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
 
     max_tokens: int
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None

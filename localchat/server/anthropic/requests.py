@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.engine.request import CalledTool, Message
+from localchat.engine.attachments import join_parts, prepend_text
+from localchat.engine.request import Attachment, CalledTool, Message
 from localchat.server.anthropic.protocol import (
     Content,
+    ContentSource,
     CountTokensBody,
-    DocumentSource,
     InputBlock,
     InputMessage,
     MessagesBody,
@@ -21,9 +22,10 @@ from localchat.server.anthropic.protocol import (
     ToolChoice,
 )
 from localchat.server.chat import tools as chat_tools
+from localchat.server.chat.media import MediaReader
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition
 from localchat.server.errors import ApiError, bad_request, missing_field
 
@@ -41,30 +43,27 @@ _ERROR_PREFIX: Final = "Error: "
 """Start of the result of a tool that failed: chat templates cannot express the failure."""
 
 
-def as_chat(body: MessagesBody) -> ChatRequest:
+def as_chat(body: MessagesBody, media: MediaReader) -> ChatRequest:
     """Translate a request for an answer. Raises ApiError."""
-    chat = prompt_as_chat(body)
+    chat = prompt_as_chat(body, media)
     fields = msgspec.structs.replace(
         chat.fields,
         stream=body.stream,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
         stop=body.stop_sequences,
     )
     return replace(chat, fields=fields, max_tokens={"max_tokens": body.max_tokens})
 
 
-def prompt_as_chat(body: CountTokensBody) -> ChatRequest:
+def prompt_as_chat(body: CountTokensBody, media: MediaReader) -> ChatRequest:
     """Translate the part of a request that makes up the prompt. Raises ApiError."""
     config = body.output_config or OutputConfig()
     format_ = config.format or body.output_format
-    structure = structure_of(body)
+    structure = answer_fields(body)
     if format_ is not None:
         structure["response_format"] = _format(format_)
     return ChatRequest(
         fields=GenerationFields(**structure, model=body.model),
-        messages=[*_system(body.system), *_messages(body.messages)],
+        messages=[*_system(body.system, media), *_messages(body.messages, media)],
         tools=_tools(body),
         tool_choice=_tool_choice(body.tool_choice),
         single_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
@@ -73,11 +72,11 @@ def prompt_as_chat(body: CountTokensBody) -> ChatRequest:
     )
 
 
-def _system(system: Content) -> list[Message]:
+def _system(system: Content, media: MediaReader) -> list[Message]:
     if isinstance(system, str):
         system = [InputBlock("text", system)]
     texts = [
-        _BILLING_HEADER.sub("", _text(block, f"system.{index}"))
+        _BILLING_HEADER.sub("", _plain_text([block], f"system.{index}", media))
         for index, block in enumerate(system or ())
     ]
     text = "\n".join(filter(None, texts))
@@ -86,7 +85,7 @@ def _system(system: Content) -> list[Message]:
     return [Message("system", text)]
 
 
-def _messages(messages: list[InputMessage]) -> Iterator[Message]:
+def _messages(messages: list[InputMessage], media: MediaReader) -> Iterator[Message]:
     for index, message in enumerate(messages):
         if message.role not in ("user", "assistant", "system"):
             raise bad_request(
@@ -99,14 +98,14 @@ def _messages(messages: list[InputMessage]) -> Iterator[Message]:
         if isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
-            yield _assistant_message(message.content, path)
+            yield _assistant_message(message.content, path, media)
         else:
-            yield from _user_messages(message.role, message.content, path)
+            yield from _user_messages(message.role, message.content, path, media)
 
 
-def _assistant_message(blocks: list[InputBlock], path: str) -> Message:
+def _assistant_message(blocks: list[InputBlock], path: str, media: MediaReader) -> Message:
     """Collect the text, reasoning and calls of an answer. Encrypted reasoning is left out."""
-    texts: list[str] = []
+    parts: list[str | Attachment] = []
     thoughts: list[str] = []
     calls: list[CalledTool] = []
     for index, block in enumerate(blocks):
@@ -120,65 +119,104 @@ def _assistant_message(blocks: list[InputBlock], path: str) -> Message:
                 name = _required(block.name, f"{path}.{index}.name")
                 calls.append(CalledTool(name, arguments, block.id or ""))
             case _:
-                texts.append(_text(block, f"{path}.{index}"))
-    return Message("assistant", "\n".join(texts), "\n".join(thoughts), tuple(calls))
-
-
-def _user_messages(role: str, blocks: list[InputBlock], path: str) -> Iterator[Message]:
-    """Yield the messages of a user's turn. Tool results become messages of their own, in their order."""
-    texts: list[str] = []
-    for index, block in enumerate(blocks):
-        if block.type != "tool_result":
-            texts.append(_text(block, f"{path}.{index}"))
-            continue
-        if texts:
-            yield Message(role, "\n".join(texts))
-            texts = []
-        result = _plain_text(block.content, f"{path}.{index}.content")
-        if block.is_error:
-            result = f"{_ERROR_PREFIX}{result}"
-        call = _required(block.tool_use_id, f"{path}.{index}.tool_use_id")
-        yield Message("tool", result, tool_call_id=call)
-    if texts or not blocks:
-        yield Message(role, "\n".join(texts))
-
-
-def _plain_text(content: Content, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_text(block, f"{path}.{index}") for index, block in enumerate(content))
-
-
-def _text(block: InputBlock, path: str) -> str:
-    """Return the text of a block. Raises ApiError for a block without text."""
-    if block.type == "text":
-        return _required(block.text, f"{path}.text")
-    if block.type == "tool_reference":
-        name = _required(block.tool_name, f"{path}.tool_name")
-        return f"The tool {name} can be called now."
-    if block.type == "search_result":
-        parts = [block.title, _plain_text(block.content, f"{path}.content")]
-        if isinstance(block.source, str):
-            parts.insert(1, block.source)
-        return "\n".join(filter(None, parts))
-    if block.type == "document" and isinstance(block.source, DocumentSource):
-        document = _document(block.source, f"{path}.source.content")
-        if document is not None:
-            return "\n".join(filter(None, (block.title, document)))
-    raise bad_request(
-        f"{path}: this model reads text only; a block of type {block.type[:50]!r} cannot be read.",
-        param=path,
+                parts.append(_part(block, f"{path}.{index}", media))
+    content = join_parts(parts)
+    return Message(
+        "assistant",
+        content.text,
+        "\n".join(thoughts),
+        tuple(calls),
+        attachments=content.attachments,
     )
 
 
-def _document(source: DocumentSource, path: str) -> str | None:
-    """Return the text of a document. None for a file or a URL."""
+def _user_messages(
+    role: str, blocks: list[InputBlock], path: str, media: MediaReader
+) -> Iterator[Message]:
+    """Yield the messages of a user's turn. Tool results become messages of their own, in their order."""
+    parts: list[str | Attachment] = []
+    for index, block in enumerate(blocks):
+        if block.type != "tool_result":
+            parts.append(_part(block, f"{path}.{index}", media))
+            continue
+        if parts:
+            yield _content_message(role, parts)
+            parts = []
+        result = _parts(block.content, f"{path}.{index}.content", media)
+        call = _required(block.tool_use_id, f"{path}.{index}.tool_use_id")
+        message = msgspec.structs.replace(_content_message("tool", result), tool_call_id=call)
+        yield prepend_text(message, _ERROR_PREFIX) if block.is_error else message
+    if parts or not blocks:
+        yield _content_message(role, parts)
+
+
+def _content_message(role: str, parts: list[str | Attachment]) -> Message:
+    content = join_parts(parts)
+    return Message(role, content.text, attachments=content.attachments)
+
+
+def _parts(content: Content, path: str, media: MediaReader) -> list[str | Attachment]:
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [_part(block, f"{path}.{index}", media) for index, block in enumerate(content)]
+
+
+def _plain_text(content: Content, path: str, media: MediaReader) -> str:
+    """Return the text of blocks that cannot have media. Raises ApiError."""
+    text, attachments = join_parts(_parts(content, path, media))
+    if attachments:
+        raise bad_request(f"{path} can only have text.", param=path)
+    return text
+
+
+def _part(block: InputBlock, path: str, media: MediaReader) -> str | Attachment:
+    """Return the text or the picture of a block. Raises ApiError for another block."""
+    match block.type:
+        case "text":
+            return _required(block.text, f"{path}.text")
+        case "tool_reference":
+            name = _required(block.tool_name, f"{path}.tool_name")
+            return f"The tool {name} can be called now."
+        case "search_result":
+            texts = [block.title, _plain_text(block.content, f"{path}.content", media)]
+            if isinstance(block.source, str):
+                texts.insert(1, block.source)
+            return "\n".join(filter(None, texts))
+        case "image" if isinstance(block.source, ContentSource):
+            return media.media(_source_data(block.source, path, media), path, kind="image")
+        case "document" if isinstance(block.source, ContentSource):
+            return _document(block.source, block.title or "", path, media)
+    raise bad_request(
+        f"{path}: a block of type {block.type[:50]!r} cannot be read here.", param=path
+    )
+
+
+def _document(source: ContentSource, title: str, path: str, media: MediaReader) -> str | Attachment:
     match source.type:
         case "text":
-            return source.data or ""
+            text = source.data or ""
         case "content":
-            return _plain_text(source.content, path)
-    return None
+            text = _plain_text(source.content, f"{path}.source.content", media)
+        case _:
+            return media.file(_source_data(source, path, media), title, path)
+    return "\n".join(filter(None, (title, text)))
+
+
+def _source_data(source: ContentSource, path: str, media: MediaReader) -> bytes:
+    """Return the bytes of a picture or a document. Raises ApiError."""
+    match source.type:
+        case "base64":
+            return media.data_from_base64(source.data, f"{path}.source.data")
+        case "url":
+            return media.data_from_url(source.url, f"{path}.source.url")
+        case "file":
+            raise bad_request(
+                f"{path}: this server stores no files; send the content as base64.", param=path
+            )
+    raise bad_request(
+        f"{path}: a source of type {source.type[:50]!r} is unknown; the choices are base64 and url.",
+        param=f"{path}.source.type",
+    )
 
 
 def _required(value: str | None, path: str) -> str:

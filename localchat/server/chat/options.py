@@ -7,7 +7,7 @@ import msgspec
 
 from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import GenerateRequest, Prompt, Sampling
-from localchat.server.chat.structure import StructureFields, requested_grammar
+from localchat.server.chat.structure import AnswerFields, requested_grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 
@@ -20,7 +20,7 @@ LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | b
 """Biases by token id or text, also as llama.cpp's list of pairs. False forbids the token."""
 
 
-class GenerationFields(StructureFields, frozen=True, kw_only=True):
+class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     """Fields that chats, plain completions and llama.cpp's routes share.
 
     Size: it collects the options that all protocols share.
@@ -31,17 +31,6 @@ class GenerationFields(StructureFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    typ_p: float | None = None
-    """Name of `typical_p` in llama.cpp's own chat page."""
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: str | list[str] | None = None

@@ -1,7 +1,8 @@
-"""Constraints on the structure of an answer: schema, grammar, regular expression or choices.
+"""Sampling and structure of an answer: the fields that every protocol accepts.
 
-Every server has its own fields for this. All fields of OpenAI, llama.cpp, vLLM and SGLang are supported: a
-client whose field was ignored would get free text instead of the structure it expects.
+A structure is a schema, grammar, regular expression or choice. Every server has its own fields for this. All
+fields of OpenAI, llama.cpp, vLLM and SGLang are supported: a client whose field was ignored would get free text
+instead of the structure it expects.
 """
 
 import json
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from localchat.config.sampling import SamplingNumbers
 from localchat.engine.request import Grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request, missing_field
@@ -51,8 +53,15 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
 
 
-class StructureFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of every protocol that constrain the structure of an answer."""
+class SamplingFields(SamplingNumbers, frozen=True, kw_only=True):
+    """Sampling of every protocol, with the second names of `SamplingNumber.alias`."""
+
+    typ_p: float | None = None
+    repeat_penalty: float | None = None
+
+
+class AnswerFields(SamplingFields, frozen=True, kw_only=True):
+    """Fields of every protocol that shape an answer: its sampling and its structure."""
 
     grammar: str | None = None
     """Lark or GBNF."""
@@ -70,13 +79,13 @@ class StructureFields(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
 
 
-def structure_of(body: StructureFields) -> dict[str, Any]:
-    """Return the structure fields of a body, to build GenerationFields from."""
-    return {name: getattr(body, name) for name in StructureFields.__struct_fields__}
+def answer_fields(body: AnswerFields) -> dict[str, Any]:
+    """Return the shared fields of a body, to build GenerationFields from."""
+    return {name: getattr(body, name) for name in AnswerFields.__struct_fields__}
 
 
 def requested_grammar(
-    body: StructureFields, limits: ServerLimits, format_field: str = "response_format"
+    body: AnswerFields, limits: ServerLimits, format_field: str = "response_format"
 ) -> Grammar | None:
     """Return the structure that a request demands, None for free text. Raises ApiError.
 
@@ -101,7 +110,7 @@ def requested_grammar(
     return grammar
 
 
-def _grammars(body: StructureFields, limits: ServerLimits) -> Iterator[Grammar]:
+def _grammars(body: AnswerFields, limits: ServerLimits) -> Iterator[Grammar]:
     if body.response_format is not None:
         yield from _response_format_grammars(body.response_format, limits)
     if body.grammar:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from localchat.engine.attachments import append_content
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages
 from localchat.errors import NetworkError, TemplateError, UsageError
@@ -102,8 +103,7 @@ def _text_in_tool_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     result: list[Message] = []
     for message in messages:
         if result and result[-1].role == "tool" and message.role == "user" and message.content:
-            texts = [text for text in (result[-1].content, message.content) if text]
-            result[-1] = replace(result[-1], content=SEPARATOR.join(texts))
+            result[-1] = append_content(result[-1], message, SEPARATOR)
         else:
             result.append(message)
     return tuple(result)
@@ -113,7 +113,7 @@ def _text_in_reasoning(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Append text beside a tool call to the reasoning: some templates have one place for both."""
     result: list[Message] = []
     for message in messages:
-        if message.tool_calls and message.reasoning and message.content:
+        if message.tool_calls and message.reasoning and message.content and not message.attachments:
             reasoning = f"{message.reasoning}{SEPARATOR}{message.content}"
             message = replace(message, reasoning=reasoning, content="")
         result.append(message)

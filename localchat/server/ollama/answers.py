@@ -28,6 +28,7 @@ from localchat.server.chat.content_blocks import (
 )
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.media import translate
 from localchat.server.chat.messages import decode_arguments
 from localchat.server.chat.request import ChatRequest, engine_request
 from localchat.server.embeddings import checked_texts, embed
@@ -60,10 +61,10 @@ async def chat(request: Request) -> ASGIApp:
     """Answer a conversation. Without messages, only load the model."""
     service = service_of(request)
     config = service.config
-    body = await read_json(request, OllamaChatBody, config.limits)
+    body = await read_json(request, OllamaChatBody, config.limits, with_media=True)
     if not body.messages:
         return await _load(request, service, body, _in_message)
-    chat = as_chat(body)
+    chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, config.limits, client_of(request))
     endpoint = _endpoint(service, body, chat, prompt, _in_message)
     return GenerationResponse(request, endpoint, NDJSON)
@@ -73,10 +74,13 @@ async def generate(request: Request) -> ASGIApp:
     """Answer a prompt, continue a text (`raw`) or fill a gap (`suffix`). Without any, only load the model."""
     service = service_of(request)
     config = service.config
-    body = await read_json(request, OllamaGenerateBody, config.limits)
-    if not body.prompt and not body.suffix:
+    body = await read_json(request, OllamaGenerateBody, config.limits, with_media=True)
+    if not body.prompt and not body.suffix and not body.images:
         return await _load(request, service, body, _in_response)
-    chat, prompt = as_generation(body, config.limits, client_of(request))
+    client = client_of(request)
+    chat, prompt = await translate(
+        request, lambda media: as_generation(body, config.limits, client, media)
+    )
     endpoint = _endpoint(service, body, chat, prompt, _in_response)
     return GenerationResponse(request, endpoint, NDJSON)
 

@@ -155,9 +155,11 @@ def _capabilities(card: ModelCard) -> list[str]:
     if "rerank" in card.abilities:
         return []
     names = {"tools": "tools", "infill": "insert", "thinking": "thinking"}
+    media = {"image": "vision", "audio": "audio"}
     return [
         "completion",
         *(name for ability, name in names.items() if ability in card.abilities),
+        *(name for kind, name in media.items() if kind in card.media),
     ]
 
 

@@ -4,6 +4,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from localchat.server.chat.structure import SamplingFields
+
 
 class OllamaFunctionCall(msgspec.Struct, frozen=True):
     name: str
@@ -19,23 +21,15 @@ class OllamaMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class OllamaOptions(msgspec.Struct, frozen=True):
+class OllamaOptions(SamplingFields, frozen=True):
     """Sampling and limits. Options of the load, such as `num_gpu`, are ignored."""
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: int | None = None
     num_predict: int | None = None
     """Length of the answer in tokens. Below 0 means no limit."""
@@ -81,7 +75,7 @@ class OllamaGenerateBody(AnswerBody, frozen=True, kw_only=True):
     raw: bool | None = None
     """Use the prompt without the model's template."""
     template: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
 
 
 class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.config.parameters import SAMPLERS
 from localchat.engine.request import (
+    Attachment,
     CalledTool,
     GenerateRequest,
     Infill,
@@ -18,6 +18,7 @@ from localchat.engine.request import (
     TextPrompt,
 )
 from localchat.pool.entry import NEVER
+from localchat.server.chat.media import MediaReader
 from localchat.server.chat.messages import encode_arguments, engine_role
 from localchat.server.chat.options import (
     CHAT_PRIORITY,
@@ -29,7 +30,7 @@ from localchat.server.chat.options import (
     generate_request,
 )
 from localchat.server.chat.request import ChatRequest, engine_request
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, SamplingFields
 from localchat.server.chat.tools import ChatTool
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
@@ -54,19 +55,19 @@ _MAX_S: Final = 10 * 365 * 86_400.0
 _MAX_LENGTH: Final = 64
 
 
-def as_chat(body: OllamaChatBody) -> ChatRequest:
+def as_chat(body: OllamaChatBody, media: MediaReader) -> ChatRequest:
     """Translate a chat. Raises ApiError."""
     messages = [
-        _message(message, f"messages[{index}]") for index, message in enumerate(body.messages or ())
+        _message(message, f"messages[{index}]", media)
+        for index, message in enumerate(body.messages or ())
     ]
     return replace(_chat_options(body), messages=messages, tools=_tools(body.tools or []))
 
 
 def as_generation(
-    body: OllamaGenerateBody, limits: ServerLimits, client: Client
+    body: OllamaGenerateBody, limits: ServerLimits, client: Client, media: MediaReader
 ) -> tuple[ChatRequest, GenerateRequest]:
     """Translate a prompt. Returns its options, and the request for the engine. Raises ApiError."""
-    _refuse_images(body.images, "images")
     if body.template:
         raise bad_request(
             "The field 'template' is not supported: the model's own template is used; 'raw': true uses none.",
@@ -74,12 +75,17 @@ def as_generation(
         )
     chat = _chat_options(body)
     prompt: Prompt
+    if body.images and (body.suffix or body.raw):
+        raise bad_request(
+            "Images need the model's template, without 'suffix' or 'raw'.", param="images"
+        )
     if body.suffix:
         prompt = Infill(body.prompt or "", body.suffix)
     elif body.raw:
         prompt = TextPrompt(body.prompt or "", special=True)
     else:
-        messages = [Message("user", body.prompt or "")]
+        images = _images(body.images, "images", media)
+        messages = [Message("user", body.prompt or "", attachments=images)]
         if body.system:
             messages.insert(0, Message("system", body.system))
         chat = replace(chat, messages=messages)
@@ -158,9 +164,7 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     limit = options.num_predict
     if limit is not None and limit < 0:
         limit = None
-    # Ollama uses the names of llama.cpp.
-    names = [number.llamacpp_name or key for key, number in SAMPLERS.items()]
-    sampling: dict[str, Any] = {name: getattr(options, name) for name in names}
+    sampling = {name: getattr(options, name) for name in SamplingFields.__struct_fields__}
     fields = GenerationFields(
         **sampling,
         model=body.model,
@@ -198,8 +202,7 @@ def _response_format(value: str | dict[str, Any] | None) -> ResponseFormat | Non
     )
 
 
-def _message(message: OllamaMessage, path: str) -> Message:
-    _refuse_images(message.images, f"{path}.images")
+def _message(message: OllamaMessage, path: str, media: MediaReader) -> Message:
     calls = [
         CalledTool(call.function.name, encode_arguments(call.function.arguments), call.id or "")
         for call in message.tool_calls or ()
@@ -211,6 +214,7 @@ def _message(message: OllamaMessage, path: str) -> Message:
         tuple(calls),
         message.tool_call_id or "",
         message.tool_name or "",
+        _images(message.images, f"{path}.images", media),
     )
 
 
@@ -225,6 +229,9 @@ def _tools(tools: list[dict[str, Any]]) -> list[ChatTool]:
         ) from error
 
 
-def _refuse_images(images: list[Any] | None, param: str) -> None:
-    if images:
-        raise bad_request("This model reads text only; images cannot be read.", param=param)
+def _images(images: list[str] | None, param: str, media: MediaReader) -> tuple[Attachment, ...]:
+    """Return pictures and recordings, which come before the text as in Ollama."""
+    return tuple(
+        media.media_from_base64(image, f"{param}[{index}]")
+        for index, image in enumerate(images or ())
+    )

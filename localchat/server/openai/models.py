@@ -66,7 +66,10 @@ def _openai_entry(card: ModelCard) -> dict[str, Any]:
         "object": "model",
         "created": card.created,
         "owned_by": "localchat",
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": {
+            "input_modalities": ["text", *card.media],
+            "output_modalities": ["text"],
+        },
     }
     context = card.context_tokens or card.context_train
     if context:

@@ -12,7 +12,7 @@ import msgspec
 
 from localchat.engine.events import TokenLogprob, Usage
 from localchat.server.chat.logprobs import ChatTokenLogprob
-from localchat.server.chat.messages import Content
+from localchat.server.chat.messages import PartContent
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition
 
@@ -215,7 +215,7 @@ class ToolCallParam(msgspec.Struct, frozen=True):
 
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
-    content: Content = None
+    content: PartContent = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None

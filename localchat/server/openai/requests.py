@@ -14,7 +14,8 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.server.chat.custom_tools import arguments_of
-from localchat.server.chat.messages import encode_arguments, engine_role, text_of
+from localchat.server.chat.media import MediaReader
+from localchat.server.chat.messages import content_of, encode_arguments, engine_role
 from localchat.server.chat.options import (
     CHAT_PRIORITY,
     INFILL_PRIORITY,
@@ -44,7 +45,7 @@ _COMPLETION_TOKENS: Final = 16
 """Length of a plain completion without a limit, as in OpenAI's API."""
 
 
-def as_chat(body: ChatBody) -> ChatRequest:
+def as_chat(body: ChatBody, media: MediaReader) -> ChatRequest:
     """Translate a chat. Raises ApiError."""
     template_options = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort or _thinking_of_other_servers(body, template_options)
@@ -55,7 +56,7 @@ def as_chat(body: ChatBody) -> ChatRequest:
         choice = body.function_call
     return ChatRequest(
         fields=body,
-        messages=_messages(body.messages),
+        messages=_messages(body.messages, media),
         tools=tools,
         tool_choice=_tool_choice(choice),
         single_call=body.parallel_tool_calls is False or uses_functions(body),
@@ -84,9 +85,9 @@ def uses_functions(body: ChatBody) -> bool:
     return bool(body.functions and not body.tools)
 
 
-def as_conversation(body: TemplateBody | TokenizeBody) -> ChatRequest:
+def as_conversation(body: TemplateBody | TokenizeBody, media: MediaReader) -> ChatRequest:
     """Translate a conversation that gets no answer. Raises ApiError."""
-    chat = ChatRequest(messages=_messages(body.messages or ()), tools=body.tools or ())
+    chat = ChatRequest(messages=_messages(body.messages or (), media), tools=body.tools or ())
     if isinstance(body, TokenizeBody):
         return chat
     return replace(
@@ -97,24 +98,27 @@ def as_conversation(body: TemplateBody | TokenizeBody) -> ChatRequest:
     )
 
 
-def _messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+def _messages(messages: Sequence[ChatMessage], media: MediaReader) -> list[Message]:
+    return [
+        _message(message, f"messages[{index}]", media) for index, message in enumerate(messages)
+    ]
 
 
-def _message(message: ChatMessage, path: str) -> Message:
+def _message(message: ChatMessage, path: str, media: MediaReader) -> Message:
     # `function_call` is the deprecated field for a single call.
     calls = message.tool_calls or []
     if not calls and message.function_call is not None:
         calls = [ToolCallParam(message.function_call)]
     role = engine_role(message.role, f"{path}.role")
-    content = text_of(message.content, f"{path}.content", role=role)
+    content = content_of(message.content, f"{path}.content", media, role=role)
     return Message(
         role=role,
-        content=content or message.refusal or "",
+        content=content.text or message.refusal or "",
         reasoning=message.reasoning_content or message.reasoning or "",
         tool_calls=tuple(_call(call) for call in calls),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
+        attachments=content.attachments,
     )
 
 

@@ -20,6 +20,7 @@ from localchat.server.chat.content_blocks import (
 from localchat.server.chat.custom_tools import input_of
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.media import translate
 from localchat.server.chat.request import engine_request
 from localchat.server.errors import ApiError
 from localchat.server.fields import note_ignored
@@ -48,8 +49,8 @@ _DELTAS = {"reasoning": "reasoning_summary_text", "call": "function_call_argumen
 async def responses(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     config = service_of(request).config
-    body = await read_json(request, ResponsesBody, config.limits)
-    translated = as_chat(body)
+    body = await read_json(request, ResponsesBody, config.limits, with_media=True)
+    translated = await translate(request, lambda media: as_chat(body, media))
     note_ignored(request.scope, translated.ignored)
     try:
         prompt = engine_request(translated.chat, config.limits, client_of(request))

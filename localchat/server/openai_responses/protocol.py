@@ -1,13 +1,11 @@
 """Request types of the Responses API. Null means "not given"."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from localchat.server.chat.messages import ContentPart
-from localchat.server.chat.structure import StructureFields
-
-ContentParts: TypeAlias = str | list[ContentPart | str] | None
+from localchat.server.chat.messages import ContentPart, PartContent
+from localchat.server.chat.structure import AnswerFields
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -15,14 +13,14 @@ class InputItem(msgspec.Struct, frozen=True):
 
     type: str | None = None
     role: str | None = None
-    content: ContentParts = None
+    content: PartContent = None
     summary: list[ContentPart] | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     call_id: str | None = None
-    output: ContentParts = None
+    output: PartContent = None
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,7 +64,7 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
     """Limit of the reasoning in tokens, from OpenRouter."""
 
 
-class ResponsesBody(StructureFields, frozen=True, kw_only=True):
+class ResponsesBody(AnswerFields, frozen=True, kw_only=True):
     """POST /v1/responses.
 
     `include` only selects log probabilities. `store` and `truncation` have no effect: nothing is stored or
@@ -82,8 +80,6 @@ class ResponsesBody(StructureFields, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     stream: bool | None = None

@@ -5,12 +5,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from localchat.engine.attachments import Content
 from localchat.engine.request import CalledTool, Message
 from localchat.server.chat.custom_tools import PARAMETERS, arguments_of, description_of
-from localchat.server.chat.messages import engine_role, text_of
+from localchat.server.chat.media import MediaReader
+from localchat.server.chat.messages import content_of, engine_role, text_of
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, structure_of
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.openai_responses.protocol import (
@@ -61,7 +63,7 @@ class ResponsesChat(NamedTuple):
     """Tools that are left out, because they run on other servers."""
 
 
-def as_chat(body: ResponsesBody) -> ResponsesChat:
+def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
     """Translate a request. Raises ApiError."""
     _refuse_stored_state(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
@@ -74,19 +76,17 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
     if allowed is not None:
         tools = [(tool, name) for tool, name in tools if name in allowed]
     logprobs = _LOGPROBS in (body.include or ())
-    messages = _messages(body.input)
+    messages = _messages(body.input, media)
     if body.instructions:
         messages.insert(0, Message("system", body.instructions))
     if not messages:
         raise missing_field("input", "The field 'input' is empty: there is nothing to answer.")
-    structure = structure_of(body)
+    structure = answer_fields(body)
     if body.text and body.text.format:
         structure["response_format"] = _format(body.text.format)
     fields = GenerationFields(
         **structure,
         model=body.model,
-        temperature=body.temperature,
-        top_p=body.top_p,
         stream=body.stream,
         return_progress=body.return_progress,
         seed=body.seed,
@@ -138,12 +138,12 @@ def _refuse_stored_state(body: ResponsesBody) -> None:
         raise bad_request("Background responses are not supported.", param="background")
 
 
-def _messages(source: str | list[InputItem] | None) -> list[Message]:
+def _messages(source: str | list[InputItem] | None, media: MediaReader) -> list[Message]:
     if not source:
         return []
     if isinstance(source, str):
         return [Message("user", source)]
-    builder = _MessageBuilder()
+    builder = _MessageBuilder(media)
     for index, item in enumerate(source):
         builder.add(item, f"input[{index}]")
     return builder.messages()
@@ -152,7 +152,8 @@ def _messages(source: str | list[InputItem] | None) -> list[Message]:
 class _MessageBuilder:
     """Joins items to messages: reasoning, text and calls of one answer arrive as separate items."""
 
-    def __init__(self) -> None:
+    def __init__(self, media: MediaReader) -> None:
+        self._media = media
         self._messages: list[Message] = []
         self._assistant: Message | None = None
 
@@ -164,11 +165,13 @@ class _MessageBuilder:
         """Add an item. Raises ApiError."""
         match item.type:
             case "message" | None if item.role == "assistant":
-                self._add_text(text_of(item.content, f"{path}.content", role="assistant"))
+                self._add_content(
+                    content_of(item.content, f"{path}.content", self._media, role="assistant")
+                )
             case "message" | None:
                 role = engine_role(_required(item.role, f"{path}.role"), f"{path}.role")
-                content = text_of(item.content, f"{path}.content")
-                self._append(Message(role, content))
+                content = content_of(item.content, f"{path}.content", self._media)
+                self._append(Message(role, content.text, attachments=content.attachments))
             case "reasoning":
                 self._add_reasoning(item, path)
             case "function_call":
@@ -178,9 +181,11 @@ class _MessageBuilder:
                 text = _required(item.input, f"{path}.input")
                 self._add_call(item, arguments_of(text), path)
             case "function_call_output" | "custom_tool_call_output":
-                result = text_of(item.output, f"{path}.output")
+                result = content_of(item.output, f"{path}.output", self._media)
                 call = _required(item.call_id, f"{path}.call_id")
-                self._append(Message("tool", result, tool_call_id=call))
+                self._append(
+                    Message("tool", result.text, tool_call_id=call, attachments=result.attachments)
+                )
             case "item_reference":
                 raise bad_request(
                     "The item refers to an earlier response, but this server stores none: send the whole item "
@@ -203,11 +208,13 @@ class _MessageBuilder:
             self._messages.append(self._assistant)
             self._assistant = None
 
-    def _add_text(self, text: str) -> None:
+    def _add_content(self, content: Content) -> None:
         if self._assistant is None or self._assistant.content or self._assistant.tool_calls:
             self._flush()
             self._assistant = Message("assistant")
-        self._assistant = msgspec.structs.replace(self._assistant, content=text)
+        self._assistant = msgspec.structs.replace(
+            self._assistant, content=content.text, attachments=content.attachments
+        )
 
     def _add_reasoning(self, item: InputItem, path: str) -> None:
         """Add the text of a reasoning item, or its summary. Encrypted reasoning is skipped."""

@@ -5,7 +5,7 @@ Widgets post messages and keys run actions. Only this screen calls the session a
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,14 +17,14 @@ from textual.containers import Horizontal
 from textual.css.query import NoMatches
 from textual.screen import Screen
 
-from localchat.chat.conversation import Conversation, Inclusion
+from localchat.chat.conversation import Conversation, Question
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.session.blocks import END_PREFIX, OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
 from localchat.session.outcome import AnswerUnderWay
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
-from localchat.tui.attachments import ComposerText, contract, expand
+from localchat.tui.attachments import ComposerText, contract, expand, question_of
 from localchat.tui.column import place_column
 from localchat.tui.edited_message import EditedMessage
 from localchat.tui.focused_message import FocusedMessage
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 _STATS_EVERY_S = 0.5
 _MIN_ALERT_S = 8.0
+_INPUT_ERROR = "input-error"
+"""Name of the notice about an input that was refused."""
 """Shorter work ends without an alert."""
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
@@ -104,6 +106,7 @@ class ChatScreen(Screen[None]):
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
         self.composer.is_blocked = lambda: self.session.busy and self._edited.id is not None
         self.composer.take_back = self._take_back
+        self.composer.reads = self._read_media
         self.status_changed()
 
     @cached_property
@@ -290,10 +293,10 @@ class ChatScreen(Screen[None]):
                 alert(self.app, "localchat is done")
             self._work_ended()
 
-    def _ask(self, text: str, inclusions: tuple[Inclusion, ...]) -> None:
+    def _ask(self, question: Question) -> None:
         """Send a question. Questions that follow before its answer begins wait in the queue."""
         self._queue.is_sending = True
-        self.start_work(self.session.ask(text, inclusions))
+        self.start_work(self.session.ask(*question))
 
     def _work_ended(self) -> None:
         """Send the next queued message, or put all back if the answer is not complete."""
@@ -308,13 +311,20 @@ class ChatScreen(Screen[None]):
         is_last = answer is not None and answer.id == self.session.conversation.head
         if answer is not None and is_last and answer.state in ("whole", "length"):
             self.transcript.to_end()
-            self._ask(*self._queue.next())
+            self._ask(self._queue.next())
         else:
             queued = self._queue.take_all()
             written = self.composer.written
             text = "\n\n".join(filter(None, (queued.text, written.text)))
             self.composer.write(text, (*queued.attachments, *written.attachments))
         self._update_banner()
+
+    def _read_media(self) -> Collection[str] | None:
+        """Return the kinds of media that the model reads. None if that is unknown, as for a remote one."""
+        info = self.session.status.info
+        if info is None or info.backend == "remote":
+            return None
+        return info.media
 
     def _take_back(self) -> ComposerText | None:
         """Remove the newest message of the queue and return it, for the up key."""
@@ -332,6 +342,7 @@ class ChatScreen(Screen[None]):
 
     def run_command(self, line: str) -> None:
         """Run a line that begins with a slash."""
+        self._remove_error()
         try:
             self._show_reply(self._runner.run(line))
         except LocalchatError as problem:
@@ -343,7 +354,11 @@ class ChatScreen(Screen[None]):
             self.hint(f"{problem.message}; {problem.hint}")
             return
         self._reveal_end()
-        self.session.show_error(problem)
+        self.session.notice(str(problem), "error", name=_INPUT_ERROR)
+
+    def _remove_error(self) -> None:
+        """Remove the error of the previous input, which the next one answers."""
+        self.session.view.remove(_INPUT_ERROR)
 
     def _show_reply(self, reply: "Reply") -> None:
         # Imported late: the first frame needs no commands.
@@ -359,8 +374,7 @@ class ChatScreen(Screen[None]):
                 self.start_work(self.session.regenerate())
             case replies.QuestionUndone(question, hint):
                 if not self.composer.text:
-                    message = question.message
-                    self.composer.write(*contract(message.content, question.inclusions))
+                    self.composer.write(*contract(question_of(question)))
                 self.hint(hint)
             case replies.NewConversation():
                 self.leave_editing()
@@ -369,6 +383,8 @@ class ChatScreen(Screen[None]):
                 after = self.session.setup
                 if after.settings.theme != before.settings.theme:
                     self.use_theme(after.settings.theme)
+                if after.settings.pictures != before.settings.pictures:
+                    self.transcript.draw_pictures(self.talk.make_painter())
                 if after.options != before.options:
                     self.composer.recount()
                 if hint:
@@ -493,7 +509,7 @@ class ChatScreen(Screen[None]):
         self.session.resume(conversation)
         self.leave_editing()
         self.composer.sent = [
-            contract(node.message.content, node.inclusions)
+            contract(question_of(node))
             for node in conversation.path()
             if node.message.role == "user"
         ]
@@ -581,20 +597,21 @@ class ChatScreen(Screen[None]):
     # Messages of widgets
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
+        self._remove_error()
         self.session.recorder.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()
         edited_id = self._edited.id
         self.leave_editing()
         if edited_id is not None:
-            self.start_work(self.session.edit(edited_id, event.text, event.inclusions))
+            self.start_work(self.session.edit(edited_id, *event.question))
         elif self.session.busy or self._queue.is_sending:
-            self._queue.put(event.text, event.inclusions)
+            self._queue.put(event.question)
             self._save_draft()
             self._update_banner()
             self.status_changed()
         else:
-            self._ask(event.text, event.inclusions)
+            self._ask(event.question)
 
     def on_composer_blocked(self, event: Composer.Blocked) -> None:
         self._hint_busy()
@@ -614,7 +631,7 @@ class ChatScreen(Screen[None]):
 
     def _save_draft(self) -> None:
         """Record what is not sent yet: the queue, the draft, and a sent message that is being changed."""
-        drafts = [expand(*draft)[0] for draft in self._edited.drafts(self.composer)]
+        drafts = [expand(*draft).text for draft in self._edited.drafts(self.composer)]
         self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), *drafts))))
 
     def on_composer_left(self, event: Composer.Left) -> None:
@@ -632,7 +649,7 @@ class ChatScreen(Screen[None]):
         """Edit the message in the user's editor. The answer under way continues meanwhile."""
         from localchat.tui.external_editor import edit_text
 
-        text, _ = expand(self.composer.text, self.composer.attachments)
+        text = expand(self.composer.text, self.composer.attachments).text
         try:
             written = await edit_text(self.app, text, self.session.context.environ)
         except LocalchatError as problem:
@@ -647,7 +664,10 @@ class ChatScreen(Screen[None]):
     def on_editor_opened(self, event: Editor.Opened) -> None:
         from localchat.tui.screens.viewer import ViewerScreen
 
-        self.app.push_screen(ViewerScreen(event.attachment.label, event.attachment.text))
+        text = (
+            event.attachment.text or f"The file is {event.attachment.path or 'a pasted picture'}."
+        )
+        self.app.push_screen(ViewerScreen(event.attachment.label, text))
 
     def on_transcript_offer_taken(self, event: "Transcript.OfferTaken") -> None:
         self.take_offer(event.action)

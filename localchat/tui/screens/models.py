@@ -175,8 +175,14 @@ class ModelScreen(ListDialog[ModelChoice]):
         cells = self.app.size.width
         is_narrow = cells < _NARROW
         speed = self._speed_column(verdict)
-        width = _name_cells(cells, len(speed))
+        width = min(_name_cells(cells, len(speed)), self._longest_name)
         name = sanitize_line(_label(entry))
+        is_recommended = entry.name in self._recommended and entry.kind == "catalogue"
+        words = _shortened(verdict.words, cells)
+        if is_recommended:
+            summaries = self._summaries(_line_cells(cells))
+            words = summaries[entry.name]
+            width = min(width, _line_cells(cells) - max(map(len, summaries.values())))
         if len(name) > width:
             name = f"{name[: width - 1]}…"
         file_size = ""
@@ -186,15 +192,17 @@ class ModelScreen(ListDialog[ModelChoice]):
         style = "$foreground 70%"
         if verdict.fits is False:
             style = "$error"
-        words = _shortened(verdict.words, cells)
-        if entry.name in self._recommended and entry.kind == "catalogue":
-            words = self._recommended[entry.name]
+        if is_recommended:
             speed = ""
             file_size = ""
             style = "$success"
         used = ""
         if self._used is not None:
             used = self._used.words(entry.name)
+        if used and cells < _WITH_WORDS:
+            words = words.removeprefix("fits: ")
+        if used and cells < _WITH_MEMORY:
+            words = ""
         parts = [used, words]
         mark = _MARKS[entry.kind]
         if is_narrow:
@@ -214,6 +222,18 @@ class ModelScreen(ListDialog[ModelChoice]):
             (speed, "$accent"),
             (" · ".join(filter(None, parts)), style),
         )
+
+    @property
+    def _longest_name(self) -> int:
+        return max((len(_label(entry)) for entry in self._models.values()), default=0)
+
+    def _summaries(self, cells: int) -> dict[str, str]:
+        """Return the words of the recommended models, short enough for lines of this width with their names."""
+        summaries = self._recommended
+        for long, short in (("download ", ""), ("about ", "~"), (" answers", "")):
+            if max(map(len, summaries)) + max(map(len, summaries.values())) > cells:
+                summaries = {name: words.replace(long, short) for name, words in summaries.items()}
+        return summaries
 
     def _speed_column(self, verdict: FitVerdict) -> str:
         """Return the speed as a column. Empty in a narrow window, or if no speed is known."""
@@ -341,7 +361,8 @@ class ModelScreen(ListDialog[ModelChoice]):
 def _shortened(words: str, cells: int) -> str:
     """Return a verdict as a line of this width shows it. The text below the list has all of it."""
     if cells < _WITH_WORDS:
-        words = words.replace("does not fit", "no room").replace(" tokens", " tok")
+        words = words.replace("does not fit", "no room").replace(" with ", " at ")
+        words = words.replace(" tokens", " tok")
     if cells < _WITH_MEMORY:
         words = words.partition(":")[0].partition(",")[0]
     return words
@@ -407,13 +428,18 @@ def _name_cells(cells: int, speed: int) -> int:
     """
     if cells < _NARROW:
         return cells - 16
-    line = min(cells * 92 // 100, 100) - 7
+    line = _line_cells(cells) + 4
     if cells < _WITH_MEMORY:
         return line - 19
     other_cells = 42
     if cells >= _WITH_WORDS:
         other_cells = 50
     return min(_MAX_NAME_CELLS, line - other_cells - speed)
+
+
+def _line_cells(cells: int) -> int:
+    """Return the width of a line of the list without the mark and the gaps between its columns."""
+    return min(cells * 92 // 100, 100) - 11
 
 
 _BITS = 4.9
@@ -498,7 +524,7 @@ def _fits(plan: "MemoryPlan") -> bool:
 def _words(plan: "MemoryPlan") -> str:
     if plan.missing:
         return f"does not fit: {plan.missing}"
-    words = f"{tokens(plan.context_tokens)}, {size(plan.total_bytes)}"
+    words = f"{size(plan.total_bytes)} with {tokens(plan.context_tokens)}"
     if plan.fits:
         return f"fits: {words}"
     return f"does not fit: {words}"

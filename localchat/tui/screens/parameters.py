@@ -78,6 +78,9 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         if self._is_remote:
             keys = tuple(key for key in keys if key not in _LOCAL_ONLY)
         shown = [key for key in keys if matches(key, text)]
+        if not shown:
+            self.show_nothing(f"no parameter matches {text}")
+            return
         self.set_entries([(key, self._line(key)) for key in shown], keep=True)
 
     def width_changed(self) -> None:
@@ -137,7 +140,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     def _check(self, text: str) -> None:
         if self._key is not None and text.strip():
             try:
-                convert(self._key, Given(text.strip(), self._key))
+                convert(self._key, Given(text.strip(), f"/set {self._key}"))
                 self.show_about(f"Enter sets {self._key} to {text.strip()}")
             except LocalchatError as problem:
                 self.show_about(problem.hint)

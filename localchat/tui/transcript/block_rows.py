@@ -21,6 +21,7 @@ from localchat.session.blocks import (
     UserBlock,
 )
 from localchat.tui.column import GUTTER, MAX_TEXT_CELLS
+from localchat.tui.pictures.painter import PicturePainter, attachment_title
 from localchat.tui.transcript.markdown import Look, Piece, Row, layout
 from localchat.tui.transcript.markdown.code import Highlighting, highlight
 from localchat.tui.transcript.markdown.layout import code_rows, plain_rows
@@ -33,6 +34,8 @@ _INDENT: Final = Piece("  ", PLAIN)
 _BLANK: Final = Row((_INDENT,), 1)
 _SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
 _BAR_CELLS: Final = 40
+_PICTURE_ROWS: Final = 12
+"""Estimated rows of a picture with its caption."""
 _PREVIEW_ROWS: Final = 3
 """Rows of arguments that a folded tool call shows."""
 
@@ -63,15 +66,16 @@ def block_rows(
     is_open: bool,
     rows: list[Row] | None = None,
     unfinished: list[Highlighting] | None = None,
+    painter: PicturePainter | None = None,
 ) -> BlockRows:
     """Lay out a block.
 
     `rows` is the indented Markdown of an answer, if it is already laid out. `unfinished` collects the
-    incomplete highlighting of its code.
+    incomplete highlighting of its code. `painter` draws the pictures of a question.
     """
     match block:
         case UserBlock():
-            return _user(block, width, is_open)
+            return _user(block, width, is_open, painter or PicturePainter())
         case AnswerBlock():
             return _answer(block, width, rows, unfinished)
         case ReasoningBlock():
@@ -104,6 +108,8 @@ def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
     else:
         text = block.text
     lines = text.count("\n") + 1
+    if isinstance(block, UserBlock):
+        lines += len(block.attachments) * _PICTURE_ROWS
     return 2 + max(lines, lines // 2 + len(text) // room)
 
 
@@ -113,19 +119,30 @@ def _fold_sign(is_open: bool) -> str:
     return "▸"
 
 
-def _user(block: UserBlock, width: int, is_open: bool) -> BlockRows:
+def _user(block: UserBlock, width: int, is_open: bool, painter: PicturePainter) -> BlockRows:
     bar = Piece("▌ ", Look("user.bar"))
     hits: dict[int, RowHit] = {}
     rows = [EMPTY]
     blank = Row((bar,), 1, None, "user")
     for line in _folded_lines(block, is_open):
         if not line:
-            rows.append(blank)
+            # A picture without words needs no empty line.
+            if block.text or not block.attachments:
+                rows.append(blank)
             continue
         for row in wrap(line, text_width(width) + GUTTER, (bar,), ground="user"):
             if any(piece.look.tint == "chip" for piece in row.pieces):
                 hits[len(rows)] = RowHit()
             rows.append(row)
+    for attachment in block.attachments:
+        drawn = painter.draw(attachment, text_width(width))
+        rows += [Row((bar,), 1, None, "user", picture=row) for row in drawn.rows]
+        rows += [
+            row._replace(lead=len(row.pieces))
+            for row in wrap(
+                [Piece(drawn.caption, MUTED)], text_width(width) + GUTTER, (bar,), ground="user"
+            )
+        ]
     if mark := _branch(block.branch):
         rows.append(Row((bar, Piece(mark, MUTED)), 2, None, "user"))
     return BlockRows(rows, hits)
@@ -134,6 +151,9 @@ def _user(block: UserBlock, width: int, is_open: bool) -> BlockRows:
 def _folded_lines(block: UserBlock, is_open: bool) -> Iterator[list[Piece]]:
     line: list[Piece] = []
     for text, fold in _parts(block):
+        if fold is not None and fold.start == fold.end:
+            line.append(Piece(f" {fold.label} ", Look("chip")))
+            continue
         if fold is not None:
             if line and is_open:
                 yield line
@@ -161,7 +181,13 @@ def _words(text: str) -> list[Piece]:
 def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
     """Yield the parts of the text, each with its fold if it is folded."""
     position = 0
-    for fold in sorted(block.folds, key=lambda fold: fold.start):
+    # A picture inside the text has a chip at its place. The picture itself is below the text.
+    chips = [
+        Fold(attachment_title(item), item.position, item.position)
+        for item in block.attachments
+        if block.text[: item.position].strip() and block.text[item.position :].strip()
+    ]
+    for fold in sorted((*block.folds, *chips), key=lambda fold: fold.start):
         if position <= fold.start <= fold.end <= len(block.text):
             if fold.start > position:
                 yield block.text[position : fold.start], None

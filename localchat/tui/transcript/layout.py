@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from rich.cells import cell_len
 
+from localchat.engine.request import Attachment
 from localchat.session.blocks import (
     AnswerBlock,
     Block,
@@ -17,6 +18,7 @@ from localchat.session.blocks import (
     ToolCallBlock,
     UserBlock,
 )
+from localchat.tui.pictures.painter import PicturePainter
 from localchat.tui.transcript.block_rows import (
     BlockRows,
     block_rows,
@@ -119,14 +121,14 @@ class LaidOutBlock:
     unfinished: list[Highlighting] = field(default_factory=list)
     """Incomplete highlighting of its code."""
 
-    def lay_out(self, width: int) -> BlockRows:
+    def lay_out(self, width: int, painter: PicturePainter) -> BlockRows:
         """Return the rows at a width, cached until block or width change."""
         if self.block_rows is None or self.width != width:
-            self.block_rows = self._rows_at(width)
+            self.block_rows = self._rows_at(width, painter)
             self.width = width
         return self.block_rows
 
-    def _rows_at(self, width: int) -> BlockRows:
+    def _rows_at(self, width: int, painter: PicturePainter) -> BlockRows:
         rows = None
         self.unfinished = []
         if isinstance(self.block, AnswerBlock) and self.markdown is not None:
@@ -135,7 +137,12 @@ class LaidOutBlock:
                 self.frozen = (None, [])
             rows = self._streaming_rows(self.markdown)
         return block_rows(
-            self.block, width, is_open=self.is_open, rows=rows, unfinished=self.unfinished
+            self.block,
+            width,
+            is_open=self.is_open,
+            rows=rows,
+            unfinished=self.unfinished,
+            painter=painter,
         )
 
     def _streaming_rows(self, markdown: IncrementalMarkdown) -> list[Row]:
@@ -160,6 +167,7 @@ class BlockLayout:
 
     def __init__(self) -> None:
         self.width = 0
+        self.painter = PicturePainter()
         self.items: list[LaidOutBlock] = []
         self._index: dict[str, int] = {}
         self._heights = BlockHeights()
@@ -269,6 +277,15 @@ class BlockLayout:
         self._discard_rows(item)
         return index
 
+    def draw_again(self, attachment: Attachment) -> list[str]:
+        """Discard the rows of all blocks with an attachment, and return their ids."""
+        ids = []
+        for item in self.items:
+            if isinstance(item.block, UserBlock) and attachment in item.block.attachments:
+                self._discard_rows(item)
+                ids.append(item.block.id)
+        return ids
+
     def finish(self, id_: str) -> int | None:
         """Lay out a complete text as a whole. Return the index of the block, or None."""
         index = self._index.get(id_)
@@ -326,7 +343,7 @@ class BlockLayout:
         """Return the rows of a block. Lays it out if needed, which makes its height exact."""
         item = self.items[index]
         is_cached = item.block_rows is not None and item.width == self.width
-        block_rows = item.lay_out(self.width)
+        block_rows = item.lay_out(self.width, self.painter)
         if not is_cached:
             self._heights.set(index, len(block_rows.rows))
             self._cached_rows += len(block_rows.rows)

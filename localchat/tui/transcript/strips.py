@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
-from rich.cells import cell_len, split_graphemes
+from rich.cells import split_graphemes
 from rich.color import Color as RichColor
 from rich.color_triplet import ColorTriplet
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.style import Style
 from textual.cache import LRUCache
 from textual.color import Color, ColorParseError
 from textual.strip import Strip
 
+from localchat.tui.pictures.cells import PictureCells, Rgb
 from localchat.tui.transcript.markdown.rows import Look, Row
 
 _TINTS: Final[Mapping[str, str]] = {
@@ -43,6 +44,7 @@ _TINTS: Final[Mapping[str, str]] = {
 """Theme colour of each tint. Other tints have the colour of text."""
 
 _MUTED: Final = ("muted", "rule", "quote")
+_NO_CONTROL: Final = ((ControlType.CURSOR_FORWARD, 0),)
 _MAX_CACHED_STRIPS: Final = 3000
 _CONTRAST: Final = 4.5
 """Minimal contrast of text in WCAG."""
@@ -205,7 +207,7 @@ class StripRenderer:
         key = (row, dimmed)
         strip = self._cache.get(key)
         if strip is None:
-            strip = self._cache[key] = self._new_strip(row, dimmed)
+            strip = self._cache[key] = self._filled(self._segments(row, dimmed), row)
         return strip
 
     def overlaid_strip(
@@ -227,19 +229,17 @@ class StripRenderer:
             offset += len(text)
         return self._filled(segments, row)
 
-    def _new_strip(self, row: Row, dimmed: bool) -> Strip:
-        return self._filled(self._segments(row, dimmed), row)
-
     def _segments(self, row: Row, dimmed: bool) -> list[Segment]:
         style = self.palette.style
-        return [
+        segments = [
             Segment(text, style(look, row.ground if index >= row.bare else "", dimmed))
             for index, (text, look) in enumerate(row.pieces)
         ]
+        return segments + [_picture_segment(cells) for cells in row.picture]
 
     def _filled(self, segments: list[Segment], row: Row) -> Strip:
         """Return a strip of the segments, filled with the row's and the widget's background."""
-        cells = sum(cell_len(segment.text) for segment in segments)
+        cells = sum(segment.cell_length for segment in segments)
         fills = [(self.width, "")]
         if row.ground:
             fills.insert(0, (self.column, row.ground))
@@ -251,6 +251,19 @@ class StripRenderer:
         if cells > self.width:
             return strip.crop(0, self.width)
         return strip
+
+
+def _picture_segment(cells: PictureCells) -> Segment:
+    if cells.is_control:
+        # Textual writes the text of a control segment, and counts no cells for it.
+        return Segment(cells.text, Style.null(), _NO_CONTROL)
+    return Segment(
+        cells.text, Style(color=_rich_color(cells.color), bgcolor=_rich_color(cells.ground))
+    )
+
+
+def _rich_color(rgb: Rgb | None) -> RichColor | None:
+    return None if rgb is None else RichColor.from_rgb(*rgb)
 
 
 def _edges(text: str, offset: int, spans: list[tuple[int, int, Style]]) -> list[int]:

@@ -6,6 +6,7 @@ estimated, and corrected later without moving the rows on the screen. A finished
 per width.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from rich.style import Style
-from textual import events
+from textual import events, work
 from textual.binding import BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -27,6 +28,7 @@ from textual.widget import Widget
 from localchat.session.blocks import Block, Offer
 from localchat.tui.column import GUTTER
 from localchat.tui.keymap import bindings
+from localchat.tui.pictures.painter import PicturePainter, decode
 from localchat.tui.textual_internals.driver import output_is_pending
 from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
 from localchat.tui.transcript.block_rows import text_width
@@ -121,6 +123,7 @@ class Transcript(ScrollView, can_focus=True):
         self._measure_timer: Timer | None = None
         self._scrollbar_updates = ScrollbarUpdates(self)
         self._is_moving = False
+        self._is_decoding = False
         self._copied: tuple[str, int] = ("", 0)
         """Answer and number of the code block that was just copied."""
 
@@ -539,6 +542,8 @@ class Transcript(ScrollView, can_focus=True):
         padding, and the strip renderer caches its strips.
         """
         started_s = time.monotonic()
+        if self._block_layout.painter.wanted and not self._is_decoding:
+            self._decode_pictures()
         self._drawn_rows = max(self._drawn_rows, self._block_layout.total)
         strips = self._row_strips(crop.y, crop.height)
         lines = rows_in(self, crop, lambda y: strips[y - crop.y])
@@ -555,6 +560,33 @@ class Transcript(ScrollView, can_focus=True):
             return strip
         number = self._block_layout.items[position.block].number
         return strip.apply_offsets(0, number * ROWS_PER_BLOCK + position.row)
+
+    def draw_pictures(self, painter: PicturePainter) -> None:
+        """Draw pictures with this painter from now on."""
+        self._block_layout.painter.close()
+        self._block_layout.painter = painter
+        if self._block_layout.width:
+            self._block_layout.resize(self._block_layout.width)
+            self._reflow()
+            self.refresh()
+
+    @work(group="pictures", exclusive=True)
+    async def _decode_pictures(self) -> None:
+        """Decode the pictures that were drawn for the first time, and draw their blocks again."""
+        painter = self._block_layout.painter
+        self._is_decoding = True
+        try:
+            while painter.wanted:
+                attachment = painter.wanted[0]
+                painter.put(attachment, await asyncio.to_thread(decode, attachment))
+                painter.wanted.remove(attachment)
+                for id_ in self._block_layout.draw_again(attachment):
+                    self._mark_changed(id_)
+        finally:
+            self._is_decoding = False
+
+    def on_unmount(self) -> None:
+        self._block_layout.painter.close()
 
     def _row_strips(self, first: int, count: int) -> list[Strip]:
         """Return `count` rows of the widget from row `first` on."""
@@ -590,7 +622,7 @@ class Transcript(ScrollView, can_focus=True):
             if position == self._text_search.current:
                 style = palette.selection()
             overlays += [(*span, style) for span in self._text_search.spans(row)]
-        if overlays:
+        if overlays and not row.picture:
             return renderer.overlaid_strip(row, overlays, dimmed=dimmed)
         return renderer.strip(row, dimmed=dimmed)
 

@@ -1,10 +1,11 @@
 """The composer: editor, completions and attachments of the next message."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -13,13 +14,20 @@ from textual.message import Message
 from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
-from localchat.chat.conversation import Inclusion
+from localchat.chat.conversation import Question
 from localchat.config.presets import Preset
 from localchat.documents.folder import find_files
 from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, is_command, is_known, matching
-from localchat.tui.attachments import Attachment, ComposerText, attachment_of_file, expand, present
+from localchat.tui.attachments import (
+    ComposerAttachment,
+    ComposerText,
+    attachment_of_file,
+    attachment_of_media,
+    expand,
+    present,
+)
 from localchat.tui.file_completion import (
     is_path,
     list_folder,
@@ -87,8 +95,7 @@ class Composer(Vertical):
     class Sent(Message):
         """A complete message with everything it includes."""
 
-        text: str
-        inclusions: tuple[Inclusion, ...]
+        question: Question
 
     class Blocked(Message):
         """A changed message cannot be sent now and stays in the editor."""
@@ -126,6 +133,8 @@ class Composer(Vertical):
         """Presets for `@name` at the beginning of a message."""
         self.documents: Callable[[], Sequence[str]] = tuple
         """Names of documents for `@name` anywhere in a message."""
+        self.reads: Callable[[], Collection[str] | None] = lambda: None
+        """Returns the kinds of media that the model reads. None if unknown."""
         self.sent: list[ComposerText] = []
         """Messages sent before, oldest first, for the up key."""
         self._recalled: int | None = None
@@ -166,7 +175,7 @@ class Composer(Vertical):
         return self.editor.text
 
     @property
-    def attachments(self) -> tuple[Attachment, ...]:
+    def attachments(self) -> tuple[ComposerAttachment, ...]:
         return present(self.editor.text, self.editor.attachments)
 
     @property
@@ -187,7 +196,7 @@ class Composer(Vertical):
             return (self._unsent,)
         return (self._unsent, self.written)
 
-    def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
+    def write(self, text: str, attachments: Sequence[ComposerAttachment] = ()) -> None:
         """Put a text into the editor, and focus it."""
         self._uncompleted = text
         self.editor.write(text, attachments)
@@ -214,7 +223,7 @@ class Composer(Vertical):
     def ask(self, question: str) -> None:
         """Send a question without changing the draft."""
         self.sent.append(ComposerText(question))
-        self.post_message(self.Sent(question, ()))
+        self.post_message(self.Sent(Question(question)))
 
     def _send(self) -> None:
         written = self.written
@@ -233,13 +242,11 @@ class Composer(Vertical):
         self._accepted.clear()
         self._uncompleted = draft.text
         self.editor.write(*draft)
-        text, inclusions = expand(*written)
+        question = expand(*written)
         if is_command(written.text):
-            self.post_message(self.CommandEntered(text))
+            self.post_message(self.CommandEntered(question.text))
         else:
-            if not inclusions:
-                text = text.strip()
-            self.post_message(self.Sent(text, inclusions))
+            self.post_message(self.Sent(_stripped(question)))
 
     def _on_action(self, action: str) -> None:
         """Handle a key of the editor (`Editor.ActionRequested`)."""
@@ -479,6 +486,39 @@ class Composer(Vertical):
         self.editor.move_cursor((0, len(command) + 1))
         return True
 
+    def on_editor_media_dropped(self, event: Editor.MediaDropped) -> None:
+        event.stop()
+        self._insert_media(event.paths)
+
+    @work(group="include")
+    async def _insert_media(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            try:
+                self.editor.insert_attachment(await self._attachment_of(str(path)))
+            except LocalchatError as problem:
+                self.post_message(self.Refused(problem))
+
+    def on_editor_picture_requested(self, event: Editor.PictureRequested) -> None:
+        event.stop()
+        self._paste_picture(event.text)
+
+    @work(group="include")
+    async def _paste_picture(self, text: str) -> None:
+        """Insert the picture of the clipboard, or else `text`."""
+        from localchat.tui.clipboard import clipboard_picture
+
+        signs = [attachment.sign for attachment in self.editor.attachments]
+        try:
+            media = await asyncio.to_thread(clipboard_picture)
+            if media is None:
+                self.editor.insert_paste(text)
+            else:
+                self.editor.insert_attachment(
+                    await asyncio.to_thread(attachment_of_media, media, signs)
+                )
+        except LocalchatError as problem:
+            self.post_message(self.Refused(problem))
+
     @work(group="include")
     async def _include(self, name: str) -> None:
         try:
@@ -561,7 +601,7 @@ class Composer(Vertical):
             else:
                 self.editor.replace_with_attachment(f"@{name}", attachment)
 
-    async def _attachment_of(self, name: str) -> Attachment:
+    async def _attachment_of(self, name: str) -> ComposerAttachment:
         """Read a file. Raises LocalchatError."""
         signs = [attachment.sign for attachment in self.editor.attachments]
         return await asyncio.to_thread(attachment_of_file, path_of(name, self.root), name, signs)
@@ -573,20 +613,25 @@ class Composer(Vertical):
             line.display = bool(attachments)
             if attachments:
                 line.update(Content("   ".join(map(self._described, attachments))))
-        if any(item.text not in self._counted for item in attachments):
+        if any(item.text not in self._counted and item.media is None for item in attachments):
             self._count(attachments)
 
-    def _described(self, attachment: Attachment) -> str:
+    def _described(self, attachment: ComposerAttachment) -> str:
         """Return an attachment as the line below the completions shows it."""
-        details = (
-            attachment.label,
-            attachment.size,
-            self._tokens_of(attachment),
-            attachment.note,
-        )
+        note = attachment.note
+        reads = self.reads()
+        if (
+            attachment.media is not None
+            and reads is not None
+            and attachment.media.kind not in reads
+        ):
+            note = "this model cannot read it"
+        details = (attachment.label, attachment.size, self._tokens_of(attachment), note)
         return " · ".join(filter(None, details))
 
-    def _tokens_of(self, attachment: Attachment) -> str:
+    def _tokens_of(self, attachment: ComposerAttachment) -> str:
+        if attachment.media is not None:
+            return ""
         if attachment.text not in self._counted:
             return "counting …"
         count = self._counted[attachment.text]
@@ -595,11 +640,11 @@ class Composer(Vertical):
         return f"{count:,} tokens"
 
     @work(exclusive=True, group="count")
-    async def _count(self, attachments: Sequence[Attachment]) -> None:
+    async def _count(self, attachments: Sequence[ComposerAttachment]) -> None:
         if self.count_tokens is None:
             return
         for attachment in attachments:
-            if attachment.text not in self._counted:
+            if attachment.text not in self._counted and attachment.media is None:
                 try:
                     self._counted[attachment.text] = await self.count_tokens(attachment.text)
                 except LocalchatError:
@@ -611,3 +656,16 @@ class Composer(Vertical):
         """Count the tokens again, for another model."""
         self._counted.clear()
         self._show_attached()
+
+
+def _stripped(question: Question) -> Question:
+    """Return a question without white space around it, unless it includes a file."""
+    if question.inclusions:
+        return question
+    text = question.text.strip()
+    lead = len(question.text) - len(question.text.lstrip())
+    attachments = tuple(
+        msgspec.structs.replace(item, position=min(max(item.position - lead, 0), len(text)))
+        for item in question.attachments
+    )
+    return Question(text, (), attachments)

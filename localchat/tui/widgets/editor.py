@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events
@@ -11,7 +12,14 @@ from textual.geometry import Offset
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localchat.tui.attachments import Attachment, attachment_of_paste, clean, is_long, present
+from localchat.session.named_media import dropped_media
+from localchat.tui.attachments import (
+    ComposerAttachment,
+    attachment_of_paste,
+    clean,
+    is_long,
+    present,
+)
 from localchat.tui.keymap import bindings
 
 
@@ -35,7 +43,19 @@ class Editor(TextArea):
     class Opened(Message):
         """An attachment to show in full."""
 
-        attachment: Attachment
+        attachment: ComposerAttachment
+
+    @dataclass
+    class MediaDropped(Message):
+        """Paths of pictures and recordings that were dropped on the terminal."""
+
+        paths: list[Path]
+
+    @dataclass
+    class PictureRequested(Message):
+        """Ctrl+V: paste the picture of the clipboard, or else this text."""
+
+        text: str
 
     def __init__(self, on_action: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
@@ -47,7 +67,7 @@ class Editor(TextArea):
             max_checkpoints=200,
         )
         self.match_cursor_bracket = False
-        self.attachments: tuple[Attachment, ...] = ()
+        self.attachments: tuple[ComposerAttachment, ...] = ()
         """All attachments. Those whose sign was deleted stay, because undo may restore it."""
         self.completing = False
         """Whether a list of completions is open."""
@@ -109,10 +129,21 @@ class Editor(TextArea):
         # Before TextArea handles it: a line of a megabyte would block the screen for seconds.
         event.stop()
         event.prevent_default()
-        self.insert_paste(event.text)
+        # Some terminals answer Ctrl+V with an empty paste if the clipboard has no text.
+        if event.text:
+            self.insert_paste(event.text)
+        else:
+            self.post_message(self.PictureRequested(""))
+
+    def action_paste(self) -> None:
+        """Paste a picture from the clipboard, or else the text that was cut here."""
+        self.post_message(self.PictureRequested(self.app.clipboard))
 
     def insert_paste(self, text: str) -> None:
         """Insert a paste. A long paste becomes an attachment."""
+        if paths := dropped_media(text):
+            self.post_message(self.MediaDropped(paths))
+            return
         text = clean(text)
         if not is_long(text):
             self.insert(text)
@@ -126,12 +157,12 @@ class Editor(TextArea):
             attachment = attachment_of_paste(text, self._pastes)
         self.insert_attachment(attachment)
 
-    def insert_attachment(self, attachment: Attachment) -> None:
+    def insert_attachment(self, attachment: ComposerAttachment) -> None:
         """Insert the sign of an attachment at the cursor."""
         self.attachments = (*self.attachments, attachment)
         self.insert(f"{attachment.sign} ")
 
-    def replace_with_attachment(self, mention: str, attachment: Attachment) -> None:
+    def replace_with_attachment(self, mention: str, attachment: ComposerAttachment) -> None:
         """Replace a mention with the sign of an attachment, if the text still contains it."""
         for row, line in enumerate(self.text.split("\n")):
             match = re.search(rf"(?<!\S){re.escape(mention)}", line)
@@ -140,7 +171,7 @@ class Editor(TextArea):
                 self.replace(attachment.sign, (row, match.start()), (row, match.end()))
                 return
 
-    def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
+    def write(self, text: str, attachments: Sequence[ComposerAttachment] = ()) -> None:
         """Replace all text and move the cursor to the end."""
         self.attachments = tuple(attachments)
         self.load_text(text)

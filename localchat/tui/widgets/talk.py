@@ -1,5 +1,6 @@
 """The middle of the chat screen: the conversation, the find bar and the welcome."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -7,6 +8,7 @@ from textual import events
 from textual.containers import Vertical
 
 from localchat.tui.column import set_margins
+from localchat.tui.pictures.painter import PicturePainter
 
 if TYPE_CHECKING:
     from localchat.tui.transcript.widget import Transcript
@@ -24,12 +26,18 @@ class Talk(Vertical):
     _left = 0
     """Cells left of the column."""
 
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self.make_painter: Callable[[], PicturePainter] = PicturePainter
+        """Returns the painter of pictures for the current settings."""
+
     @cached_property
     def transcript(self) -> "Transcript":
         """The conversation. The first frame does not need it."""
         from localchat.tui.transcript.widget import Transcript
 
         transcript = Transcript(id="transcript")
+        transcript.draw_pictures(self.make_painter())
         self.mount(transcript)
         set_margins(transcript, self._left, 0)
         return transcript

@@ -1,4 +1,4 @@
-"""Writes the trained weights as GGUF (architecture qwen2), with tokenizer, template and licence.
+"""Writes the trained weights as GGUF (architecture qwen2), with tokenizer, template and license.
 
 python scripts/tools/guide/export.py FOLDER [OUT.gguf] [--type Q8_0|BF16|F16]
 """

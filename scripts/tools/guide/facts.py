@@ -59,6 +59,7 @@ VERBS: Final = [
     "learn",
     "quality",
     "cache",
+    "quantize",
     "completion",
 ]
 SUBCOMMANDS: Final = {
@@ -70,6 +71,7 @@ SUBCOMMANDS: Final = {
 }
 FLAGS: Final = [
     "-m",
+    "--type",
     "--model",
     "-s",
     "--system",

@@ -1,5 +1,6 @@
 """The prompt is made of stdin, files and words; broken input is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,81 @@ import pytest
 from localchat.cli.chat import prompt
 from localchat.cli.chat.prompt import join_parts
 from tests.support.cli_program import SCENARIOS, ScriptedApp
-from tests.support.cli_questions import asked
+from tests.support.cli_questions import asked, asked_message
+from tests.support.media import HOSTILE, png, wav
 from tests.support.terminal_screen import Call
 
 HELLO = SCENARIOS["hello"]
-BINARY = (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xfea\0\0\0", b"\xff\xfe\0")
+BINARY = (b"\x7fELF\0\0", b"\xff\xfea\0\0\0", b"\xff\xfe\0")
 
 
 def sent(call: Call, *args: str | Path, stdin: bytes = b"") -> str:
     app = ScriptedApp(HELLO)
     assert call(app, *args, stdin=stdin).code == 0
     return asked(app)
+
+
+def test_pictures_and_recordings_come_before_the_text(call: Call, tmp_path: Path) -> None:
+    chart, sound, text = tmp_path / "chart.txt", tmp_path / "a.wav", tmp_path / "b.txt"
+    chart.write_bytes(png())
+    sound.write_bytes(wav(0.1))
+    text.write_text("1\n")
+    app = ScriptedApp(HELLO)
+    files = ("-f", chart, "-f", text, "-f", sound)
+    assert call(app, *files, "What is odd here?", stdin=png(9, 9)).code == 0
+    message = asked_message(app)
+    assert message.content == "1\n\nWhat is odd here?"
+    assert [(item.kind, item.name, item.position) for item in message.attachments] == [
+        ("image", "chart.txt", 0),
+        ("audio", "a.wav", 0),
+        ("image", "stdin", 0),
+    ]
+    assert message.attachments[0].data == png()
+
+
+def test_a_picture_alone_is_a_prompt(call: Call) -> None:
+    app = ScriptedApp(HELLO)
+    assert call(app, stdin=png()).code == 0
+    assert len(asked_message(app).attachments) == 1
+
+
+def test_named_pictures_are_attached_unless_after_dashes(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("chart.png", "two words.png"):
+        (tmp_path / name).write_bytes(png())
+    for args in (
+        ("What is it?", "chart.png"),
+        ("What is it?", "two words.png"),
+        ("What is it? ./chart.png",),
+        ('What is it? @"two words.png"',),
+        (f"{tmp_path}/chart.png What is it?",),
+    ):
+        app = ScriptedApp(HELLO)
+        code, _, err = call(app, *args)
+        assert code == 0 and ".png is attached" in err, args
+        assert asked_message(app).content == "What is it?"
+        assert len(asked_message(app).attachments) == 1
+    for args in (("--", "What is it?", "chart.png"), ("Write code that reads chart.png",)):
+        app = ScriptedApp(HELLO)
+        assert call(app, *args).code == 0
+        assert asked_message(app).attachments == ()
+
+
+@pytest.mark.parametrize("case", ["cut in the header", "1 x 100,000", "bomb of 4 billion pixels"])
+def test_hostile_pictures_are_refused(call: Call, tmp_path: Path, case: str) -> None:
+    data, sentence = HOSTILE[case]
+    file = tmp_path / "a.png"
+    file.write_bytes(data)
+    for code, out, err in (call(HELLO, "-f", file, "q"), call(HELLO, "q", stdin=data)):
+        assert (code, out) == (2, "")
+        assert re.search(sentence, err)
+
+
+def test_a_raw_prompt_has_no_pictures(call: Call) -> None:
+    code, _, err = call(HELLO, "--raw-prompt", "q", stdin=png())
+    assert code == 2 and "--raw-prompt sends text only" in err
 
 
 def test_stdin_comes_first_then_a_blank_line_then_the_prompt(call: Call) -> None:
@@ -49,14 +114,14 @@ def test_a_file_that_is_no_text_is_refused(call: Call, tmp_path: Path) -> None:
         file.write_bytes(data)
         code, out, err = call(HELLO, "-f", file, "explain")
         assert (code, out) == (2, "")
-        assert f"{file} is a binary file" in err
+        assert f"{file} is a" in err
 
 
 def test_binary_stdin_is_refused(call: Call) -> None:
     for data in BINARY:
         code, out, err = call(HELLO, "explain", stdin=data)
         assert (code, out) == (2, "")
-        assert "stdin is binary" in err
+        assert "stdin is a" in err
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])

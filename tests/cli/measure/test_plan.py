@@ -84,7 +84,7 @@ def test_without_a_benchmark_it_is_an_estimate(
     outcome = plan(model)
     assert outcome.code == 0, outcome.err
     assert "it may be off by a factor of two" in outcome.out
-    assert "conversations of 400 tokens at once" in outcome.out
+    assert "conversations of 400 tokens." in outcome.out
 
 
 def test_a_model_that_is_not_here_is_planned_by_its_shape(
@@ -110,22 +110,13 @@ def test_an_estimate_counts_the_draft_model(
     assert both["memory_bytes"] > alone["memory_bytes"]
 
 
-@pytest.mark.usefixtures("kept")
-def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
-    paths = find_paths(os.environ)
-    bench_store(paths.data_dir).add(record(point(8, 1), point(15, 2), point(16, 4), model="big"))
-    write_text(paths.settings_file, '[routes.easy]\nsmall = "m"\nlarge = "big"\ndoubt = -0.9\n')
-    asked = ("route:easy", "--users", "2000", "--large-share", "0.2", "--price", "machine_hour=1")
-    outcome = plan(*asked)
-    assert outcome.code == 0, outcome.err
-    assert "the large model gives 20% of the answers." in outcome.out
-    assert "what it doubts, the large one answers again" in outcome.out
-    found = json.loads(plan(*asked, "--json").out)
-    whole = found["large_alone"]["requests_per_s"]
-    assert found["small"]["requests_per_s"] == pytest.approx(whole)  # it answers everything first
-    assert found["large"]["requests_per_s"] == pytest.approx(0.2 * whole)
-    assert found["large"]["copies"] < found["large_alone"]["copies"]
-    assert "(assumed: --large-share" in plan("route:easy").out
+def test_a_route_has_two_models_to_plan(plan: Plan) -> None:
+    text = '[routes.easy]\nsmall = "m"\nlarge = "big"\ncode = true\n'
+    write_text(find_paths(os.environ).settings_file, text)
+    outcome = plan("route:easy")
+    assert outcome.code == 2
+    assert "route:easy has two models" in outcome.err
+    assert "localchat plan m; localchat plan big" in outcome.err
 
 
 @pytest.mark.usefixtures("kept")

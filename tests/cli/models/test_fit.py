@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     text = fit(roomy, eight_b, "--ctx", "8192").out
     assert text.startswith("8b: fits: ")
     assert "other processes 4.0 GB" in text
-    assert "Between " in text
+    assert re.search(r"^About [\d.]+ tok/s \([\d.]+ to [\d.]+\), ", text, re.MULTILINE)
+    assert "A context of" not in text  # the user chose one
 
 
 def test_a_route_plans_the_large_model_beside_the_small_one(
@@ -107,7 +109,8 @@ def test_the_expected_rate_follows_the_bytes_of_a_token(fit: Fit, eight_b: Path)
     low, high = report["expected_range"]
     assert low < expected < high
     text = fit(roomy, eight_b).out
-    assert "Between " in text and "estimated from the memory bandwidth." in text
+    assert "About " in text and "estimated from the memory bandwidth." in text
+    assert "\nA context of 4,096 tokens needs " in text
 
 
 def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eight_b: Path) -> None:

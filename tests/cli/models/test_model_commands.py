@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from localchat.config.paths import find_paths
+from localchat.model_files.open_gguf import read_header
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.external_stores import Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
+from tests.support.llamacpp_models import write_llama
 from tests.support.terminal_screen import Call, Outcome, Screen
 
 OLLAMA = "registry.ollama.ai/library"
@@ -114,7 +116,7 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
     gguf(models_dir / "m.gguf", architecture="gemma3", general__license="gemma")
     gguf(models_dir / "state.gguf", architecture="mamba")
     seen = json.loads(verb("show", "m", "--json").out)
-    assert (seen["licence"], seen["architecture"], seen["context_tokens"]) == (
+    assert (seen["license"], seen["architecture"], seen["context_tokens"]) == (
         "gemma",
         "gemma3",
         512,
@@ -127,7 +129,7 @@ def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
     assert state["state_bytes"] > 0
     assert any("recurrent state" in sentence for sentence in state["cannot"])
     text = verb("show", "m").out
-    for part in ("licence      gemma", "quantization F16", "origin       models folder"):
+    for part in ("license      gemma", "quantization F16", "origin       models folder"):
         assert part in text
 
 
@@ -412,3 +414,17 @@ def test_a_shell_completes_models_and_files(
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     monkeypatch.setenv("_LOCALCHAT_COMPLETE", "bash_complete")
     assert verb().out.splitlines() == [completed]
+
+
+def test_quantize_writes_a_model_that_runs_by_name(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    source = write_llama(tmp_path / "tiny-f32.gguf")
+    outcome = verb("quantize", source, "--type", "q8_0")
+    assert outcome.code == 0, outcome.err
+    assert "localchat run tiny-q8_0" in outcome.err
+    assert read_header(models_dir / "tiny-q8_0.gguf").quantization == "Q8_0"
+    again = verb("quantize", source, "--type", "q8_0")
+    assert again.code == 2 and "exists already" in again.err
+    unknown = verb("quantize", source, "--type", "q4_k_x")
+    assert unknown.code == 2 and "Q4_K_M" in unknown.err

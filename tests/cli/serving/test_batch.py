@@ -13,13 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from localchat.config.paths import find_paths
 from localchat.models.aliases import add_alias
 from localchat.models.resolve import GUIDE
-from localchat.pool.entry import ModelStatus, ServerStatus
+from localchat.pool.entry import ModelStatus
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import NAME, Stage, serving
 from tests.support.scripted_engine import ScriptedAnswer
@@ -410,10 +409,9 @@ def test_batch_uses_the_model_of_the_running_server(
     with serving() as stage:
         url = f"http://127.0.0.1:{stage.port}"
         models = (ModelStatus(GUIDE, "g", "ready"), ModelStatus(NAME, "n", "ready"))
-        status = msgspec.json.encode(ServerStatus("1", models))
         monkeypatch.setattr(
             "localchat.cli.attach.running_servers",
-            lambda paths: [(SimpleNamespace(url=url), status)],
+            lambda paths: [(SimpleNamespace(url=url), models)],
         )
         source({"model": "gpt-4o", "prompt": "hello"})
         outcome = batch()

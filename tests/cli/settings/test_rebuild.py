@@ -37,7 +37,7 @@ class FakeRebuilder:
 
     def __init__(self) -> None:
         self.offered: RebuildOffer | None = OFFER
-        self.outcome = RebuildOutcome(taken=True, sentence="prompts 1.40 times as fast")
+        self.outcome = RebuildOutcome(installed=True, sentence="prompts 1.40 times as fast")
         self.fails: BaseException | None = None
         self.built: list[str] = []
         self.there = False
@@ -110,7 +110,7 @@ def test_a_better_build_is_used_and_can_be_taken_back(call: Call, builder: FakeR
 
 
 def test_a_build_that_is_not_better_says_why(call: Call, builder: FakeRebuilder) -> None:
-    builder.outcome = RebuildOutcome(taken=False, sentence="it is no faster: 1.01 times")
+    builder.outcome = RebuildOutcome(installed=False, sentence="it is no faster: 1.01 times")
     code, out, err = doctor(call, "--rebuild", "--yes")
     assert (code, out) == (0, "")
     assert "not used: it is no faster: 1.01 times" in err and "undo" not in err

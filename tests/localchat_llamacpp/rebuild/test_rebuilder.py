@@ -71,7 +71,7 @@ def left(folder: Path) -> set[str]:
 def test_a_faster_build_is_used_from_then_on_with_all_its_libraries(folder: Path) -> None:
     assert in_use() is None
     outcome = rebuilt(library="first")
-    assert outcome == RebuildOutcome(taken=True, sentence=FASTER.sentence)
+    assert outcome == RebuildOutcome(installed=True, sentence=FASTER.sentence)
     library = in_use()
     assert library is not None and library.version == "0.3.36 for cpu"
     assert library.file.read_text() == "first"
@@ -91,7 +91,7 @@ def test_a_build_that_fails_or_is_slower_changes_nothing(folder: Path, first: st
     if first:
         rebuilt(library=first)
     outcome = rebuilt(SLOWER, library="slower")
-    assert outcome == RebuildOutcome(taken=False, sentence=SLOWER.sentence)
+    assert outcome == RebuildOutcome(installed=False, sentence=SLOWER.sentence)
     with pytest.raises(LocalchatError, match="could not be built: error: no cookie"):
         rebuilt(lines=["error: no cookie"], status=2)
     assert text_in_use() == (first or "")

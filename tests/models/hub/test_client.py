@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 
 from localchat.errors import ModelMissing, NetworkError, UsageError
+from localchat.http_transport import retry_after_s
 from localchat.models.hub.client import (
     DEFAULT_ENDPOINT,
     HubClient,
@@ -15,7 +16,7 @@ from localchat.models.hub.client import (
 )
 from localchat.models.hub.events import Note, PullEvent
 from localchat.models.hub.pull import select_files
-from localchat.models.hub.retry import RetryPolicy, retry_after_s
+from localchat.models.hub.retry import RetryPolicy
 from localchat.models.names import parse
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.pullers import Puller
@@ -48,7 +49,7 @@ def test_gated_repository_is_explained_with_its_page(pull: Puller, hub: FakeHub)
     hub.add(NAME, {"small-q4_k_m.gguf": BODY}, gated=True, token="right")
     with pytest.raises(NetworkError) as caught:
         pull(NAME)
-    assert caught.value.message.endswith(f"accept its licence at {hub.url}/{NAME}")
+    assert caught.value.message.endswith(f"accept its license at {hub.url}/{NAME}")
     assert "HF_TOKEN" in caught.value.hint
     pull.token = "wrong"
     with pytest.raises(NetworkError, match="refuses this token"):

@@ -221,7 +221,7 @@ def test_users_models_toml_adds_names_and_wins(call: Call) -> None:
     own = find_paths(os.environ).settings_file.with_name("models.toml")
     own.parent.mkdir(parents=True, exist_ok=True)
     body = (
-        'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
+        'parameters = 1_000_000\ncontext_tokens = 512\nlicense = "MIT"\nabout = "x"\nuses = ["chat"]\n'
         f'sources = [{{ repository = "{NAME}", format = "gguf", quantizations = ["Q4_K_M"] }}]\n'
     )
     own.write_text(f'[models."mine:1m"]\n{body}[models."qwen2.5:7b"]\n{body}')

@@ -175,7 +175,7 @@ def test_the_catalogue_may_know_what_the_name_of_the_only_file_does_not_tell(
         """[models."mine:1b"]
 parameters = 1_000_000_000
 context_tokens = 4096
-licence = "MIT"
+license = "MIT"
 about = "Mine."
 uses = ["chat"]
 sources = [{ repository = "REPOSITORY", format = "gguf", quantizations = ["Q6_K"] }]

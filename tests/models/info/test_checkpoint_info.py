@@ -30,10 +30,10 @@ def test_a_checkpoint_tells_its_shape(folder: Path) -> None:
     assert (facts.context_tokens, facts.vocab_size) == (32768, 152064)
     assert facts.kv_bytes_per_token == 2 * 2 * 28 * 4 * 128
     assert facts.abilities == frozenset() and "plain text" in " ".join(facts.cannot)
-    assert facts.licence == ""
+    assert facts.license == ""
     (folder / "README.md").write_text(CARD)
     found = seen(folder).facts
-    assert found is not None and found.licence == "apache-2.0"
+    assert found is not None and found.license == "apache-2.0"
 
 
 @pytest.mark.parametrize(

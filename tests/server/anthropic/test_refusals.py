@@ -31,7 +31,7 @@ TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "reads text only",
+            "a source of type ''",
         ),
         (
             {
@@ -95,7 +95,7 @@ def test_what_an_engine_refuses_is_a_status(
 
 
 def test_whatever_refuses_speaks_this_protocol() -> None:
-    config = ServerConfig(api_keys=("sk-01234567",), limits=ServerLimits(body_bytes=1000))
+    config = ServerConfig(api_keys=("sk-01234567",), limits=ServerLimits(media_body_bytes=1000))
     with serving(config) as stage:
         body = {"max_tokens": 5, "messages": USER}
         key = {"x-api-key": "sk-01234567"}

@@ -66,10 +66,13 @@ def test_what_llama_vim_sends_reaches_the_engine(stage: Stage) -> None:
     ("fields", "expected"),
     [
         ({"samplers": []}, Sampling(top_k=40, top_p=0.9)),
-        ({"samplers": "edkypmxt", "temperature": 0.8}, Sampling(0.8, top_k=40, top_p=0.9)),
+        (
+            {"samplers": "edkypmxt", "temperature": 0.8},
+            Sampling(temperature=0.8, top_k=40, top_p=0.9),
+        ),
         (
             {"samplers": ["top_k", "min_p", "infill"], "temperature": 0.3, "top_k": None},
-            Sampling(0.3, top_p=0.9, typical_p=1.0, repetition_penalty=1.0),
+            Sampling(temperature=0.3, top_p=0.9, typical_p=1.0, repetition_penalty=1.0),
         ),
         ({"samplers": None, "seed": -1}, Sampling(top_k=40, top_p=0.9)),
         ({"samplers": None, "seed": 7}, Sampling(top_k=40, top_p=0.9, seed=7)),

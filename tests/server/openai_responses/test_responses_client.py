@@ -36,7 +36,7 @@ TOOL = {
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "unsupported_value",
-            "input[0].content[0]",
+            "input[0].content[0].image_url",
         ),
         (
             {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},

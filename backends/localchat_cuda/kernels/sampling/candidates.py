@@ -13,7 +13,7 @@ from localchat_cuda.kernels.sampling.state import (
     INVERSE_TEMPERATURE,
     LARGEST,
     PRESENCE,
-    REACH,
+    REACH_COLUMN,
     REPETITION,
     SEEN,
     TOP_P,
@@ -259,7 +259,8 @@ def collect_kernel(
         if k == 0:
             # tokens that cannot win are left out: the lowest of a prefix, so the others' sums stay the same
             depth = tl.minimum(
-                depth, tl.minimum(setting(settings, slot, REACH), -setting(settings, slot, DROP))
+                depth,
+                tl.minimum(setting(settings, slot, REACH_COLUMN), -setting(settings, slot, DROP)),
             )
         threshold = best - depth
         if tl.load(scratch.blocks + (p * BLOCK_ROWS + 2) * B + b) >= threshold:

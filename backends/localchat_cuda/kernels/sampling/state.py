@@ -1,6 +1,7 @@
 """Inputs and workspace of the sampler's kernels: per-slot settings, known tokens, scratch (see sample.py)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,33 +11,37 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from localchat.backend_api.sampling.gumbel import REACH
+from localchat.backend_api.sampling.reference import GREEDY_BELOW
+from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.launch import require
 
 BLOCK = 1024
 CANDIDATES = 16384
 NOTHING = -1
-FIELDS = (
-    "inverse_temperature",
-    "reach",
-    "typical_p",
-    "top_p",
-    "drop",
-    "repetition",
-    "frequency",
-    "presence",
-)
-"""Columns of `SamplingTensors.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
-reach: how far below the best a candidate can still win, REACH * temperature, inf with typical-p.
-drop: ln(min_p), -inf for none."""
+FIELDS: Mapping[str, Callable[[SamplingParams], float]] = {
+    "inverse_temperature": lambda p: 0.0 if p.temperature < GREEDY_BELOW else 1.0 / p.temperature,
+    # How far below the best a candidate can still win.
+    "reach": lambda p: math.inf if p.typical_p < 1 else REACH * p.temperature,
+    "typical_p": lambda p: p.typical_p,
+    "top_p": lambda p: p.top_p,
+    "drop": lambda p: min(0.0, math.log(p.min_p)) if p.min_p > 0 else -math.inf,
+    "repetition": lambda p: p.repetition_penalty,
+    "frequency": lambda p: p.frequency_penalty,
+    "presence": lambda p: p.presence_penalty,
+}
+"""Columns of `SamplingTensors.floats`, computed from the parameters of a sequence."""
+_NAMES = [*FIELDS]
 COLUMNS = tl.constexpr(len(FIELDS))
-INVERSE_TEMPERATURE = tl.constexpr(FIELDS.index("inverse_temperature"))
-REACH = tl.constexpr(FIELDS.index("reach"))
-TYPICAL_P = tl.constexpr(FIELDS.index("typical_p"))
-TOP_P = tl.constexpr(FIELDS.index("top_p"))
-DROP = tl.constexpr(FIELDS.index("drop"))
-REPETITION = tl.constexpr(FIELDS.index("repetition"))
-FREQUENCY = tl.constexpr(FIELDS.index("frequency"))
-PRESENCE = tl.constexpr(FIELDS.index("presence"))
+INVERSE_TEMPERATURE = tl.constexpr(_NAMES.index("inverse_temperature"))
+REACH_COLUMN = tl.constexpr(_NAMES.index("reach"))
+TYPICAL_P = tl.constexpr(_NAMES.index("typical_p"))
+TOP_P = tl.constexpr(_NAMES.index("top_p"))
+DROP = tl.constexpr(_NAMES.index("drop"))
+REPETITION = tl.constexpr(_NAMES.index("repetition"))
+FREQUENCY = tl.constexpr(_NAMES.index("frequency"))
+PRESENCE = tl.constexpr(_NAMES.index("presence"))
+"""Number of columns, and the column of each field, for kernels."""
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)

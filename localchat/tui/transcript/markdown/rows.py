@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from localchat.tui.pictures.cells import PictureRow
+
 
 class Look(NamedTuple):
     """Style of a piece, without colours."""
@@ -37,6 +39,8 @@ class Row(NamedTuple):
     """Role of the background, filled to the end of the row; empty for none."""
     bare: int = 0
     """Number of first pieces without that background."""
+    picture: PictureRow = ()
+    """Row of a picture after the pieces. It is never copied or searched."""
 
     @property
     def text(self) -> str:

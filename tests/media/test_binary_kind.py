@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.documents.binary_kind import binary_kind
+from localchat.media.binary_kind import binary_kind
 
 
 @pytest.mark.parametrize(

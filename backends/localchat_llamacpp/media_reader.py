@@ -1,0 +1,447 @@
+"""Reads pictures and recordings: divides them into chunks, and computes the embeddings of the chunks.
+
+The projector is loaded with the first attachment, so text costs nothing. Chunks are made in the threads that
+prepare requests. One thread of this module computes their embeddings, beside the steps of other requests.
+"""
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakValueDictionary, finalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.backend_api.interface import MemoryReport
+from localchat.backend_api.media import MediaChunk, MediaPiece, placeholder_ids
+from localchat.errors import EngineClosed, LocalchatError, ModelInvalid, UsageError
+from localchat.media.decode import decode_audio, decode_image
+from localchat.model_files.projector import Projector
+from localchat_llamacpp.compute_turns import ComputeTurns
+from localchat_llamacpp.media_api import (
+    AUDIO,
+    TEXT,
+    DecoderPosition,
+    EvalCallback,
+    InputPart,
+    media_library,
+)
+from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.plan.buffers import encoder_compute_bytes
+
+_LAYOUTS: Final = 512
+"""Attachments whose division into chunks is kept, so that a conversation's next turn need not decode them."""
+_PREPARED: Final = 4
+"""Attachments whose pixels are kept until they are encoded. Others are decoded again."""
+_NODES_PER_PART: Final = 24
+"""Nodes of the encoder's graph that are computed in one turn: about a layer."""
+
+FloatArray = NDArray[np.float32]
+
+
+class Native:
+    """A native object, freed with this one."""
+
+    def __init__(self, handle: int, free: Callable[[int], None]) -> None:
+        self.handle = handle
+        self._finalizer = finalize(self, free, handle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A chunk without its pixels, which equal chunks share."""
+
+    ids: tuple[int, ...]
+    positions: int
+    """Positions that the chunk takes. Fewer than its tokens where positions have several dimensions."""
+    whole: bool
+    audio: bool
+    native: Native
+    """The chunk as a placeholder."""
+
+
+class Chunk:
+    """A MediaChunk of llama.cpp."""
+
+    def __init__(self, layout: _Layout, source: "_Attachment", number: int, *, mrope: bool) -> None:
+        self._layout = layout
+        self._mrope = mrope
+        self.source = source
+        self.number = number
+        """Number among the chunks of the attachment."""
+        self.embeddings: FloatArray | None = None
+        """(tokens, width), None until they are computed."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """See MediaChunk."""
+        return self._layout.ids
+
+    @property
+    def whole(self) -> bool:
+        """See MediaChunk."""
+        return self._layout.whole
+
+    @property
+    def encoded(self) -> bool:
+        """See MediaChunk."""
+        return self.embeddings is not None
+
+    @property
+    def positions(self) -> int:
+        """Positions that the chunk takes."""
+        return self._layout.positions
+
+    def token_positions(self, start: int) -> NDArray[np.int32]:
+        """Return the positions of the tokens, (1 or 4, tokens). start: the position of the first."""
+        tokens = len(self.ids)
+        line = np.arange(start, start + tokens, dtype=np.int32)
+        if not self._mrope:
+            return line[None]
+        if self._layout.audio:
+            return np.stack([line] * 4)
+        api = media_library()
+        image = api.mtmd_input_chunk_get_tokens_image(self._layout.native.handle)
+        places = (DecoderPosition * tokens)()
+        api.mtmd_helper_image_get_decoder_pos(image, start, places)
+        fields = np.frombuffer(bytes(places), np.int32).reshape(tokens, 4)
+        # The order of llama.cpp's dimensions is t, y, x, z.
+        return np.ascontiguousarray(fields[:, [0, 2, 1, 3]].T)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attachment:
+    """An attachment as it came."""
+
+    kind: str
+    data: bytes
+    name: str
+    digest: bytes
+
+
+@dataclass(slots=True)
+class _Job:
+    """Chunks to encode."""
+
+    chunks: Sequence[Chunk]
+    then: Callable[[LocalchatError | None], None]
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _MtmdContext:
+    """The loaded projector."""
+
+    handle: int
+    callback: object
+    """Reference that keeps the callback alive."""
+    width: int
+    """Numbers of a token's embedding."""
+    mrope: bool
+    rate: int
+    """Samples per second of recordings."""
+    buffers: list[Buffer]
+
+
+@dataclass(slots=True)
+class _Graph:
+    """State of the running encoder graph."""
+
+    nodes: int = 0
+    job: _Job | None = field(default=None)
+
+
+class MediaEncoder:
+    """The projector of one model. Thread-safe."""
+
+    def __init__(self, projector: Projector) -> None:
+        self._projector = projector
+        self._threads = 1
+        self._use_gpu = False
+        self.turns = ComputeTurns()
+        self._model = 0
+        self._weights_loaded = threading.Event()
+        self._lock = threading.Lock()
+        """Guards the load, and the caches."""
+        self._context: _MtmdContext | None = None
+        self._closed = False
+        self._layouts: OrderedDict[bytes, tuple[tuple[int, ...] | _Layout, ...]] = OrderedDict()
+        self._prepared: OrderedDict[bytes, tuple[Native, ...]] = OrderedDict()
+        self._chunks: WeakValueDictionary[tuple[bytes, int], Chunk] = WeakValueDictionary()
+        """Chunks of all requests, so that two with the same picture encode it once."""
+        self._worker = ThreadPoolExecutor(1, "media-encoder")
+        self._graph = _Graph()
+        stat = projector.path.stat()
+        self.identity = f"{projector.path.name} {stat.st_size} {stat.st_mtime_ns}"
+        """Names everything that the embeddings of given data depend on."""
+
+    def attach(self, model: int, *, threads: int, use_gpu: bool) -> None:
+        """Give the weights of the language model, which outlive this reader.
+
+        threads: those of the encoder. use_gpu: whether it computes on the library's GPU.
+        """
+        self._model = model
+        self._threads = threads
+        self._use_gpu = use_gpu
+        self._weights_loaded.set()
+
+    def memory(self, report: MemoryReport) -> MemoryReport:
+        """Add the projector to a report. Before the first attachment, its buffers count as planned."""
+        compute_bytes = encoder_compute_bytes(self._projector)
+        if self._context is not None:
+            compute_bytes = sum(buffer.size_bytes for buffer in self._context.buffers)
+        return report._replace(
+            weights_bytes=report.weights_bytes + self._projector.header.weights_bytes,
+            compute_bytes=report.compute_bytes + compute_bytes,
+        )
+
+    def pieces(self, kind: str, data: bytes, name: str) -> tuple[MediaPiece, ...]:
+        """See MediaModel.media_pieces."""
+        digest = hashlib.blake2b(digest_size=32)
+        for part in (self.identity.encode(), kind.encode(), data):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        source = _Attachment(kind, data, name, digest.digest())
+        context = self._loaded()
+        with self._lock:
+            layouts = self._layouts.get(source.digest)
+            if layouts is not None:
+                self._layouts.move_to_end(source.digest)
+        if layouts is None:
+            layouts = self._divide(context, source)
+        pieces: list[MediaPiece] = []
+        number = 0
+        for layout in layouts:
+            if isinstance(layout, tuple):
+                pieces.append(layout)
+                continue
+            with self._lock:
+                chunk = self._chunks.get((source.digest, number))
+                if chunk is None:
+                    chunk = Chunk(layout, source, number, mrope=context.mrope)
+                    self._chunks[source.digest, number] = chunk
+            pieces.append(chunk)
+            number += 1
+        return tuple(pieces)
+
+    def encode(
+        self, chunks: Sequence[MediaChunk], then: Callable[[LocalchatError | None], None]
+    ) -> Callable[[], None]:
+        """See MediaRunner."""
+        job = _Job([chunk for chunk in chunks if isinstance(chunk, Chunk)], then)
+
+        def cancel() -> None:
+            job.cancelled = True
+
+        self._worker.submit(self._run, job)
+        return cancel
+
+    def close(self) -> None:
+        """Stop the encoder and release the projector. Idempotent."""
+        self._closed = True
+        self._worker.shutdown(cancel_futures=True)
+        with self._lock:
+            self._layouts.clear()
+            self._prepared.clear()
+            if self._context is not None:
+                media_library().mtmd_free(self._context.handle)
+                self._context = None
+
+    def _loaded(self) -> _MtmdContext:
+        """Load the projector at the first call. Waits for the weights of the language model."""
+        self._weights_loaded.wait()
+        with self._lock:
+            if self._closed:
+                raise EngineClosed("the engine was closed")
+            if self._context is None:
+                self._context = self._load()
+            return self._context
+
+    def _load(self) -> _MtmdContext:
+        api = media_library()
+        parameters = api.mtmd_context_params_default()
+        parameters.use_gpu = self._use_gpu
+        parameters.n_threads = self._threads
+        parameters.print_timings = False
+        parameters.cb_eval = callback = EvalCallback(self._evaluated)
+        path = self._projector.path
+        with library().log.capture() as captured:
+            handle = api.mtmd_init_from_file(os.fsencode(path), self._model, parameters)
+        if not handle:
+            raise ModelInvalid(
+                f"{path.name} cannot be loaded, so this model cannot read attachments: "
+                f"{captured.reason('llama.cpp gives no reason')}",
+                hint="Download the mmproj file of the same repository as the model, and name it with --mmproj.",
+            )
+        return _MtmdContext(
+            int(handle),
+            callback,
+            int(api.llama_model_n_embd_inp(self._model)),
+            bool(api.mtmd_decode_use_mrope(handle)),
+            int(api.mtmd_get_audio_sample_rate(handle)),
+            captured.buffers,
+        )
+
+    def _divide(
+        self, context: _MtmdContext, source: _Attachment
+    ) -> tuple[tuple[int, ...] | _Layout, ...]:
+        """Decode an attachment, and divide it into text and chunks."""
+        natives, texts = self._tokenized(context, source)
+        api = media_library()
+        layouts: list[tuple[int, ...] | _Layout] = []
+        number = 0
+        for native, text in zip(natives, texts, strict=True):
+            if text is not None:
+                layouts.append(text)
+                continue
+            assert native is not None
+            tokens = int(api.mtmd_input_chunk_get_n_tokens(native.handle))
+            positions = int(api.mtmd_input_chunk_get_n_pos(native.handle))
+            whole = bool(api.mtmd_decode_use_non_causal(context.handle, native.handle))
+            audio = api.mtmd_input_chunk_get_type(native.handle) == AUDIO
+            divisible = not whole and (audio or not context.mrope)
+            placeholder = api.mtmd_input_chunk_get_placeholder(native.handle)
+            layouts.append(
+                _Layout(
+                    placeholder_ids(source.digest, tokens, divisible=divisible, index=number),
+                    positions,
+                    whole,
+                    audio,
+                    Native(placeholder, api.mtmd_input_chunk_free),
+                )
+            )
+            number += 1
+        result = tuple(layouts)
+        with self._lock:
+            self._layouts[source.digest] = result
+            self._prepared[source.digest] = tuple(native for native in natives if native)
+            for cache, limit in ((self._layouts, _LAYOUTS), (self._prepared, _PREPARED)):
+                while len(cache) > limit:
+                    cache.popitem(last=False)
+        return result
+
+    def _tokenized(
+        self, context: _MtmdContext, source: _Attachment
+    ) -> tuple[list[Native | None], list[tuple[int, ...] | None]]:
+        """Decode an attachment. Return for each of its parts the native chunk, or the tokens of a text."""
+        if source.kind not in self._projector.kinds:
+            kinds = " and ".join(self._projector.kinds)
+            raise UsageError(
+                f"{source.name or 'the attachment'} is of the kind {source.kind}; this model reads {kinds}"
+            )
+        api = media_library()
+        bitmap, pixels = self._bitmap(context, source)
+        chunks = api.mtmd_input_chunks_init()
+        try:
+            parts = (ctypes.POINTER(InputPart) * 1)(ctypes.pointer(InputPart(None, bitmap)))
+            with library().log.capture() as captured:
+                status = api.mtmd_tokenize_from_parts(context.handle, chunks, parts, 1, False)
+            if status:
+                raise UsageError(
+                    f"{source.name or 'the attachment'} cannot be prepared for this model: "
+                    f"{captured.reason('llama.cpp gives no reason')}"
+                )
+            natives: list[Native | None] = []
+            texts: list[tuple[int, ...] | None] = []
+            for index in range(api.mtmd_input_chunks_size(chunks)):
+                chunk = api.mtmd_input_chunks_get(chunks, index)
+                if api.mtmd_input_chunk_get_type(chunk) == TEXT:
+                    count = ctypes.c_size_t()
+                    ids = api.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+                    natives.append(None)
+                    texts.append(tuple(ids[: count.value]))
+                else:
+                    natives.append(
+                        Native(api.mtmd_input_chunk_copy(chunk), api.mtmd_input_chunk_free)
+                    )
+                    texts.append(None)
+            return natives, texts
+        finally:
+            api.mtmd_input_chunks_free(chunks)
+            api.mtmd_bitmap_free(bitmap)
+            del pixels
+
+    def _bitmap(self, context: _MtmdContext, source: _Attachment) -> tuple[int, object]:
+        """Return a native bitmap of the decoded attachment, and the data that it may point to."""
+        api = media_library()
+        if source.kind == "image":
+            image = decode_image(source.data, source.name)
+            return int(api.mtmd_bitmap_init(image.width, image.height, image.rgb)), image
+        samples = decode_audio(source.data, context.rate, source.name)
+        samples = np.ascontiguousarray(samples, np.float32)
+        pointer = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        return int(api.mtmd_bitmap_init_from_audio(len(samples), pointer)), samples
+
+    def _run(self, job: _Job) -> None:
+        """Encode the chunks of a job. Body of the encoder's thread."""
+        failure: LocalchatError | None = None
+        try:
+            for chunk in job.chunks:
+                if not (chunk.encoded or job.cancelled):
+                    self._encode_chunk(job, chunk)
+        except LocalchatError as error:
+            failure = error
+        except MemoryError:
+            failure = LocalchatError("there is not enough memory to encode the attachment")
+        job.then(failure)
+
+    def _encode_chunk(self, job: _Job, chunk: Chunk) -> None:
+        context = self._loaded()
+        native = self._native_chunk(context, chunk)
+        api = media_library()
+        self._graph = _Graph(job=job)
+        self.turns.begin_encoding()
+        try:
+            status = api.mtmd_encode_chunk(context.handle, native.handle)
+        finally:
+            self.turns.end_encoding()
+        if job.cancelled:
+            return
+        if status:
+            tail = "; ".join(library().log.tail(3))
+            raise LocalchatError(
+                f"{chunk.source.name or 'the attachment'} could not be encoded: {tail}"
+            )
+        output = api.mtmd_get_output_embd(context.handle)
+        shape = (len(chunk.ids), context.width)
+        embeddings = np.ctypeslib.as_array(output, shape).copy()
+        if not np.isfinite(embeddings).all():
+            raise LocalchatError(
+                f"the encoder gave no usable numbers for {chunk.source.name or 'the attachment'}",
+                hint="The mmproj file may be damaged, or of another model.",
+            )
+        chunk.embeddings = embeddings
+
+    def _native_chunk(self, context: _MtmdContext, chunk: Chunk) -> Native:
+        """Return the chunk with its pixels, decoded again if they were dropped."""
+        digest = chunk.source.digest
+        with self._lock:
+            prepared = self._prepared.get(digest)
+        if prepared is None:
+            natives, _ = self._tokenized(context, chunk.source)
+            prepared = tuple(native for native in natives if native)
+            with self._lock:
+                self._prepared[digest] = prepared
+                while len(self._prepared) > _PREPARED:
+                    self._prepared.popitem(last=False)
+        return prepared[chunk.number]
+
+    def _evaluated(self, _tensor: int, ask: bool, _user: Any) -> bool:  # noqa: ANN401 - a null pointer
+        """Divide the encoder's graph into parts, and let a step compute between two of them.
+
+        Called natively in the encoder's thread. The warm-up of the load has no job.
+        """
+        graph = self._graph
+        if ask:
+            graph.nodes += 1
+            return graph.nodes % _NODES_PER_PART == 0
+        if graph.job is None:
+            return True
+        self.turns.end_encoding()
+        self.turns.begin_encoding()
+        return not (graph.job.cancelled or self._closed)

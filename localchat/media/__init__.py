@@ -1,0 +1,4 @@
+"""Pictures and recordings: formats, limits and decoding.
+
+Pillow and soundfile are imported when a file is decoded.
+"""

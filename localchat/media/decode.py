@@ -1,0 +1,343 @@
+"""Decoding of pictures by Pillow and of recordings by soundfile, within the limits of `limits.py`."""
+
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from localchat.errors import UsageError
+from localchat.media.binary_kind import binary_kind
+from localchat.media.format import HEAD_BYTES, MediaFormat, MediaKind, media_format
+from localchat.media.limits import (
+    MAX_AUDIO_RATE,
+    MAX_AUDIO_S,
+    MAX_CHANNELS,
+    MAX_FILE_BYTES,
+    MAX_PIXELS,
+    MAX_SIDE_RATIO,
+)
+from localchat.units import size
+
+if TYPE_CHECKING:
+    import numpy as np
+    import PIL.Image
+    import soundfile
+    from numpy.typing import NDArray
+
+_PICTURES: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_RECORDINGS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG")
+_WAV_RATE: Final = 16_000
+_BLOCK_FRAMES: Final = 1 << 16
+_FILTER_ZEROS: Final = 16
+"""Zero crossings of the resampling filter on each side."""
+_FILTER_BETA: Final = 8.6
+"""Shape of the Kaiser window: 85 dB of attenuation."""
+_PASSBAND: Final = 0.94
+"""Part of the lower rate's bandwidth that resampling preserves."""
+
+
+class Image(NamedTuple):
+    """A decoded picture."""
+
+    width: int
+    height: int
+    rgb: bytes
+    """Rows from the top, 3 bytes a pixel, without padding."""
+
+
+class MediaInfo(NamedTuple):
+    """Facts from the header of a picture or a recording."""
+
+    format: MediaFormat
+    width: int = 0
+    """Pixels, as shown. 0 for a recording."""
+    height: int = 0
+    seconds: float = 0.0
+    """Length of a recording. 0 for a picture."""
+
+    @property
+    def label(self) -> str:
+        """`640x480`, or `1:05` for a recording."""
+        if self.format.kind == "image":
+            return f"{self.width}x{self.height}"
+        minutes, seconds = divmod(round(self.seconds), 60)
+        return f"{minutes}:{seconds:02}"
+
+
+def media_info(data: bytes, name: str = "") -> MediaInfo:
+    """Check the header of a picture or a recording. Raises UsageError, which names the file.
+
+    The pixels are not decoded, so a file that is damaged further on passes.
+    """
+    format_ = check_format(data, name)
+    if format_.kind == "audio":
+        with _open_recording(data, name) as recording:
+            return MediaInfo(format_, seconds=recording.frames / recording.samplerate)
+    with _open_picture(data, name) as picture:
+        # Orientations 5 to 8 of EXIF turn the picture by 90 degrees.
+        if picture.getexif().get(0x0112, 1) in (5, 6, 7, 8):
+            return MediaInfo(format_, picture.height, picture.width)
+        return MediaInfo(format_, picture.width, picture.height)
+
+
+def check_format(data: bytes, name: str = "", kind: MediaKind | None = None) -> MediaFormat:
+    """Return the format of a file by its content. Raises UsageError if it is not supported or too large."""
+    shown = name or "the file"
+    if not data:
+        raise UsageError(f"{shown} is empty")
+    format_ = media_format(data[:HEAD_BYTES])
+    if format_ is None or (kind is not None and format_.kind != kind):
+        raise UsageError(f"{shown} is {_kind_name(data, name)}", hint=_hint(data, kind))
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(
+            f"{shown} has {size(len(data))}",
+            hint=f"pictures and recordings may have up to {size(MAX_FILE_BYTES)}",
+        )
+    return format_
+
+
+def decode_image(data: bytes, name: str = "") -> Image:
+    """Decode a picture to 8-bit RGB. Raises UsageError.
+
+    The first frame of an animation is used. The EXIF orientation is applied, and transparent pixels become
+    white.
+    """
+    check_format(data, name, "image")
+    with _open_picture(data, name) as opened:
+        from PIL import ImageOps
+
+        opened.load()
+        picture = _rgb(ImageOps.exif_transpose(opened), name)
+        return Image(picture.width, picture.height, picture.tobytes())
+
+
+def decode_audio(data: bytes, rate: int, name: str = "") -> "NDArray[np.float32]":
+    """Decode a recording to mono samples from -1 to 1 at `rate` per second. Raises UsageError."""
+    check_format(data, name, "audio")
+    import numpy as np
+
+    with _open_recording(data, name) as recording:
+        resampler = _Resampler(recording.samplerate, rate)
+        blocks = []
+        frames = 0
+        while len(block := recording.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+            # The header of a stream may understate its length.
+            frames += len(block)
+            _check_seconds(frames / recording.samplerate, name)
+            blocks.append(resampler.resample(block.mean(axis=1)))
+        blocks.append(resampler.finish())
+        samples = np.concatenate(blocks)
+    if not len(samples):
+        raise UsageError(f"{name or 'the recording'} has no sound")
+    # A float file may contain anything.
+    return np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0)
+
+
+def as_png(data: bytes, name: str = "") -> bytes:
+    """Return a picture as PNG, for programs that read few formats. Raises UsageError."""
+    import PIL.Image
+
+    image = decode_image(data, name)
+    file = io.BytesIO()
+    PIL.Image.frombytes("RGB", (image.width, image.height), image.rgb).save(file, "PNG")
+    return file.getvalue()
+
+
+def as_wav(data: bytes, name: str = "") -> bytes:
+    """Return a recording as WAV of 16 kHz, for programs that read few formats. Raises UsageError."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, decode_audio(data, _WAV_RATE, name), _WAV_RATE, format="WAV")
+    return file.getvalue()
+
+
+def _kind_name(data: bytes, name: str) -> str:
+    start = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith(b"<svg") or (
+        start.startswith((b"<?xml", b"<!doctype svg")) and b"<svg" in start
+    ):
+        return "an SVG drawing"
+    if data[4:8] == b"ftyp" and data[8:11] == b"M4A":
+        return "an M4A recording"
+    return binary_kind(name, data[:HEAD_BYTES])
+
+
+def _hint(data: bytes, kind: MediaKind | None) -> str:
+    pictures = "pictures can be PNG, JPEG, WebP, GIF, BMP or TIFF"
+    recordings = "recordings can be WAV, MP3, FLAC or Ogg"
+    if kind == "image":
+        return pictures
+    if kind == "audio":
+        return recordings
+    return f"{pictures}; {recordings}"
+
+
+@contextmanager
+def _open_picture(data: bytes, name: str) -> "Iterator[PIL.Image.Image]":
+    """Open a picture and check its size. Errors of Pillow become UsageErrors."""
+    import PIL.Image
+
+    # Pillow checks for bombs while it opens a file, and warns below twice its limit.
+    warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
+    shown = name or "the picture"
+    try:
+        with PIL.Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
+            width, height = picture.size
+            if width * height > MAX_PIXELS:
+                raise UsageError(
+                    f"{shown} has {width} x {height} pixels",
+                    hint=f"up to {MAX_PIXELS // 1_000_000} million pixels can be read; make it smaller",
+                )
+            if max(width, height) > MAX_SIDE_RATIO * min(width, height):
+                raise UsageError(
+                    f"{shown} has {width} x {height} pixels",
+                    hint=f"one side may be {MAX_SIDE_RATIO} times as long as the other at most; crop it",
+                )
+            yield picture
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as problem:
+        raise UsageError(
+            f"{shown} has too many pixels",
+            hint=f"up to {MAX_PIXELS // 1_000_000} million pixels can be read; make it smaller",
+        ) from problem
+    except UsageError:
+        raise
+    except Exception as problem:  # a damaged file can raise anything from a decoder
+        raise UsageError(
+            f"{shown} is damaged or incomplete", hint="save it again as PNG"
+        ) from problem
+
+
+def _rgb(picture: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
+    """Convert a decoded picture of any mode to RGB, with transparent pixels on white."""
+    import PIL.Image
+
+    if picture.mode.startswith(("I", "F")):
+        picture = _eight_bit(picture, name)
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        white = PIL.Image.new("RGB", picture.size, "white")
+        white.paste(picture, mask=picture.getchannel("A"))
+        return white
+    return picture.convert("RGB")
+
+
+def _eight_bit(picture: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
+    """Scale 16-bit gray values to 8 bits."""
+    import numpy as np
+
+    wide = picture.convert("I")
+    values = np.asarray(wide)
+    if picture.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
+        raise UsageError(
+            f"{name or 'the picture'} has pixels of 32 bits",
+            hint="save it with 8 or 16 bits a pixel",
+        )
+    return wide.point([value >> 8 for value in range(1 << 16)], "L")
+
+
+@contextmanager
+def _open_recording(data: bytes, name: str) -> "Iterator[soundfile.SoundFile]":
+    """Open a recording and check its length. Errors of soundfile become UsageErrors."""
+    import soundfile
+
+    shown = name or "the recording"
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as recording:
+            if recording.format not in _RECORDINGS:
+                raise UsageError(
+                    f"{shown} is a {recording.format} recording", hint=_hint(data, "audio")
+                )
+            if recording.channels > MAX_CHANNELS or recording.samplerate > MAX_AUDIO_RATE:
+                raise UsageError(
+                    f"{shown} has {recording.channels} channels of {recording.samplerate:,} Hz",
+                    hint=f"up to {MAX_CHANNELS} channels of {MAX_AUDIO_RATE:,} Hz can be read",
+                )
+            _check_seconds(recording.frames / recording.samplerate, name)
+            yield recording
+    except UsageError:
+        raise
+    except Exception as problem:  # a damaged file can raise anything from a decoder
+        raise UsageError(
+            f"{shown} is damaged or incomplete", hint="save it again as WAV"
+        ) from problem
+
+
+def _check_seconds(seconds: float, name: str) -> None:
+    if seconds > MAX_AUDIO_S:
+        raise UsageError(
+            f"{name or 'the recording'} lasts longer than {MAX_AUDIO_S // 60} minutes",
+            hint="cut it into parts",
+        )
+
+
+class _Resampler:
+    """Polyphase resampler of a mono stream, by a windowed sinc.
+
+    Output sample n is the filtered input at time n * down / up.
+    """
+
+    def __init__(self, source_rate: int, target_rate: int) -> None:
+        import numpy as np
+
+        divisor = math.gcd(source_rate, target_rate)
+        self._up = target_rate // divisor
+        self._down = source_rate // divisor
+        cutoff = min(1.0, target_rate / source_rate)
+        half = math.ceil(_FILTER_ZEROS / cutoff)
+        self._half = half
+        # Row p holds the taps of outputs whose time has the fraction p / up.
+        phases = np.arange(self._up)[:, None] / self._up
+        times = np.arange(-half + 1, half + 1)[None, :] - phases
+        window = np.i0(_FILTER_BETA * np.sqrt(np.clip(1 - (times / half) ** 2, 0, None)))
+        taps = np.sinc(times * cutoff * _PASSBAND) * window
+        self._taps: NDArray[np.float32] = (taps / taps.sum(axis=1, keepdims=True)).astype(
+            np.float32
+        )
+        # The first window is centered on the first sample.
+        self._buffer: NDArray[np.float32] = np.zeros(half - 1, np.float32)
+        self._start = 1 - half
+        """Index of the buffer's first sample in the stream."""
+        self._output = 0
+        """Index of the next output sample."""
+        self._frames = 0
+
+    def resample(self, samples: "NDArray[np.float32]") -> "NDArray[np.float32]":
+        """Return the output samples whose whole window has arrived."""
+        import numpy as np
+
+        if self._up == self._down:
+            return samples
+        self._frames += len(samples)
+        self._buffer = np.concatenate((self._buffer, samples))
+        return self._take(self._start + len(self._buffer) - self._half)
+
+    def finish(self) -> "NDArray[np.float32]":
+        """Return the last output samples."""
+        import numpy as np
+
+        if self._up == self._down:
+            return np.zeros(0, np.float32)
+        self._buffer = np.concatenate((self._buffer, np.zeros(self._half, np.float32)))
+        return self._take(self._frames)
+
+    def _take(self, end: int) -> "NDArray[np.float32]":
+        """Return the outputs at input times before `end`."""
+        import numpy as np
+
+        stop = max(self._output, -(-end * self._up // self._down))
+        positions = np.arange(self._output, stop, dtype=np.int64) * self._down
+        first = positions // self._up - self._half + 1 - self._start
+        if not len(positions):
+            return np.zeros(0, np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(self._buffer, 2 * self._half)
+        outputs: NDArray[np.float32] = np.einsum(
+            "nk,nk->n", windows[first], self._taps[positions % self._up]
+        )
+        self._output = stop
+        used = stop * self._down // self._up - self._half + 1 - self._start
+        self._buffer = self._buffer[used:]
+        self._start += used
+        return outputs

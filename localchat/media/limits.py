@@ -1,0 +1,19 @@
+"""Limits of the pictures and recordings of a request. They bound the memory of decoding."""
+
+from typing import Final
+
+MAX_ATTACHMENTS: Final = 32
+"""Pictures and recordings in the whole conversation of a request."""
+MAX_FILE_BYTES: Final = 32_000_000
+"""Largest encoded file."""
+MAX_TOTAL_BYTES: Final = 96_000_000
+"""All encoded files of a request together."""
+MAX_PIXELS: Final = 50_000_000
+"""Pixels of a picture, which needs up to 11 bytes each while it is decoded. Phones take 48 million."""
+MAX_SIDE_RATIO: Final = 200
+"""Ratio of the longer to the shorter side. Image encoders reject more."""
+MAX_AUDIO_S: Final = 1800
+"""Seconds of a recording. At 16 kHz, half an hour has 115 MB."""
+MAX_CHANNELS: Final = 8
+MAX_AUDIO_RATE: Final = 192_000
+"""Samples per second of a recording, per channel."""

@@ -1,0 +1,100 @@
+"""Pictures and recordings that a text names: `@chart.png`, or the path of one that was dropped or typed."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from localchat.chat.conversation import Question
+from localchat.config.paths import expand_home
+from localchat.engine.attachments import join_parts, read_media
+from localchat.engine.request import Attachment
+from localchat.media.format import HEAD_BYTES, media_format
+
+_WORD: Final = re.compile(r"""(?<!\S)(@?)("[^"\n]+"|'[^'\n]+'|(?:\\.|[^\s"'\\])+)(?!\S)""")
+_PATH_STARTS: Final = ("/", "./", "../", "~/", "file:")
+_MAX_DROPPED: Final = 8192
+"""Characters of a paste that may be the paths of dropped files."""
+
+
+def with_named_media(text: str, names: Iterable[str] = ()) -> Question:
+    """Replace names of pictures and recordings by the files. Raises UsageError for an unusable file.
+
+    A name counts after `@`, as a path with a slash, or if it is one of `names`. It must be an existing file
+    whose content is a picture or a recording. Other words stay.
+    """
+    parts: list[str | Attachment] = []
+    allowed = {name for name in names if media_path(name) is not None}
+    pattern = _WORD
+    if spaced := [re.escape(name) for name in allowed if " " in name]:
+        pattern = re.compile(rf"(?<!\S)(@?)({'|'.join(spaced)})(?!\S)|{_WORD.pattern}")
+    end = 0
+    for match in pattern.finditer(text):
+        sign, name = (group for group in match.groups() if group is not None)
+        if name not in allowed:
+            name = _unquoted(name)
+        if not (sign or name in allowed or name.startswith(_PATH_STARTS)):
+            continue
+        path = media_path(name)
+        if path is not None:
+            parts += [text[end : match.start()], read_media(path)]
+            end = match.end()
+    if not parts:
+        return Question(text)
+    content = join_parts([*parts, text[end:]], "")
+    # The words around a name keep one space.
+    stripped = content.text.strip()
+    lead = len(content.text) - len(content.text.lstrip())
+    attachments = tuple(
+        Attachment(
+            item.kind, item.data, min(max(item.position - lead, 0), len(stripped)), item.name
+        )
+        for item in content.attachments
+    )
+    return Question(stripped, (), attachments)
+
+
+def dropped_media(paste: str) -> list[Path]:
+    """Return the files of a paste that is nothing but paths of pictures and recordings.
+
+    Terminals paste the paths of dropped files, quoted or with escaped spaces.
+    """
+    text = paste.strip()
+    if not text or len(text) > _MAX_DROPPED or not text.startswith((*_PATH_STARTS, "'", '"')):
+        return []
+    whole = media_path(text)  # some terminals do not quote a space
+    if whole is not None:
+        return [whole]
+    try:
+        names = shlex.split(text)
+    except ValueError:
+        return []
+    paths = [path for name in names if (path := media_path(name)) is not None]
+    if len(paths) < len(names):
+        return []
+    return paths
+
+
+def media_path(name: str) -> Path | None:
+    """Return the path of a name if its content is a picture or a recording. Never raises."""
+    if name.startswith("file:"):
+        name = unquote(urlsplit(name).path)
+    try:
+        path = expand_home(name)
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except (OSError, ValueError):
+        return None
+    if media_format(head) is None:
+        return None
+    return path
+
+
+def _unquoted(name: str) -> str:
+    if name[0] in "\"'":
+        return name[1:-1]
+    return re.sub(r"\\(.)", r"\1", name)
