@@ -56,7 +56,7 @@ class FusedShape(NamedTuple):
     NORM: bool
     WINDOW: int
     SOFT_CAP: float
-    """As in Rules."""
+    """Rules.soft_cap."""
 
 
 @triton.jit

@@ -71,7 +71,7 @@ class AttentionShape(NamedTuple):
     STAGES: int
     WINDOW: int
     SOFT_CAP: float
-    """As in Rules."""
+    """Rules.soft_cap."""
     CODED: int
     """Decoder of FP8 pages (kv_fp8.decoder_of), or 0."""
     E: int

@@ -495,7 +495,7 @@ def add_few(
 def few_arguments(
     rows: FewRows | None, unused: torch.Tensor
 ) -> tuple[torch.Tensor, float, int, int]:
-    """Return the squares and eps that gate_up's kernels read of few rows, and the constants SPLITS and WIDTH.
+    """Return squares, eps, SPLITS and WIDTH for the kernels of gate_up.
 
     Without few rows (None) no kernel reads the tensor `unused`.
     """

@@ -59,7 +59,7 @@ class FloatPairs(NamedTuple):
     M: int
     """Rows of a block."""
     P_POW2: int
-    """As in blocks.expert_rows."""
+    """Argument of blocks.expert_rows."""
     tile: FloatTile
     RUN: int
     """Columns of a step."""

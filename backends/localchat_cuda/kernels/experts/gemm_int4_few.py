@@ -91,7 +91,7 @@ class FewPairs(NamedTuple):
     R: int
     """Rows with columns of their own; 8: all rows take every group in turn."""
     P_POW2: int
-    """As in blocks.expert_rows."""
+    """Argument of blocks.expert_rows."""
     GATED: bool
     BIASED: bool
     LIMIT: float

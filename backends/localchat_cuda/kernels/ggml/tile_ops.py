@@ -30,7 +30,7 @@ class Form(NamedTuple):
     FACTORS: bool
     MINIMUM: bool
     TABLE: bool
-    """As in GgmlForm."""
+    """Flags of GgmlForm."""
     ASM: bool
     """Use inline PTX, or its twin in plain Triton."""
 

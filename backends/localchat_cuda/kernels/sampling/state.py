@@ -123,7 +123,7 @@ def setting(settings, slot, column: tl.constexpr):
 
 
 class Draws(NamedTuple):
-    """Row of logits, slot of the settings, and position in its sequence of each draw; int32 [P]."""
+    """Row of logits, slot, and position in the sequence of each draw; int32 [P]."""
 
     rows: torch.Tensor
     slots: torch.Tensor
