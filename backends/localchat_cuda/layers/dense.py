@@ -484,7 +484,8 @@ class LayersBase:
     @property
     def embedding_scale(self) -> float:
         """Factor of embeddings, rounded to the model's dtype if the reference implementation rounds it."""
-        if not self.config.rounds_embedding_scale:
+        # Reference implementations of post-normed families round it.
+        if not self.config.family.post_normed:
             return self.config.embedding_scale
         return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
