@@ -18,7 +18,7 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
 from localchat.fit.speed import PastRun, Run, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
-from localchat.units import rate
+from localchat.units import counted, rate
 
 
 class ExpectedSpeed(NamedTuple):
@@ -237,7 +237,7 @@ def _expected_speed(
         memory = "the GPU's"
     basis = f"estimated from {memory} bandwidth"
     if past:
-        basis += f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}"
+        basis += f" and {counted(len(past), 'earlier run')}"
     if estimate.untried:
         basis += f"; no run of {runner_name(backend.name)} on such a GPU is known"
     return ExpectedSpeed(estimate.tokens_per_s, basis, estimate.low, estimate.high)

@@ -10,7 +10,7 @@ from localchat.fit.hardware import Machine
 from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_index
 from localchat.models.recommended_models import Recommendation, recommended_models
-from localchat.units import size
+from localchat.units import counted, size
 
 _OWN: Final = frozenset({"file", "link", "pulled", "alias"})
 
@@ -50,7 +50,7 @@ def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
 
 def hardware_line(machine: Machine) -> str:
     """Return `AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free · RTX 4090, 24.0 GB`."""
-    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    cores = counted(machine.cores, "core")
     unified = ""
     if machine.unified_memory:
         unified = ", shared with its GPU"

@@ -176,6 +176,9 @@ def _recommendation(
     file_bytes = candidate.shape.file_bytes
     subject = Subject(candidate.name, candidate.shape)
     speed = assess(subject, _options(candidate.entry), machine, history).expected_speed
+    tokens_per_s = None
+    if speed is not None:
+        tokens_per_s = speed.tokens_per_s
     return Recommendation(
         role=role,
         name=candidate.entry.name,
@@ -186,7 +189,7 @@ def _recommendation(
         context_tokens=plan.context_tokens,
         gpu_layers=plan.gpu_layers,
         layers=plan.layers,
-        tokens_per_s=speed.tokens_per_s if speed else None,
+        tokens_per_s=tokens_per_s,
         why=candidate.report.why,
     )
 

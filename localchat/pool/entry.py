@@ -163,9 +163,12 @@ class PoolEntry:
     @property
     def _kv_bytes(self) -> int:
         """Part of `memory_bytes` for the KV cache. 0 if unknown."""
-        info = self.info if self.engine.alive else None
-        parts = (info.actual or info.predicted) if info is not None else None
-        return max(parts.kv_bytes, 0) if parts is not None else 0
+        if not self.engine.alive or (info := self.info) is None:
+            return 0
+        parts = info.actual or info.predicted
+        if parts is None:
+            return 0
+        return max(parts.kv_bytes, 0)
 
     @property
     def gpu_bytes(self) -> int:
