@@ -241,6 +241,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     enter: tuple[Enter, ...] = ()
     leave: tuple[int, ...] = ()
     masks: tuple[Mask, ...] = ()
+    exact: bool = False
+    """A row must have the bits of the same step in a fresh engine, so all threads of the runner compute."""
 
 
 class Sample(msgspec.Struct, frozen=True):
