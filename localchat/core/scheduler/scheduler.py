@@ -195,9 +195,9 @@ class Scheduler:
         shared = any(
             sequence.launched >= sequence.request_state.prompt_tokens for sequence in self.running
         )
-        budget = self._token_budget.next_step(shared=shared)
-        shares = self._shares
-        step = StepBuilder(budget, shares.min_tokens if shared else shares.min_tokens_alone)
+        min_tokens = self._shares.min_tokens if shared else self._shares.min_tokens_alone
+        budget = self._token_budget.next_step(shared=shared, min_tokens=min_tokens)
+        step = StepBuilder(budget, min_tokens)
         self._schedule_shared(step, shared=shared)
         if step.rows:
             return self._launch(step)
