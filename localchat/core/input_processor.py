@@ -33,6 +33,7 @@ from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_k
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
+from localchat.engine.attachments import check_attachments
 from localchat.engine.events import Accepted, Limit
 from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
@@ -294,6 +295,7 @@ class InputProcessor:
         tokenizer = self._model.tokenizer
         match request.prompt:
             case Messages() as messages:
+                check_attachments(messages.messages)
                 rendered = self._render(messages)
                 self._warn_once(rendered.warnings)
                 self._check_length(rendered.text)

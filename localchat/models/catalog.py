@@ -23,8 +23,16 @@ _NAME = r"^[a-z0-9][a-z0-9._-]*:[a-z0-9][a-z0-9._-]*$"
 _REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Line = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\n]+$")]
 Use = Literal[
-    *("chat", "code", "infill", "reasoning", "tools", "vision", "audio"),
-    *("embeddings", "reranking", "multilingual"),
+    "chat",
+    "code",
+    "infill",
+    "reasoning",
+    "tools",
+    "vision",
+    "audio",
+    "embeddings",
+    "reranking",
+    "multilingual",
 ]
 
 
@@ -174,6 +182,10 @@ def _entry(path: Path, name: str, body: object) -> CatalogEntry:
             f"{path}: {name!r} is not a valid name of a model",
             hint="a name is family:size in small letters, as qwen2.5:7b",
         ) from problem
+    if isinstance(body, dict) and "licence" in body:
+        # The spelling of catalogues written before 0.3.
+        body = {**body, "license": body["licence"]}
+        del body["licence"]
     try:
         checked = msgspec.convert(body, _Body)
     except msgspec.ValidationError as problem:

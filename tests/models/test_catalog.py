@@ -25,6 +25,13 @@ BODY = (
 )
 
 
+def test_the_older_spelling_of_license_is_read(tmp_path: Path) -> None:
+    shipped = shipped_file().read_text("utf-8")
+    own = tmp_path / "models.toml"
+    own.write_text(shipped.replace("license = ", "licence = "), "utf-8")
+    assert read_models(own) == read_models(shipped_file())
+
+
 def test_it_has_the_families_that_people_use() -> None:
     families = {entry.family for entry in CATALOGUE.values()}
     wanted = {"qwen2.5", "qwen3", "llama3.1", "llama3.2", "llama3.3", "mistral", "gemma3", "phi4"}

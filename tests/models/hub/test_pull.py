@@ -341,9 +341,7 @@ def test_two_pulls_at_once_fetch_the_model_once(pull: Puller, hub: FakeHub) -> N
     assert hub.sent == len(BODY)
 
 
-def test_encoder_of_a_model_that_sees_is_pulled_with_it(
-    pull: Puller, hub: FakeHub
-) -> None:
+def test_encoder_of_a_model_that_sees_is_pulled_with_it(pull: Puller, hub: FakeHub) -> None:
     encoder = b"GGUF" + Random(2).randbytes(500)
     hub.add(
         "maker/Vision-GGUF",
