@@ -277,7 +277,9 @@ def _widths(spec: ContextSpec, request: LoadRequest) -> Widths:
     """Return the widths that fill tiles of attention."""
     if not spec.flash_attention or spec.kv_type != "f16" or request.plan.gpu_layers:
         return Widths(())
-    return Widths(tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS)))
+    widths = tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS))
+    # Two tiles cost 6 % less per row than one. Where others decode, one makes them wait half as long.
+    return Widths(prefill=widths[1:] or widths, mixed=widths)
 
 
 def _is_stateful(model: int) -> bool:

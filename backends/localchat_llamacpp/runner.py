@@ -166,6 +166,8 @@ class LlamaCppRunner:
         self._sampler = Sampler(vocab_size)
         self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(threads)
+        self._threads = threads
+        """Threads of the native context."""
         self._on_gpu = on_gpu
         self._launched: deque[_LaunchedStep] = deque()
         """Launched steps that have not begun."""
@@ -225,7 +227,7 @@ class LlamaCppRunner:
                 plan.number, (), computed, earliest, step.status, elapsed_s, lost_slots=lost
             )
         samples.sort(key=lambda sample: sample.index)
-        notes = self._thread_notes(sum(computed), elapsed_s)
+        notes = self._thread_notes(plan, sum(computed), elapsed_s)
         return StepResult(plan.number, tuple(samples), computed, earliest, "ok", elapsed_s, notes)
 
     def abort(self) -> None:
@@ -419,6 +421,8 @@ class LlamaCppRunner:
             if row.tokens is LAST and not begin:
                 self._batch.replace(first_output, step.tokens[number][0])
             first_output += end - begin
+        # Flash attention divides the keys of a lone row among the threads, so its bits depend on their number.
+        self._use_threads(self._watch.most if step.plan.exact else self._watch.threads)
         if part.media is not None:
             status = self._decode_media(step, part, part.media)
         else:
@@ -492,11 +496,18 @@ class LlamaCppRunner:
             return (0,) * len(plan.rows)
         return tuple(self._slots.earliest(row.slot) for row in plan.rows)
 
-    def _thread_notes(self, tokens: int, elapsed_s: float) -> tuple[str, ...]:
+    def _use_threads(self, threads: int) -> None:
+        if threads != self._threads:
+            self._threads = threads
+            self._api.llama_set_n_threads(self._context, threads, threads)
+
+    def _thread_notes(self, plan: StepPlan, tokens: int, elapsed_s: float) -> tuple[str, ...]:
+        if plan.exact and self._watch.threads < self._watch.most:
+            # The step ran with more threads than the watch chose.
+            return ()
         change = self._watch.step(tokens, self._slots.cells, elapsed_s, time.monotonic())
         if change is None:
             return ()
-        self._api.llama_set_n_threads(self._context, change.threads, change.threads)
         if change.note:
             return (change.note,)
         return ()

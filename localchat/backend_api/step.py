@@ -249,6 +249,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     enter: tuple[Enter, ...] = ()
     leave: tuple[int, ...] = ()
     masks: tuple[Mask, ...] = ()
+    exact: bool = False
+    """A row must have the bits of the same step in a fresh engine, so all threads of the runner compute."""
     moved: int = 0
     """If not 0, `rows` and `positions` are those of an earlier plan, and each row computes LAST from
     `start + moved` on. Only for runners with Capabilities.moves_rows. The result then has `tokens`."""

@@ -54,14 +54,17 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "flash", "prefill"),
-    [("f16", True, (64, 128)), ("f16", False, ()), ("q8_0", True, ())],
+    ("kv_type", "flash", "widths"),
+    [
+        ("f16", True, Widths(prefill=(128, 192), mixed=(64, 128, 192))),
+        ("f16", False, Widths()),
+        ("q8_0", True, Widths()),
+    ],
 )
 def test_prompts_fill_tiles_where_attention_has_them(
-    start: Start, kv_type: str, flash: bool, prefill: tuple[int, ...]
+    start: Start, kv_type: str, flash: bool, widths: Widths
 ) -> None:
-    can = start(step=128, kv_type=kv_type, flash=flash).runner.capabilities
-    assert can.widths == Widths(prefill=prefill)
+    assert start(step=192, kv_type=kv_type, flash=flash).runner.capabilities.widths == widths
 
 
 def test_architecture_that_the_library_computes_one_by_one_gets_one_row(start: Start) -> None:

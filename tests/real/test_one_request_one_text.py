@@ -54,19 +54,20 @@ def assert_same(first: list[Answer], other: list[Answer]) -> None:
 
 
 @pytest.fixture(params=["", "xllamacpp"], ids=["default", "xllamacpp"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with each library of llama.cpp."""
+def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run a test with each library of llama.cpp: as a chat loads it, and as a server with flash attention."""
     if request.param:
         if importlib.util.find_spec(request.param) is None:
             pytest.skip(f"{request.param} is not installed")
         monkeypatch.setenv("LOCALCHAT_LLAMACPP_LIBRARY", request.param)
+        return {"room_for_slots": True, "threads": 2}
+    return {}
 
 
-@pytest.mark.usefixtures("library")
 def test_a_text_is_the_same_cold_warm_restarted_and_without_drafts(
-    smollm2: Path, open_engine: OpenEngine, tmp_path: Path
+    smollm2: Path, open_engine: OpenEngine, tmp_path: Path, load: dict[str, Any]
 ) -> None:
-    disk = {"kv_folder": tmp_path, "kv_folder_bytes": 1 << 30}
+    disk = {"kv_folder": tmp_path, "kv_folder_bytes": 1 << 30, **load}
     engine = open_engine(smollm2, **disk)
     cold = answers(engine)
     assert_same(cold, answers(engine))

@@ -43,6 +43,7 @@ from localchat_llamacpp.plan.buffers import (
 
 _SCORES_BYTES = 512_000_000
 """Attention scores up to this size are always worth the faster decode of a long conversation."""
+_SERVER_STEP_TOKENS = 256
 _UNIFIED_SHARE = 0.75
 """Share of the RAM that the GPU of a machine with unified memory may use. Metal's own limit is similar."""
 
@@ -172,6 +173,9 @@ class Budgets:
         if self.shape.recurrent:
             spare = SPARE_STATES
         step = step_tokens(self.machine, gpu=gpu_layers >= self.layers)
+        if self.options.room_for_slots:
+            # A prompt's last step takes a narrow rest along, and needs room for both.
+            step = max(step, _SERVER_STEP_TOKENS)
         if self._encoder is not None:
             step = max(step, self._encoder.whole_tokens)
         return Steps(self.options.max_slots + spare, step)

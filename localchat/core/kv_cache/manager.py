@@ -26,8 +26,9 @@ def exact_chunk_tokens(capabilities: Capabilities) -> int:
     Kernels choose tiles and tails by the number of rows, so a row has the same bits again only in
     a chunk of the same shape. Wider chunks cost a GPU less, and recompute more of a cached prompt.
     """
-    slow = capabilities.step_target_s >= _SLOW_STEP_S
-    chunk = _EXACT_CHUNK_SLOW if slow else _EXACT_CHUNK_FAST
+    chunk = _EXACT_CHUNK_FAST
+    if capabilities.step_target_s >= _SLOW_STEP_S:
+        chunk = max((_EXACT_CHUNK_SLOW, *capabilities.widths.prefill[:1]))
     return min(chunk, capabilities.max_step_tokens)
 
 

@@ -18,6 +18,7 @@ from localchat.backend_api.interface import (
     LogitsPosition,
     MemoryOp,
     NewBlocks,
+    PaddedWidth,
     StepPlan,
     StepRow,
 )
@@ -51,10 +52,13 @@ class PromptShares:
     """Divides the tokens of a step among prompts."""
 
     def __init__(self, can: Capabilities) -> None:
-        self.min_tokens = min(
-            max((_MIN_PROMPT_TOKENS, *can.widths.prefill[:1])), can.max_step_tokens
-        )
+        widths = can.widths
+        narrowest = min((*widths.prefill[:1], *widths.mixed[:1]), default=0)
+        self.min_tokens = min(max(_MIN_PROMPT_TOKENS, narrowest), can.max_step_tokens)
         """Smallest prompt chunk, no matter how many sequences decode. The runner pads to it anyway."""
+        alone = max((_MIN_PROMPT_TOKENS, *widths.prefill[:1]))
+        self.min_tokens_alone = min(alone, can.max_step_tokens)
+        """Smallest prompt chunk while no sequence decodes, so that none waits for the step."""
 
     def prompts_per_step(self, tokens_left: int) -> int:
         """Return how many prompts share `tokens_left`. Other prompts get only what these leave."""
@@ -212,8 +216,9 @@ class Scheduler:
         shared = any(
             sequence.launched >= sequence.request_state.prompt_tokens for sequence in self.running
         )
-        budget = self._token_budget.next_step(shared=shared)
-        step = StepBuilder(budget, self._shares.min_tokens)
+        min_tokens = self._shares.min_tokens if shared else self._shares.min_tokens_alone
+        budget = self._token_budget.next_step(shared=shared, min_tokens=min_tokens)
+        step = StepBuilder(budget, min_tokens)
         self._schedule_shared(step, shared=shared)
         if step.rows:
             return self._launch(step)
@@ -238,12 +243,13 @@ class Scheduler:
                 self._add_row(step, sequence)
             elif sequence.needs > 1 or sequence.in_prompt:
                 prompts.append(sequence)
+        if not prompts and not self.waiting:
+            return
         # The sort is stable, so equal priorities stay in order of arrival.
         prompts.sort(key=lambda sequence: -sequence.priority)
         if not self._short_of_memory:
-            if prompts or self.waiting:
-                guaranteed = min(step.min_prompt_tokens, max_tokens - step.width)
-                step.tokens_left = max(step.tokens_left, guaranteed)
+            guaranteed = min(step.min_prompt_tokens, max_tokens - step.width)
+            step.tokens_left = max(step.tokens_left, guaranteed)
             affords = partial(self._token_budget.affords, shared=shared)
             step.round_to_width(self._can.widths, max_tokens, affords)
         at_once = self._shares.prompts_per_step(step.tokens_left)
@@ -309,6 +315,7 @@ class Scheduler:
             enter=tuple(self._enter),
             leave=tuple(self._leave),
             masks=tuple(step.masks),
+            exact=any(row.sequence.exact_mode for row in step.scheduled_rows),
         )
         self._entered.update(enter.seq for enter in self._enter)
         self._memory_ops = []
@@ -321,7 +328,10 @@ class Scheduler:
             sequence.last_step = self.step_number
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
-        padded = self._can.widths.padded(step.decode_width, step.width - step.decode_width)
+        padded = PaddedWidth(step.width, step.width)
+        if not step.is_decode:
+            prompt_tokens = step.width - step.decode_width
+            padded = self._can.widths.padded(step.decode_width, prompt_tokens)
         drafting_s = self._draft_planner.drafting_s if step.drafts else 0.0
         rows = tuple(step.scheduled_rows)
         ids = frozenset(row.sequence.request_state.id for row in rows)
@@ -485,7 +495,9 @@ class Scheduler:
         """
         chunk = self._exact_chunk
         start = (prompt_tokens - 1) // chunk * chunk
-        is_narrow = chunk == self._shares.min_tokens and 2 * chunk <= self._can.max_step_tokens
+        is_narrow = (
+            chunk == self._shares.min_tokens_alone and 2 * chunk <= self._can.max_step_tokens
+        )
         if is_narrow and prompt_tokens - start < chunk <= start:
             return start - chunk
         return start

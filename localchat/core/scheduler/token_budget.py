@@ -1,7 +1,7 @@
 """Token budget of a step, bounded by time so that a cancel takes effect soon.
 
 A step takes at most `step_target_s` (250 ms on a CPU, 200 ms on a GPU without decoding sequences). It has at
-least 32 tokens, because the fixed cost of smaller steps would lower the prefill rate.
+least 32 tokens, or as many as the kernels need, because smaller steps would lower the prefill rate.
 """
 
 from localchat.backend_api.interface import PaddedWidth
@@ -50,14 +50,17 @@ class TokenBudget:
         It does not grow evenly, because matrix tiles fill a GPU's multiprocessors better at some widths.
         """
 
-    def next_step(self, *, shared: bool = False) -> int:
-        """Return the tokens of the next step, drafts and decode rows included. `shared`: sequences decode."""
+    def next_step(self, *, shared: bool = False, min_tokens: int = MIN_TOKENS) -> int:
+        """Return the tokens of the next step, drafts and decode rows included.
+
+        `shared`: sequences decode. `min_tokens`: the narrowest efficient step, which may miss the target.
+        """
         if not self._tokens:
-            return min(_FIRST_TOKENS, self._allowed)
+            return min(max(_FIRST_TOKENS, min_tokens), self._allowed)
         target_s = self._target(shared=shared)
         base_s, token_s = self._fit()
         affordable = int((target_s - base_s) / token_s)
-        return max(min(MIN_TOKENS, self._allowed), min(self._allowed, affordable))
+        return max(min(min_tokens, self._allowed), min(self._allowed, affordable))
 
     @property
     def token_s(self) -> float:

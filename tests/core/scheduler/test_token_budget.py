@@ -86,3 +86,13 @@ def test_a_width_that_was_slow_is_tried_again_after_a_while() -> None:
     while not token_budget.affords(width, shared=True):
         refused += 1
     assert 50 < refused < 200
+
+
+def test_a_busy_machine_never_narrows_steps_below_the_efficient_width() -> None:
+    budget = TokenBudget(0.25, 256)
+    for _ in range(8):
+        budget.observe(128, 10.0)
+    assert budget.next_step() == 32
+    assert budget.next_step(min_tokens=128) == 128
+    budget.halve()
+    assert budget.next_step(min_tokens=512) < 256
