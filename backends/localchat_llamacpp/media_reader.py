@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 from numpy.typing import NDArray
 
+from localchat.backend_api.interface import MemoryReport
 from localchat.backend_api.media import MediaChunk, MediaPiece, placeholder_ids
 from localchat.errors import EngineClosed, LocalchatError, ModelInvalid, UsageError
 from localchat.media.decode import decode_audio, decode_image
@@ -32,13 +33,14 @@ from localchat_llamacpp.media_api import (
     media_library,
 )
 from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.plan.buffers import encoder_compute_bytes
 
 _LAYOUTS: Final = 512
 """Attachments whose division into chunks is kept, so that a conversation's next turn need not decode them."""
 _PREPARED: Final = 4
 """Attachments whose pixels are kept until they are encoded. Others are decoded again."""
-_NODES_PER_PART: Final = 24
-"""Nodes of the encoder's graph that are computed in one turn: about a layer."""
+_NODES_PER_PART: Final = 8
+"""Nodes of the encoder's graph that are computed in one turn: a third of a layer."""
 
 FloatArray = NDArray[np.float32]
 
@@ -189,14 +191,14 @@ class MediaEncoder:
         self._use_gpu = use_gpu
         self._weights_loaded.set()
 
-    @property
-    def memory_bytes(self) -> int:
-        """Measured memory of the loaded projector. 0 before the first attachment."""
-        context = self._context
-        if context is None:
-            return 0
-        return self._projector.header.weights_bytes + sum(
-            buffer.size_bytes for buffer in context.buffers
+    def memory(self, report: MemoryReport) -> MemoryReport:
+        """Add the projector to a report. Before the first attachment, its buffers count as planned."""
+        compute_bytes = encoder_compute_bytes(self._projector)
+        if self._context is not None:
+            compute_bytes = sum(buffer.size_bytes for buffer in self._context.buffers)
+        return report._replace(
+            weights_bytes=report.weights_bytes + self._projector.header.weights_bytes,
+            compute_bytes=report.compute_bytes + compute_bytes,
         )
 
     def pieces(self, kind: str, data: bytes, name: str) -> tuple[MediaPiece, ...]:

@@ -254,9 +254,10 @@ class LlamaCppRunner:
     def memory(self) -> MemoryReport:
         """Return the allocations of the load. Saved slots count as other bytes."""
         other = self._report.other_bytes + self._slots.saved_bytes
+        report = self._report._replace(other_bytes=other)
         if self._media is not None:
-            other += self._media.memory_bytes
-        return self._report._replace(other_bytes=other)
+            return self._media.memory(report)
+        return report
 
     def close(self) -> None:
         """Release context and weights. Idempotent."""

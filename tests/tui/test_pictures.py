@@ -280,6 +280,13 @@ def test_recordings_and_damaged_pictures_have_a_description() -> None:
         assert painter.draw(attachment, 60) == (caption, ())
 
 
+def test_a_picture_inside_a_text_has_a_chip_at_its_place() -> None:
+    inner = Attachment("image", png(), 3, "a.png")
+    block = UserBlock("q", "in  now", attachments=(inner, Attachment("audio", wav(), 7, "b.wav")))
+    rows = [row.text for row in rows_of(block, 80, is_open=False).rows]
+    assert rows[1:] == ["▌ in  ▣ a.png  now", "▌ ▣ a.png", "▌ ♪ b.wav"]
+
+
 def test_a_sent_question_returns_to_the_editor_with_its_pictures() -> None:
     media = Attachment("image", png(), 0, "a.png")
     sign = attachment_of_media(media)

@@ -189,6 +189,7 @@ class RemoteEngine:
             why=f"{self._client.base} answers; times are measured here{reported}",
             fingerprint="",
             warning="" if context else "the server does not report the length of its context",
+            media=_media(entry),
         )
 
     def stats(self) -> EngineStats:
@@ -373,6 +374,18 @@ class RemoteEngine:
         with self._lock:
             self._model_entry = entry
         return entry
+
+
+def _media(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kinds of attachments that the entry of localchat or llama-server mentions."""
+    architecture = entry.get("architecture")
+    modalities = architecture.get("input_modalities") if isinstance(architecture, dict) else None
+    if isinstance(modalities, list):
+        return tuple(kind for kind in ("image", "audio") if kind in modalities)
+    capabilities = entry.get("capabilities")
+    if isinstance(capabilities, list) and "multimodal" in capabilities:
+        return ("image",)
+    return ()
 
 
 def _wants_new_field(message: str) -> bool:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 100
 """Conversations that are listed first, and that each end of the list adds."""
 _PREVIEW_CHARACTERS = 110
-_ID_DIGITS = 12
-"""Shown part of an id, which `localchat history show` accepts."""
 _PREVIEW_AFTER_S = 0.05
 _FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 _MATCH_STYLE = "bold $accent"
@@ -116,7 +114,7 @@ class HistoryScreen(ListDialog[str]):
         messages = counted(summary.messages, "message")
         line = (
             f"{messages} · {_model_name(summary.model)} · "
-            f"begun {moment(summary.created_s)} · {id_[:_ID_DIGITS]}"
+            f"begun {moment(summary.created_s)} · {_short(id_)}"
         )
         if id_ not in self._previews:
             self._read_preview(id_)
@@ -273,3 +271,8 @@ def _when(seconds: float) -> str:
     if passed < 24 * 3600:
         return f"{passed // 3600:.0f} h"
     return datetime.fromtimestamp(seconds).strftime("%d %b")
+
+
+def _short(id_: str) -> str:
+    """An abbreviated id, as `localchat history show` accepts it."""
+    return id_[:12]
