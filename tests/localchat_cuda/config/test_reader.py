@@ -266,7 +266,11 @@ def test_olmo_3_stretches_the_layers_without_a_window_alone() -> None:
     assert isinstance(found.rotation.scaling, YarnScaling)
     assert found.windowed_rotation == Rotation(5e5)
     assert found.windows == (4096, 4096, 4096, 0)
-    assert found.family.normed_projections and found.family.post_normed and not found.family.normed_heads
+    assert (
+        found.family.normed_projections
+        and found.family.post_normed
+        and not found.family.normed_heads
+    )
     plain = parse_config({**raw, "rope_scaling": None}, "it")
     assert (plain.rotation, plain.windowed_rotation) == (Rotation(5e5), None)
 
