@@ -22,6 +22,8 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 _MIN_PERCENTILE_COUNT: Final = 20
 """Number of values below which the 90th and 99th percentile mean little."""
 _SHORT_SHARE: Final = 0.9
+_DRAFT_SHARE: Final = 0.1
+"""Accepted drafts as a share of the tokens, above which the report names their source."""
 """Share of the requested length below which short answers are reported."""
 _GOOD_SHARE: Final = 0.99
 """Share of the requests that must meet a target."""
@@ -129,6 +131,7 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
             yield f"Still rising at {counted(last, 'client')}, the last measured."
     yield from limit_sentences(record, series)
     yield from _roof_sentences(record, series)
+    yield from _draft_sentences(record, series)
     output_tokens = _shape(record, series[0].key).output_tokens
     answer_tokens = min(point.figures.completion_tokens for point in series)
     if answer_tokens < _SHORT_SHARE * output_tokens:
@@ -152,6 +155,31 @@ def _roof_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
         f"{size(roof.kv_bytes_per_token)} of KV for each cached token, and the memory reads "
         f"{size(roof.bytes_per_s)}/s ({source}){cached}."
     )
+
+
+def _draft_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
+    """Report drafts that other texts would not offer."""
+    shape = _shape(record, series[0].key)
+    output_tokens = sum(
+        point.figures.completion_tokens * point.figures.requests for point in series
+    )
+    share = sum(point.figures.accepted or 0 for point in series) / max(output_tokens, 1)
+    if share < _DRAFT_SHARE or shape.kind == "edit":
+        return
+    requests = sum(
+        point.figures.requests for point in record.points if point.key.shape == shape.name
+    )
+    if shape.prompts and requests > len(shape.prompts):
+        yield (
+            f"{share:.0%} of the tokens are accepted drafts: {counted(len(shape.prompts), 'prompt')} served "
+            f"{requests:,} requests, so drafts come from earlier answers to the same prompt. Use a file with "
+            "more prompts, or --vary speculation=true,false."
+        )
+    else:
+        yield (
+            f"{share:.0%} of the tokens are accepted drafts, because texts repeat themselves or each other. "
+            "Other texts may offer fewer."
+        )
 
 
 def limit_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterator[str]:

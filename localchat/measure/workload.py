@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -29,7 +30,15 @@ _SENTENCE: Final = re.compile(
 _MAX_TOKENS: Final = 1_000_000
 _MIN_WORDS: Final = 4
 _EDIT_LINE_WORDS: Final = 4
-_TASK: Final = "Continue this text in the same style."
+_TASKS: Final = (
+    "What would you object to in this text?",
+    "Explain the main point of this text to a beginner.",
+    "What should the author write next, and why?",
+    "Which questions does this text leave open?",
+    "Tell me something that this text does not mention.",
+    "Give this text a title, and explain your choice.",
+)
+"""Tasks whose answers have to be written, and do not copy the text."""
 _FILE_ANSWER_TOKENS: Final = 200
 """Answer length of a prompts file that states none."""
 
@@ -47,19 +56,18 @@ def sample_sentences() -> tuple[str, ...]:
 
 
 def prose(words: int, seed: int | str) -> str:
-    """Compose natural English text. Texts with different seeds share no prefix.
+    """Return connected English text. Texts with different seeds share no prefix.
 
-    Sentences come in random order, and repeat only if a text is longer than all of them.
+    It starts at a random sentence of the sample, and repeats only if it is longer than the sample.
     """
     draw = random.Random(seed)
+    sentences = sample_sentences()
+    start = draw.randrange(len(sentences))
     chosen = [f"{draw.randrange(10**9)}."]
-    while len(chosen) < words:
-        sentences = list(sample_sentences())
-        draw.shuffle(sentences)
-        for sentence in sentences:
-            chosen += sentence.split()
-            if len(chosen) >= words:
-                break
+    for sentence in cycle(sentences[start:] + sentences[:start]):
+        if len(chosen) >= words:
+            break
+        chosen += sentence.split()
     return " ".join(chosen[:words])
 
 
@@ -218,8 +226,9 @@ def messages(shape: Shape, scale: TokenScale, seed: str, run_id: str) -> list[Me
         starts = range(0, len(words), _EDIT_LINE_WORDS)
         text = "\n".join(" ".join(words[start : start + _EDIT_LINE_WORDS]) for start in starts)
         return [_user(f"{text}\n\nWrite this text again; replace {words[0]} by {words[1]}.")]
-    count = max(scale.words(shape.prompt_tokens) - len(_TASK.split()), _MIN_WORDS)
-    return [_user(f"{prose(count, seed)}\n\n{_TASK}")]
+    task = random.Random(seed).choice(_TASKS)
+    count = max(scale.words(shape.prompt_tokens) - len(task.split()), _MIN_WORDS)
+    return [_user(f"{prose(count, seed)}\n\n{task}")]
 
 
 def earlier_turn(context_tokens: int, scale: TokenScale, seed: str) -> list[Message]:

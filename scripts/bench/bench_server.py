@@ -9,12 +9,12 @@ server process a token and a request, the cost of a name that nobody knows, and 
 requests.
 
 `model` serves real models by localchat and by llama.cpp's own server in the wheel xllamacpp, with the same
-library, threads, slots and context. It measures 1, 4 and 8 clients, greedy and at temperature 0.8 with top-k and
-top-p, drafts on and off, edits, time to first token of 500 and 2,000 tokens, a second turn, memory, and CPU time
-per token. Prompts are natural and never repeat. MODEL is a GGUF file. Without one, SmolLM2 and Qwen2.5-Coder of
-the folder LOCALCHAT_REAL_MODELS are measured. A round measures everything once, with the servers in turn. No
-round starts that would end after --minutes per model, and --quick takes two rounds of fewer cases. PYTHON is the
-interpreter of an environment with xllamacpp, if this one has none.
+library, threads, slots and context. It measures 1, 4 and 8 clients, greedy, and at temperature 0.8 with top-k
+and top-p, drafts on and off; edits, time to first token of 500 and 2,000 tokens, a second turn, memory, and
+CPU time per token. Prompts are natural and never repeat. MODEL is a GGUF file. Without one, SmolLM2 and
+Qwen2.5-Coder of the folder LOCALCHAT_REAL_MODELS are measured. A round measures everything once, with the
+servers in turn. No round starts that would end after --minutes per model, and --quick takes two rounds of
+fewer cases. PYTHON is the interpreter of an environment with xllamacpp, if this one has none.
 
 CHECKOUT is a second checkout of localchat, measured in the same rounds. Prints tables of medians; the last line
 is JSON.
@@ -188,19 +188,26 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
 
 
 def _cases(clients: Sequence[int], quick: bool) -> list[parts.Case]:
-    """Return the cases of a round. All draw from one list of prompts, so that none is repeated."""
+    """Return the cases of a round. All draw from one list of prompts, so that none is repeated.
+
+    Greedy requests have no drafts.
+    """
     questions = prompts.questions()
+    sampled = _SAMPLINGS["sampled"]
     cases = []
     for count in clients:
-        for name, sampling in _SAMPLINGS.items():
-            for drafts in (False, True):
-                noun = "client" if count == 1 else "clients"
-                label = f"{count} {noun}, {name}, drafts {'on' if drafts else 'off'}"
-                fields = {**sampling, "speculation": drafts}
-                tokens = _ANSWER_TOKENS.get(count, 48) // (2 if quick else 1)
-                cases.append(parts.Case(label, count, tokens, fields, questions, ours_only=drafts))
+        name = "1 client" if count == 1 else f"{count} clients"
+        tokens = _ANSWER_TOKENS.get(count, 48) // (2 if quick else 1)
+        for label, fields, ours_only in (
+            ("greedy", _SAMPLINGS["greedy"], False),
+            ("sampled, drafts off", {**sampled, "speculation": False}, False),
+            ("sampled, drafts on", {**sampled, "speculation": True}, True),
+        ):
+            cases.append(
+                parts.Case(f"{name}, {label}", count, tokens, fields, questions, ours_only)
+            )
     edits = prompts.edits(_EDIT_WORDS)
-    cases.append(parts.Case("1 client, edit", 1, 96, _SAMPLINGS["greedy"], edits))
+    cases.append(parts.Case("1 client, edit", 1, 96, sampled, edits))
     return cases
 
 

@@ -1,5 +1,6 @@
 """Prompts of a benchmark are natural text, or the user's own."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ def test_prose_has_its_length_and_shares_no_prefix() -> None:
     texts = [prose(300, seed) for seed in range(20)]
     assert all(len(text.split()) == 300 for text in texts)
     assert len({text[:6] for text in texts}) == 20
-    assert any(sentence in texts[0] for sentence in sample_sentences())
+    sentences = sample_sentences()
+    assert any(f"{sentence} {following}" in texts[0] for sentence, following in pairwise(sentences))
     assert prose(300, 7) == texts[7]
     assert len(prose(9000, 1).split()) == 9000
 
@@ -32,8 +34,12 @@ def test_the_sample_has_prose_code_and_another_language() -> None:
 
 
 def test_a_prompt_ends_with_a_task() -> None:
-    content = messages(SHAPES["chat"], TokenScale(), "a", "run")[0]["content"]
-    assert content.endswith("in the same style.")
+    contents = [
+        messages(SHAPES["chat"], TokenScale(), f"{seed}", "run")[0]["content"] for seed in range(20)
+    ]
+    content = contents[0]
+    assert content.endswith(("?", "."))
+    assert len({content.rpartition("\n\n")[2] for content in contents}) > 3
 
 
 def test_prompts_of_a_file_are_sent_as_they_are(tmp_path: Path) -> None:

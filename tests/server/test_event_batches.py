@@ -1,12 +1,12 @@
 """Events that arrive together leave together, others at once; nothing is lost or counted twice."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from localchat.engine.events import Accepted, Event, Finished, Prefill, Text
+from localchat.engine.events import Accepted, Event, Finished, Prefill, Reasoning, Text
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, LocalchatError
@@ -71,6 +71,70 @@ def test_events_that_arrive_together_leave_together() -> None:
         [Text(0, "d"), ChoiceEnd(0, "stop")],
     ]
     assert tracked.done == DONE
+
+
+class Notes:
+    """An AnswerWriter that records what it writes."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.written: list[OutputEvent] = []
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def write(self, events: Sequence[OutputEvent]) -> None:
+        self.written += events
+        if events[0] == Text(0, "broken"):
+            raise ValueError("cannot be written")
+
+
+def written_and_yielded(
+    *steps: tuple[Event, ...], slow_after: int = 99
+) -> tuple[list[OutputEvent], list[OutputEvent], TrackedRequest]:
+    """Put events while the consumer waits. The writer is not ready after `slow_after` steps."""
+
+    async def run() -> tuple[list[OutputEvent], list[OutputEvent], TrackedRequest]:
+        engine, tracked, notes = Hand(), TrackedRequest(id="f", model="m", user="u"), Notes()
+        generation = Generation(engine, GenerationSpec([[ASKED]]), tracked)
+        await generation.start()
+        yielded: list[OutputEvent] = []
+
+        async def consume() -> None:
+            async for batch in generation.events(notes):
+                yielded.extend(batch)
+
+        task = asyncio.create_task(consume())
+        for number, step in enumerate(steps):
+            await asyncio.sleep(0.001)
+            notes.is_ready = number < slow_after
+            engine.streams[0].put(*step)
+        await asyncio.wait_for(task, 90)
+        return notes.written, yielded, tracked
+
+    return asyncio.run(run())
+
+
+def test_plain_pieces_go_to_the_writer_and_the_rest_is_yielded() -> None:
+    written, yielded, tracked = written_and_yielded(
+        (Text(0, "a"),), (Text(0, "b"), Reasoning(0, "c")), (Text(0, "d"), *ENDED)
+    )
+    assert written == [Text(0, "a"), Text(0, "b"), Reasoning(0, "c")]
+    assert yielded == [Text(0, "d"), ChoiceEnd(0, "stop")]
+    assert tracked.done == DONE and tracked.first_token_s is not None
+
+
+def test_a_writer_that_is_not_ready_leaves_all_pieces_in_order() -> None:
+    written, yielded, _ = written_and_yielded(
+        (Text(0, "a"),), (Text(0, "b"),), (Text(0, "c"),), ENDED, slow_after=1
+    )
+    assert written == [Text(0, "a")]
+    assert yielded == [Text(0, "b"), Text(0, "c"), ChoiceEnd(0, "stop")]
+
+
+def test_a_piece_that_cannot_be_written_fails_the_request() -> None:
+    with pytest.raises(ValueError, match="cannot be written"):
+        written_and_yielded((Text(0, "a"),), (Text(0, "broken"),), ENDED)
 
 
 def test_what_came_with_the_acceptance_is_not_lost() -> None:
