@@ -36,7 +36,7 @@ from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.plan.buffers import encoder_compute_bytes
 
 _LAYOUTS: Final = 512
-"""Attachments whose division into chunks is kept, so that a conversation's next turn need not decode them."""
+"""Attachments that are known by their chunks. The next turn of a conversation does not decode them again."""
 _PREPARED: Final = 4
 """Attachments whose pixels are kept until they are encoded. Others are decoded again."""
 _NODES_PER_PART: Final = 8
@@ -367,7 +367,7 @@ class MediaEncoder:
             del pixels
 
     def _bitmap(self, context: _MtmdContext, source: _Attachment) -> tuple[int, object]:
-        """Return a native bitmap of the decoded attachment, and the data that it may point to."""
+        """Return a native bitmap of an attachment, and the data that it points to."""
         api = media_library()
         if source.kind == "image":
             image = decode_image(source.data, source.name)

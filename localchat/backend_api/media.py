@@ -94,13 +94,12 @@ def placeholder_ids(
     whether a cached text may end inside it.
     """
     stream = hashlib.shake_128(content + index.to_bytes(4, "little")).digest(4 * tokens)
-    inside = 0 if divisible else 1
     numbers = struct.unpack(f"<{tokens}I", stream)
-    # The highest bit makes an id negative.
-    return tuple(
-        (number >> 1 & 0x3FFFFFFF) * 2 + (inside if place else 0) - (1 << 31)
-        for place, number in enumerate(numbers)
-    )
+    # The highest bit makes an id negative, and the lowest one is free for the mark.
+    ids = [(number & 0x7FFFFFFE) - (1 << 31) for number in numbers]
+    if not divisible:
+        ids[1:] = [id_ + 1 for id_ in ids[1:]]
+    return tuple(ids)
 
 
 def cut_before(ids: Sequence[int], end: int) -> int:

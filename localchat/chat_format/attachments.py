@@ -42,7 +42,7 @@ class MarkedMessages(NamedTuple):
                     placed.append(PlacedAttachment(len(pieces), attachment))
                 elif piece:
                     pieces.append(part._replace(text=piece))
-        missing = set(self.attachments) - {place.attachment for place in placed}
+        missing = set(self.attachments) - {item.attachment for item in placed}
         if missing:
             raise TemplateError(
                 f"The model's chat template leaves out {len(missing)} of {len(self.attachments)} attachments.",

@@ -24,7 +24,7 @@ def chunk_end(media: Sequence[MediaSpan], start: int, chunk: int) -> int:
 
 
 def chunk_floor(media: Sequence[MediaSpan], end: int, chunk: int) -> int:
-    """Return the last token up to `end` at which a reused prefix with exact bits may end.
+    """Return the last token up to `end` where a reused prefix may end.
 
     A prefix that ends where a picture begins may come from a text without it, whose chunk was longer.
     """
@@ -41,13 +41,15 @@ def chunk_floor(media: Sequence[MediaSpan], end: int, chunk: int) -> int:
 
 
 def whole_end(media: Sequence[MediaSpan], start: int, end: int) -> int:
-    """Return the end of a row, moved out of a picture that needs a single step.
+    """Return the end of a row that divides no picture that needs a single step.
 
     The row ends before the picture, or after it if it begins with it.
     """
     for span in media:
         if span.chunk.whole and span.start < end < span.end:
-            return span.start if span.start > start else span.end
+            if span.start > start:
+                return span.start
+            return span.end
     return end
 
 
