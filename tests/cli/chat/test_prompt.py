@@ -64,9 +64,9 @@ def test_named_pictures_are_attached_unless_after_dashes(
         assert code == 0 and ".png is attached" in err, args
         assert asked_message(app).content == "What is it?"
         assert len(asked_message(app).attachments) == 1
-    for args in (("--", "What is it?", "chart.png"), ("Write code that reads chart.png",)):
+    for plain in (["--", "What is it?", "chart.png"], ["Write code that reads chart.png"]):
         app = ScriptedApp(HELLO)
-        assert call(app, *args).code == 0
+        assert call(app, *plain).code == 0
         assert asked_message(app).attachments == ()
 
 

@@ -69,7 +69,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         def resolve(host: str, *rest: Any, **options: Any) -> Any:
             return real("127.0.0.1" if host == "example.test" else host, *rest, **options)
 
-        monkeypatch.setattr(media_fetch.socket, "getaddrinfo", resolve)
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
         monkeypatch.setattr(
             media_fetch,
             "is_public",
@@ -110,7 +110,7 @@ def test_a_slow_server_is_given_up(server: str) -> None:
 
 def test_one_private_address_among_public_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [(0, 0, 0, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
-    monkeypatch.setattr(media_fetch.socket, "getaddrinfo", lambda *_, **__: answers)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     with pytest.raises(UsageError, match="private address"):
         fetched("http://example.org/")
 
