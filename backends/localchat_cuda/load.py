@@ -253,6 +253,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         shared_step_target_s=_SHARED_STEP_S,
         draft_rows=DRAFT_ROWS,
         draft_step_tokens=DRAFT_STEP_TOKENS,
+        moves_rows=True,
         prepares_steps=True,
         widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS, DECODE_BUCKETS),
         limits=tuple(_limits(config, plan)),

@@ -27,6 +27,7 @@ from localchat.backend_api.step import (
     LogitsPosition,
     Mask,
     MemoryOp,
+    NewBlocks,
     Restore,
     Sample,
     SamplingParams,
@@ -71,6 +72,7 @@ __all__ = [
     "MemoryReport",
     "MinimalBackend",
     "ModelInfo",
+    "NewBlocks",
     "OpenModel",
     "PaddedWidth",
     "Progress",
@@ -191,6 +193,8 @@ class Capabilities:
     drafts would cost more than they save."""
     draft_step_tokens: int = 1 << 30
     """Token limit of a step with drafts. Wider steps are too rare to be prepared."""
+    moves_rows: bool = False
+    """Plans may repeat the rows of an earlier plan, each some tokens further on (StepPlan.moved)."""
     prepares_steps: bool = False
     """Steps are slow until their kind was prepared. The runner is a PreparingRunner."""
     shared_step_target_s: float = 0.0

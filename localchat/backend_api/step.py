@@ -231,6 +231,14 @@ class Mask(msgspec.Struct, frozen=True):
         return self.source()
 
 
+class NewBlocks(NamedTuple):
+    """Blocks appended to the block table of a slot (paged caches)."""
+
+    row: int
+    """Number of the row in the plan."""
+    blocks: tuple[int, ...]
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """Plan of a step. Order of work: leave, memory, enter, rows, positions."""
 
@@ -241,6 +249,22 @@ class StepPlan(msgspec.Struct, frozen=True):
     enter: tuple[Enter, ...] = ()
     leave: tuple[int, ...] = ()
     masks: tuple[Mask, ...] = ()
+    moved: int = 0
+    """If not 0, `rows` and `positions` are those of an earlier plan, and each row computes LAST from
+    `start + moved` on. Only for runners with Capabilities.moves_rows. The result then has `tokens`."""
+    new_blocks: tuple[NewBlocks, ...] = ()
+    """New blocks of moved rows. Those in `rows` were appended by the earlier plan."""
+
+    def unmoved(self) -> "StepPlan":
+        """Return the same plan with rows of its own."""
+        if not self.moved:
+            return self
+        new = dict(self.new_blocks)
+        rows = tuple(
+            StepRow(row.seq, row.slot, row.start + self.moved, LAST, (), new.get(number, ()))
+            for number, row in enumerate(self.rows)
+        )
+        return msgspec.structs.replace(self, rows=rows, moved=0, new_blocks=())
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -279,5 +303,7 @@ class StepResult(msgspec.Struct, frozen=True):
     """Time of the step, as measured by the runner."""
     notes: tuple[str, ...] = ()
     """Notices for the user."""
+    tokens: tuple[int, ...] = ()
+    """Sampled token of each row, in place of `samples`, if the plan's rows are moved."""
     lost_slots: tuple[int, ...] = ()
     """Slots that `Alias` or `Restore` could not fill, if `status` is not ok. They stay empty until dropped."""

@@ -40,6 +40,10 @@ class AnswerParser:
     def thinking(self) -> bool:
         return self._reasoning.thinking
 
+    def passes(self, text: str) -> bool:
+        # A call may begin with any character.
+        return False
+
     def feed(self, text: str) -> list[Part]:
         return self._parse_answers(self._reasoning.feed(text))
 

@@ -90,6 +90,10 @@ class ChannelParser:
         """Whether the text so far ends inside reasoning."""
         return self._state == "message" and self._target == "thought"
 
+    def passes(self, text: str) -> bool:
+        # Markup may begin with any character.
+        return False
+
     def feed(self, text: str) -> list[Part]:
         """Add text, and return the parts that are certain."""
         self._buffer += text

@@ -59,6 +59,10 @@ class ChoiceParser(Parser, Protocol):
         """Whether the text so far ends inside reasoning."""
         ...
 
+    def passes(self, text: str) -> bool:
+        """Return whether `feed` would return the text unchanged as a part of the answer, and store nothing."""
+        ...
+
 
 class PlacedAttachment(NamedTuple):
     """A picture or a recording in a prompt."""

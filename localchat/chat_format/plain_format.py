@@ -98,6 +98,9 @@ class _TrimmedParser:
     def thinking(self) -> bool:
         return self._parser.thinking
 
+    def passes(self, text: str) -> bool:
+        return self._started and self._parser.passes(text)
+
     def feed(self, text: str) -> list[Part]:
         return list(self._trimmed(self._parser.feed(text)))
 

@@ -185,11 +185,15 @@ class ReasoningParser:
         self._at_start = opened
         self._thought = opened
         self._buffer = ""
+        self._tag_starts = frozenset(tag[:1] for tag in family.markup)
 
     @property
     def thinking(self) -> bool:
         """Whether the text so far ends inside reasoning."""
         return self._state == "thinking"
+
+    def passes(self, text: str) -> bool:
+        return self._state == "answering" and not self._buffer and self._tag_starts.isdisjoint(text)
 
     def feed(self, text: str) -> list[Part]:
         """Add text, and return the parts that are certain."""

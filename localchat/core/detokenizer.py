@@ -47,6 +47,11 @@ class Detokenizer:
         """Number of pushed tokens that are not completed."""
         return len(self._ends)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the text of the next token depends on its own bytes only."""
+        return not self._ends and not self._strip
+
     def push(self, token_bytes: bytes) -> DecodedText:
         """Decode the bytes of the next token."""
         if self._strip and token_bytes:
@@ -120,7 +125,7 @@ class ChoiceOutput:
         `loop_detector`: reads all text, reasoning and tool call arguments included.
         """
         self._choice = choice
-        self._loop_detector = loop_detector
+        self.loop_detector = loop_detector
         self._piece = piece
         self._detokenizer = Detokenizer(strip_leading_space=strip_leading_space)
         self._stops = StopScanner(stops, keep=keep_stop)
@@ -133,6 +138,23 @@ class ChoiceOutput:
         self.has_tool_calls = False
         self.reasoning_tokens = 0
         """Tokens of reasoning so far, with the closing tag."""
+
+    def push_plain(self, token: int) -> str | None:
+        """Push a token without log probability. Return its text if it is shown at once and unchanged.
+
+        None: the token was not pushed and needs `push`. The caller makes the event and asks `loop_detector`.
+        """
+        if not self._detokenizer.idle:
+            return None
+        try:
+            text = self._piece(token).decode()
+        except UnicodeDecodeError:
+            return None
+        if not self._stops.passes(text):
+            return None
+        if self._parser is not None and not self._parser.passes(text):
+            return None
+        return text
 
     def push(
         self, token: int, logprob: TokenLogprob | None, *, may_stop: bool = True
@@ -153,8 +175,8 @@ class ChoiceOutput:
         if scan.stop:
             events += self._close()
         repetition = None
-        if self._loop_detector is not None and not scan.stop:
-            repetition = self._loop_detector.push(text)
+        if self.loop_detector is not None and not scan.stop:
+            repetition = self.loop_detector.push(text)
         return OutputDelta(events, scan.stop, repetition)
 
     def finish(self) -> list[Event]:

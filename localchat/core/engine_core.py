@@ -365,10 +365,8 @@ class EngineCore:
                 row.sequence.blocked = True
 
     def _update_sole_request(self) -> None:
-        requests = {
-            row.sequence.request_state.id for scheduled in self._in_flight for row in scheduled.rows
-        }
-        self._sole_request = requests.pop() if len(requests) == 1 else None
+        ids = frozenset[int]().union(*(scheduled.request_ids for scheduled in self._in_flight))
+        self._sole_request = next(iter(ids)) if len(ids) == 1 else None
 
     def _send_queue_positions(self) -> None:
         for ahead, sequence in enumerate(self._scheduler.waiting):

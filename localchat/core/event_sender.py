@@ -77,7 +77,7 @@ class EventSender:
         if self._items:
             items = self._items
             self._items = []
-            self._send(items)
+            self._send(_joined(items))
 
     def text(self, sequence: Sequence, events: list[Event], now_s: float) -> None:
         """Add the events of an answer's new tokens."""
@@ -89,6 +89,14 @@ class EventSender:
                 self._urgent = True
             self._items.append((request_state.id, event))
         if sequence.known <= request_state.prompt_tokens + _URGENT_TOKENS:
+            self._urgent = True
+
+    def plain_text(self, sequence: Sequence, text: str, now_s: float) -> None:
+        """Add text of an answer, which is not empty."""
+        request_state = sequence.request_state
+        request_state.timer.visible(now_s)
+        self._items.append((request_state.id, Text(sequence.choice, text)))
+        if len(sequence.tokens) <= request_state.prompt_tokens + _URGENT_TOKENS:
             self._urgent = True
 
     def _add_urgent(self, id_: int, event: Event) -> None:
@@ -210,6 +218,30 @@ class EventSender:
             accepted=drafts.accepted,
             speculation_off=drafts.off,
         )
+
+
+def _joined(items: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
+    """Join consecutive pieces of text of the same choice.
+
+    Every event costs the parent process about as much as the engine spends on a token.
+    """
+    joined: list[tuple[int, Event]] = []
+    last: dict[int, tuple[int, Text]] = {}
+    for item in items:
+        id_, event = item
+        if type(event) is not Text or event.logprobs:
+            last.pop(id_, None)
+            joined.append(item)
+            continue
+        index, previous = last.get(id_, (-1, event))
+        if index < 0 or previous.choice != event.choice:
+            last[id_] = (len(joined), event)
+            joined.append(item)
+            continue
+        text = Text(event.choice, previous.text + event.text)
+        last[id_] = (index, text)
+        joined[index] = (id_, text)
+    return joined
 
 
 def speculation(request_state: RequestState) -> Speculation:

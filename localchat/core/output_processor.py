@@ -24,6 +24,8 @@ from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_types import smaller_kv_type
 
 _MAX_OUT_OF_MEMORY_STEPS = 4
+_METRICS_SWEEP_S = 0.02
+"""Interval at which a decode run looks for requests that need new metrics."""
 
 
 def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
@@ -85,17 +87,27 @@ class OutputProcessor:
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
+        self._block_tokens = capabilities.block_tokens
+        self._metrics_s = 0.0
+        """Time at which the requests of a decode run were last asked for metrics."""
 
     def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Update every sequence of a step by its result."""
         now_s = time.perf_counter()
         if result.status == "ok":
             self._record_success(scheduled, result.elapsed_s)
+            if result.tokens and NOTHING not in result.tokens:
+                self._process_moved(scheduled, result.tokens, now_s)
+                return
+        else:
+            self._scheduler.end_run()
         if result.lost_slots:
             for sequence in self._scheduler.running:
                 sequence.state_lost |= self._kv_cache.slot(sequence.number) in result.lost_slots
         samples = {sample.index: sample for sample in result.samples}
-        for number, row in enumerate(scheduled.rows):
+        for number, token in enumerate(result.tokens):
+            samples[number] = Sample(number, token)
+        for number, row in enumerate(scheduled.unmoved_rows()):
             sequence = row.sequence
             sequence.steps_in_flight -= 1
             sequence.blocked = False
@@ -121,6 +133,79 @@ class OutputProcessor:
         }.values():
             if request_state.id in self.requests:
                 self._send_metrics(request_state, now_s)
+
+    def _process_moved(
+        self, scheduled: ScheduledStep, tokens: tuple[int, ...], now_s: float
+    ) -> None:
+        """Update the sequences of a step that repeats the rows of an earlier one.
+
+        `may_repeat` names what such rows cannot have. This is the loop that limits small models on fast GPUs.
+        """
+        moved = scheduled.plan.moved
+        few_rows = len(tokens) <= self._draft_rows
+        tpot_ms: list[float] = []
+        for row, token in zip(scheduled.rows, tokens, strict=True):
+            sequence = row.sequence
+            sequence.steps_in_flight -= 1
+            sequence.blocked = False
+            start = row.start + moved
+            after_gap = start != sequence.computed
+            if after_gap or sequence.state is not State.RUNNING:
+                self._process_invalid_row(sequence, start, after_gap=after_gap)
+                continue
+            sequence.unknown -= 1
+            end = self._append_moved(sequence, token, tpot_ms, now_s)
+            if (start + 1) % self._block_tokens == 0:
+                self._commit(sequence, start + 1, 0)
+            else:
+                sequence.computed = start + 1
+                sequence.uncommitted = True
+            if sequence.drafts is not None:
+                sequence.drafts.ngrams.append(sequence.tokens[start + 1 :])
+            elif few_rows:
+                self._draft_planner.earn(sequence)
+            if end is not None:
+                self._finish(sequence, end, now_s)
+        self._counters.record_tokens(len(tpot_ms), tpot_ms)
+        if now_s - self._metrics_s >= _METRICS_SWEEP_S:
+            self._metrics_s = now_s
+            for request_state in list(self.requests.values()):
+                if request_state.completion_tokens:
+                    self._send_metrics(request_state, now_s)
+
+    def _process_invalid_row(self, sequence: Sequence, start: int, *, after_gap: bool) -> None:
+        """Process a row whose sequence has ended, or whose predecessor was short."""
+        row = ScheduledRow(sequence, start, 1, (), positions=[0])
+        if sequence.state is not State.RUNNING:
+            self._end_late_row(row, 0 if after_gap else 1, 0)
+        else:
+            self._roll_back(row, 0, 0)
+
+    def _append_moved(
+        self, sequence: Sequence, token: int, tpot_ms: list[float], now_s: float
+    ) -> Finished | None:
+        """Append the token of a moved row. Return the end of the sequence, if it was reached."""
+        request_state = sequence.request_state
+        request = request_state.request
+        output = sequence.output
+        text: str | None = None
+        if token not in self._tokenizer.eog and token not in request.stop_tokens:
+            text = output.push_plain(token)
+        if text is None:
+            return self._append_tokens(sequence, [Sample(-1, token)], now_s)
+        sequence.tokens.append(token)
+        tpot_ms.append(request_state.timer.token(sequence.choice, now_s))
+        if text:
+            self._event_sender.plain_text(sequence, text, now_s)
+        if output.loop_detector is not None:
+            repetition = output.loop_detector.push(text)
+            if repetition is not None:
+                self._event_sender.text(sequence, output.finish(), now_s)
+                return Finished(sequence.choice, "repetition", repetition=repetition)
+        if len(sequence.tokens) >= sequence.limit:
+            self._event_sender.text(sequence, output.finish(), now_s)
+            return _cut(sequence)
+        return None
 
     def _record_success(self, scheduled: ScheduledStep, elapsed_s: float) -> None:
         self._token_budget.observe(
@@ -278,6 +363,9 @@ class OutputProcessor:
             self._event_sender.prompt_logprobs(request_state)
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int, ahead: int = 0) -> None:
+        if sequence.uncommitted:
+            self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
+            sequence.uncommitted = False
         exact = min(sequence.exact, computed)
         update = self._kv_cache.commit(
             sequence.number, sequence.tokens, computed, earliest, ahead, exact
@@ -465,6 +553,7 @@ class OutputProcessor:
     def _end_sequence(self, sequence: Sequence) -> None:
         """End a sequence and release its KV as soon as no launched step touches it. Idempotent."""
         sequence.state = State.ENDED
+        self._scheduler.end_run()
         if sequence.steps_in_flight:
             return
         keep = not sequence.kv_invalid and not sequence.state_lost

@@ -52,6 +52,15 @@ class RequestTimer:
         self._tokens += tokens
         return shared
 
+    def token(self, choice: int, at_s: float) -> float:
+        """Record one token of a choice that had tokens before. Return its milliseconds."""
+        elapsed_ms = (at_s - self._last_of[choice]) * 1000
+        self._tpot_ms.append(elapsed_ms)
+        self._last_of[choice] = at_s
+        self._last_s = at_s
+        self._tokens += 1
+        return elapsed_ms
+
     def visible(self, at_s: float) -> None:
         """Record that text was sent."""
         if self._visible_s is None:

@@ -81,6 +81,8 @@ class Sequence:
     state_lost: bool = False
     """A step without memory may have changed the state or emptied the slot. All tokens are computed
     again."""
+    uncommitted: bool = False
+    """The KV cache manager does not know of the last computed tokens, which fill no block (decode runs)."""
     kv_invalid: bool = False
     """The KV may be wrong, so none of it is cached."""
     last_step: int = 0

@@ -20,6 +20,8 @@ class StopPatterns:
         for string in strings:
             self._insert(string)
         self._link()
+        self.starts = frozenset(self._next[0])
+        """Characters with which a stop string begins."""
 
     def __bool__(self) -> bool:
         """Return whether there are stop strings."""
@@ -90,6 +92,10 @@ class StopScanner:
     def held_characters(self) -> int:
         """Number of held characters."""
         return len(self._held)
+
+    def passes(self, text: str) -> bool:
+        """Return whether no stop string is in progress or begins in the text."""
+        return not self._state and self._patterns.starts.isdisjoint(text)
 
     def push(self, text: str) -> Scan:
         """Push the next piece of text."""

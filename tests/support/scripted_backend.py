@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -166,6 +167,8 @@ class ScriptedRunner:
         halt: frozenset[int] = frozenset(),
         crash_after: int | None = None,
     ) -> None:
+        if capabilities.block_tokens:
+            capabilities = replace(capabilities, moves_rows=True)
         self.capabilities = capabilities
         self.storage = storage_for(capabilities)
         self.steps: list[StepPlan] = []
@@ -182,6 +185,8 @@ class ScriptedRunner:
 
     def launch(self, plan: StepPlan) -> None:
         assert len(self._results) < self.capabilities.depth, "too many steps in flight"
+        moved = bool(plan.moved)
+        plan = plan.unmoved()
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
         self.steps.append(plan)
@@ -194,7 +199,11 @@ class ScriptedRunner:
             self.known.pop(seq, None)
         for enter in plan.enter:
             self.known[enter.seq] = (list(enter.tokens), enter.prompt_tokens, enter.sampling)
-        self._results.append(self._result(plan, width))
+        result = self._result(plan, width)
+        if moved and result.status == "ok":
+            tokens = tuple(sample.token for sample in result.samples)
+            result = msgspec.structs.replace(result, samples=(), tokens=tokens)
+        self._results.append(result)
 
     def _behind_short(self) -> bool:
         """Whether a step in flight comes back short."""

@@ -11,7 +11,6 @@ references, on a CPU and in tests.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -225,7 +224,7 @@ class LayersBase:
         """Return the sequences of the step with a layer's block tables."""
         if not self.pages.windowed(layer):
             return batch
-        return replace(batch, tables=self.inputs.window_tables)
+        return batch._replace(tables=self.inputs.window_tables)
 
     def queries(self, layer: int) -> torch.Tensor:
         """Return the buffer of a layer's queries, [T, H, D]. Layers with equal D share it."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import Enter, SamplingParams, StepRow
+from localchat.backend_api.interface import Enter, SamplingParams, StepPlan, StepRow
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 FORK_ROWS = 64
@@ -178,6 +178,20 @@ class StateTable:
             buffer.write(page_indices, int64=True),
             buffer.write(pages),
         )
+
+    def write_blocks(self, plan: StepPlan, buffer: StepBuffer) -> TableWrites:
+        """Write the new pages of a plan with moved rows to the buffer."""
+        page_indices: list[int] = []
+        pages: list[int] = []
+        for number, blocks in plan.new_blocks:
+            slot = plan.rows[number].slot
+            begin = slot * self.width + self._pages_used[slot]
+            page_indices.extend(range(begin, begin + len(blocks)))
+            pages.extend(blocks)
+            self._pages_used[slot] += len(blocks)
+        nothing = buffer.write(())
+        page_slice = buffer.write(page_indices, int64=True)
+        return TableWrites(nothing, nothing, page_slice, buffer.write(pages))
 
     def apply(self, writes: TableWrites) -> None:
         """Update the tables on the device, after the buffer is sent."""

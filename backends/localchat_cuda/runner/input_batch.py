@@ -179,7 +179,8 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
         prefill += _idle(_power_of_eight(len(prefill) + 1) - len(prefill), scratch)
         max_tiles = -(-(tokens - decode_tokens) // tile_config.rows) + len(prefill)
         tiles += [(len(prefill) - 1, 0)] * (max_tiles - len(tiles))
-    splits = _splits(decode, widest, config, coarse=bool(prefill))
+    longest = max((span.start + span.width for span in decode), default=0)
+    splits = _splits(len(decode), longest, widest, config, coarse=bool(prefill))
     few = widest == 1 and len(decode) <= decode_fused.MOST_SEQUENCES and not prefill
     one_page = few and splits * config.page_tokens >= max(span.start + 1 for span in decode)
     shape = StepShape(
@@ -286,16 +287,23 @@ def _chunks(prefill: Sequence[TokenSpan], captured_tokens: int) -> tuple[tuple[i
     return tuple(chunks)
 
 
-def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, coarse: bool) -> int:
-    """Return the ranges of a history, a power of two to limit graphs.
+def moved_shape(shape: StepShape, longest: int, config: BatchConfig) -> StepShape:
+    """Return the shape of a step of single tokens once its longest text has `longest` tokens."""
+    splits = _splits(shape.decode_sequences, longest, 1, config, coarse=False)
+    few = shape.decode_sequences <= decode_fused.MOST_SEQUENCES
+    one_page = few and splits * config.page_tokens >= longest
+    return shape._replace(splits=splits, one_page=one_page)
+
+
+def _splits(sequences: int, longest: int, widest: int, config: BatchConfig, *, coarse: bool) -> int:
+    """Return the ranges of a history of `longest` tokens, a power of two to limit graphs.
 
     `coarse`: a power of four, for steps with prompt chunks, which take longer than the decode part."""
-    if not decode:
+    if not sequences:
         return 0
-    longest = max(span.start + span.width for span in decode)
     rows = 64
     max_splits = decode_attention.MOST_SPLITS
-    resident = decode_attention.programs_for(config.fp8_kv, len(decode), widest)
+    resident = decode_attention.programs_for(config.fp8_kv, sequences, widest)
     if config.latents:
         rows = decode_attention.LATENT_ROWS
         max_splits = decode_attention.MOST_LATENT_SPLITS
@@ -304,7 +312,7 @@ def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, co
         max_splits = decode_attention.MOST_LONG_SPLITS
     blocks = -(-config.heads // config.key_heads * widest // rows)
     splits = decode_attention.splits_for(
-        len(decode),
+        sequences,
         config.key_heads,
         blocks,
         longest,

@@ -199,7 +199,10 @@ class CudaRunner:
             self._buffer.begin_step()
             prepared = self._guarded(step, self._prepare)
             # Block tables grow even if the step is dropped.
-            writes = self.table.write(plan.rows, self._buffer, compute=prepared is not None)
+            if plan.moved:
+                writes = self.table.write_blocks(plan, self._buffer)
+            else:
+                writes = self.table.write(plan.rows, self._buffer, compute=prepared is not None)
             # Write the settings last, because they may fill the buffer.
             self._guarded(step, self._write_settings)
             self._buffer.send()
@@ -224,7 +227,7 @@ class CudaRunner:
         if model.last_states is not None:
             for seq in moved:
                 model.last_states.forget(seq)
-            model.last_states.note(plan.rows)
+            model.last_states.note(plan.unmoved().rows)
 
     def _execute_memory(self, plan: StepPlan, pages: Pages) -> list[SaveBlock]:
         """Queue the memory operations of a plan, and return saves to queue after the step.
@@ -232,7 +235,10 @@ class CudaRunner:
         Nothing in the plan depends on those saves. Make the stream wait for the copies of all blocks that rows
         start to use."""
         host = self._host_blocks
-        new = [block for row in plan.rows for block in row.new_blocks]
+        if plan.moved:
+            new = [block for _, blocks in plan.new_blocks for block in blocks]
+        else:
+            new = [block for row in plan.rows for block in row.new_blocks]
         if host is None:
             for operation in plan.memory:
                 _execute(operation, pages)

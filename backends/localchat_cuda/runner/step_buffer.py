@@ -86,6 +86,21 @@ class StepBuffer:
         device_array = host.to(self._device.device, non_blocking=True)
         return BufferSlice(device_array.view(torch.int32), 0, len(values), int64)
 
+    @property
+    def words(self) -> NDArray[np.int32]:
+        """Everything that the step has written so far, on the host."""
+        return self._arrays[self._current][: self._end]
+
+    def fill(self, count: int) -> NDArray[np.int32]:
+        """Return the first `count` words of an empty buffer, which the caller fills."""
+        assert not self._end
+        self._end = count
+        return self.words
+
+    def holds(self, written: BufferSlice) -> bool:
+        """Return whether an array fitted in the buffer."""
+        return written.device is self._device
+
     def send(self) -> None:
         """Copy the written arrays to the device asynchronously."""
         host = self._hosts[self._current]

@@ -8,12 +8,15 @@ requests them, a few rows at a time, because 2,048 rows of 152k logits would tak
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
+from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan, StepRow
 from localchat_cuda.kernels.sampling.publish import publish
 from localchat_cuda.kernels.sampling.rescore import Rescoring, decides
 from localchat_cuda.runner.cuda_graphs import CudaGraphs, ResultBuffer
@@ -26,6 +29,7 @@ from localchat_cuda.runner.input_batch import (
     TokenSpan,
     build_input_batch,
     model_inputs,
+    moved_shape,
     write_batch,
 )
 from localchat_cuda.runner.kv_pages import ModelInputs
@@ -62,6 +66,37 @@ class PreparedStep(NamedTuple):
     """Logits come from the head's int8 copy. The sampler recomputes those that matter."""
 
 
+class _DecodeTemplate:
+    """Step of single tokens, from which the arrays of the next ones are derived."""
+
+    def __init__(
+        self,
+        rows: tuple[StepRow, ...],
+        prepared: PreparedStep,
+        words: NDArray[np.int32],
+        longest: int,
+    ) -> None:
+        """`words`: the arrays in the step buffer. `longest`: tokens of the longest text after the step."""
+        self.rows = rows
+        self.prepared = prepared
+        self.words = words
+        self.longest = longest
+
+    @cached_property
+    def steps(self) -> NDArray[np.int32]:
+        """By how much each word grows when the rows move by one token."""
+        steps = np.zeros_like(self.words)
+        count = len(self.rows)
+        slices = self.prepared.slices
+        samples = self.prepared.samples[0]
+        for array in (slices.positions, slices.lengths, samples.position_slice):
+            steps[array.start : array.start + count] = 1
+        for array in (slices.ids, samples.target_slice):
+            # The low words: indices have less than 31 bits.
+            steps[array.start : array.start + 2 * count : 2] = 1
+        return steps
+
+
 class StepExecutor:
     """Prepare and queue steps."""
 
@@ -92,6 +127,8 @@ class StepExecutor:
         self._graph_logits = ResultBuffer(model.config.vocabulary, torch.float32, table.device)
         self._graph_states = ResultBuffer(model.config.hidden, model.pages.dtype, table.device)
         words = 2 * (max_rows + ALIGNED_WORDS)
+        self._template: _DecodeTemplate | None = None
+        """Last step, if the next plan may move its rows."""
         self._results: ResultRing | None = None
         if model.kernels:
             self._results = ResultRing(results, words, pinned=self._gpu)
@@ -100,10 +137,16 @@ class StepExecutor:
         """Write the arrays of a step to the buffer.
 
         Call this before any other write, because graphs read a shape's arrays at the start of the buffer."""
-        plan = step.plan
-        table = self._table
         if self._results is not None:
             self._results.begin_step()
+        plan = step.plan
+        if plan.moved:
+            template = self._template
+            if template is not None and template.rows is plan.rows:
+                return self._prepare_moved(template, plan.moved)
+            plan = plan.unmoved()
+        self._template = None
+        table = self._table
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
         batch = build_input_batch(spans, self._config, table.scratch)
         slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
@@ -113,7 +156,9 @@ class StepExecutor:
             n: table.sequences[plan.positions[n].seq].sampling.top_logprobs for n in sampled
         }
         if self._fits_graph(plan, batch, [tokens[n] for n in sampled]):
-            return self._write_for_graph(plan, batch, slices, {tokens[n]: n for n in sampled})
+            prepared = self._write_for_graph(plan, batch, slices, {tokens[n]: n for n in sampled})
+            self._template = self._template_of(plan, prepared)
+            return prepared
         if batch.all_logits:
             rows = dict(enumerate(tokens))
             indices: list[int] = []
@@ -134,6 +179,39 @@ class StepExecutor:
             )
         )
         return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded, approximate)
+
+    def _template_of(self, plan: StepPlan, prepared: PreparedStep) -> "_DecodeTemplate | None":
+        """Return the template of a step whose rows a later plan may move. None: it has drafts or logprobs."""
+        shape = prepared.batch.shape
+        count = len(plan.rows)
+        if shape.widest != 1 or len(plan.positions) != count:
+            return None
+        samples = prepared.samples[0]
+        slices = prepared.slices
+        if not all(map(self._buffer.holds, (slices.ids, samples.target_slice))):
+            return None
+        return _DecodeTemplate(
+            plan.rows, prepared, self._buffer.words.copy(), max(row.start + 1 for row in plan.rows)
+        )
+
+    def _prepare_moved(self, template: "_DecodeTemplate", moved: int) -> PreparedStep:
+        """Write the arrays of a step that moves the rows of the one before it by `moved` tokens."""
+        prepared = template.prepared
+        words = self._buffer.fill(len(template.words))
+        np.multiply(template.steps, moved, out=words)
+        words += template.words
+        samples = prepared.samples[0]
+        if samples.host_slice is not None:
+            assert self._results is not None
+            start = samples.host_slice.start
+            words[start : start + 2].view(np.int64)[0] = self._results.address
+        else:
+            # The reference reads the positions on the host.
+            first = samples.position_slice.start
+            positions = words[first : first + len(samples.rows)].tolist()
+            prepared = prepared._replace(samples=[replace(samples, positions=positions)])
+        shape = moved_shape(prepared.batch.shape, template.longest + moved, self._config)
+        return prepared._replace(batch=replace(prepared.batch, shape=shape))
 
     def prepare_padding(self, spans: Sequence[TokenSpan], kind: str = "") -> PreparedStep:
         """Write a step of padding with these spans; otherwise like `prepare`.
@@ -502,6 +580,8 @@ class StepExecutor:
         self, step: PendingStep, samples: SampleBatch, logits: torch.Tensor, results: torch.Tensor
     ) -> None:
         """Queue the most likely tokens of sampled positions that request them."""
+        if not step.top_counts:
+            return
         numbers = tuple(n for n in samples.results if step.top_counts[n] > 0)
         if not numbers:
             return

@@ -80,6 +80,17 @@ class PendingStep:
             return StepResult(
                 plan.number, (), computed, (), self.status, elapsed_s, notes=self.notes
             )
+        if plan.moved:
+            assert self.tokens is not None
+            tokens = self.tokens.tolist()
+            return StepResult(
+                plan.number,
+                (),
+                (1,) * len(plan.rows),
+                elapsed_s=elapsed_s,
+                notes=self.notes,
+                tokens=tuple(tokens[self.sampled[number]] for number in range(len(plan.rows))),
+            )
         samples = self._samples()
         for logprobs in self.prompt_logprobs:
             for index, number in enumerate(logprobs.numbers):

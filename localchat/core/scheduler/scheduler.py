@@ -17,6 +17,7 @@ from localchat.backend_api.interface import (
     Enter,
     LogitsPosition,
     MemoryOp,
+    NewBlocks,
     StepPlan,
     StepRow,
 )
@@ -27,6 +28,7 @@ from localchat.core.kv_cache.manager import (
     PrefixHit,
     exact_chunk_tokens,
 )
+from localchat.core.scheduler.decode_run import DecodeRun, may_repeat
 from localchat.core.scheduler.exact_chunks import chunk_end, chunk_floor, whole_end
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
@@ -82,6 +84,12 @@ class Scheduler:
         self._token_budget = token_budget
         self._shares = PromptShares(capabilities)
         self._exact_chunk = exact_chunk_tokens(capabilities)
+        self._moves_rows = (
+            capabilities.moves_rows
+            and capabilities.block_tokens > 0
+            and capabilities.window_blocks == 0
+            and capabilities.rewind == "any"
+        )
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory_ops: list[MemoryOp] = []
@@ -94,6 +102,12 @@ class Scheduler:
         self._short_of_memory = False
         self._shrink_pending = False
         self.preemptions = 0
+        self._run: DecodeRun | None = None
+        """Run of the last launched step, if the next one may repeat its rows."""
+
+    def end_run(self) -> None:
+        """Schedule the next step from scratch, because a sequence ended or a step failed."""
+        self._run = None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence by priority, then in order of arrival, also after a preemption."""
@@ -106,8 +120,12 @@ class Scheduler:
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
         """Remove a sequence that is not in a launched step. `keep`: its KV stays as a prefix."""
         assert not sequence.steps_in_flight, "a launched step still touches it"
+        self._run = None
         if sequence in self.running:
             self.running.remove(sequence)
+            if keep and sequence.uncommitted:
+                self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
+            sequence.uncommitted = False
             self.add_memory_ops(self._kv_cache.release(sequence.number, keep=keep).memory)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -185,6 +203,9 @@ class Scheduler:
             self._shrink_pending = False
             self._preempt(victim)
         self._preempt_for_priority()
+        if self._run is not None and (repeated := self._repeat(self._run)) is not None:
+            return repeated
+        self._run = None
         if not self._admits and self._draft_planner.waits(self.running):
             return None
         # A sequence whose last prompt chunk is in flight already counts as decoding.
@@ -302,8 +323,64 @@ class Scheduler:
             sequence.unknown += 1 if row.positions and not row.drafts else 0
         padded = self._can.widths.padded(step.decode_width, step.width - step.decode_width)
         drafting_s = self._draft_planner.drafting_s if step.drafts else 0.0
+        rows = tuple(step.scheduled_rows)
+        ids = frozenset(row.sequence.request_state.id for row in rows)
+        scheduled = ScheduledStep(plan, rows, step.width, step.is_decode, padded, drafting_s, ids)
+        if self._may_repeat(scheduled):
+            self._run = DecodeRun(scheduled, self._can.block_tokens)
+        return scheduled
+
+    def _may_repeat(self, step: ScheduledStep) -> bool:
+        """Return whether the next step may repeat the rows of this one."""
+        count = len(step.rows)
+        if not (self._moves_rows and step.is_decode and 0 < count == len(self.running)):
+            return False
+        drafting = count <= self._can.draft_rows and any(
+            row.sequence.drafts is not None for row in step.rows
+        )
+        return not drafting and all(map(may_repeat, step.rows))
+
+    def _repeat(self, run: DecodeRun) -> ScheduledStep | None:
+        """Build a step with the rows of the run, one token further on. None if something else is due."""
+        count = len(run.sequences)
+        if (
+            self.waiting
+            or self._enter
+            or self._leave
+            or self._short_of_memory
+            or run.moved >= run.max_moved
+            or self._token_budget.next_step(shared=True) < count
+        ):
+            return None
+        new_blocks = []
+        for number in run.rows_at_end_of_block:
+            sequence = run.sequences[number]
+            if not self._extend(sequence, 1):
+                return None
+        for number in run.rows_at_end_of_block:
+            sequence = run.sequences[number]
+            if sequence.new_blocks:
+                new_blocks.append(NewBlocks(number, sequence.new_blocks))
+                sequence.new_blocks = ()
+        run.moved += 1
+        self.step_number += 1
+        for sequence in run.sequences:
+            sequence.launched += 1
+            sequence.unknown += 1
+            sequence.steps_in_flight += 1
+            sequence.last_step = self.step_number
+        first = run.step
+        plan = StepPlan(
+            number=self.step_number,
+            rows=first.plan.rows,
+            positions=first.plan.positions,
+            memory=(*self._memory_ops, *self._kv_cache.write_behind()),
+            moved=run.moved,
+            new_blocks=tuple(new_blocks),
+        )
+        self._memory_ops = []
         return ScheduledStep(
-            plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded, drafting_s
+            plan, first.rows, count, True, first.padded, request_ids=first.request_ids
         )
 
     def _add_row(self, step: StepBuilder, sequence: Sequence, share: int = 0) -> None:
@@ -704,6 +781,7 @@ class Scheduler:
         return usage.free + usage.cached >= sequence.known - cached + _WATERMARK_TOKENS
 
     def _start(self, sequence: Sequence, update: CacheUpdate) -> None:
+        self._run = None
         self._apply(sequence, update)
         sequence.state = State.RUNNING
         self.running.append(sequence)

@@ -1,7 +1,7 @@
 """A step under construction, and the record of a launched step that explains its result."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from localchat.backend_api.interface import (
     LogitsPosition,
@@ -66,6 +66,15 @@ class ScheduledStep:
 
     drafting_s: float = 0.0
     """Time that the draft model took for the drafts."""
+    request_ids: frozenset[int] = frozenset()
+    """Requests with rows in the step."""
+
+    def unmoved_rows(self) -> tuple[ScheduledRow, ...]:
+        """Return the rows as launched, if they are those of an earlier step."""
+        moved = self.plan.moved
+        if not moved:
+            return self.rows
+        return tuple(replace(row, start=row.start + moved) for row in self.rows)
 
     @property
     def drafts(self) -> int:

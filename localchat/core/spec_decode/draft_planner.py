@@ -433,6 +433,11 @@ class DraftPlanner:
             # The time of a step with a prompt says nothing about the cost of drafts.
             self._settle(step, row, accepted, elapsed_s)
 
+    def earn(self, sequence: Sequence) -> None:
+        """Count a step of the sequence without drafts of any sequence."""
+        budget = sequence.draft_budget
+        sequence.draft_budget = max(budget, min(budget + _EARNED_PER_STEP, _MAX_EARNED))
+
     def _settle(
         self, step: ScheduledStep, row: ScheduledRow, accepted: int, elapsed_s: float
     ) -> None:
@@ -447,8 +452,7 @@ class DraftPlanner:
             drafts.spent_s += elapsed_s + step.drafting_s
             drafts.plain_s += plain_s * (1 + accepted) if own else elapsed_s
         if not extra:
-            budget = sequence.draft_budget
-            sequence.draft_budget = max(budget, min(budget + _EARNED_PER_STEP, _MAX_EARNED))
+            self.earn(sequence)
             if drafts is not None and drafts.uses_model and self._draft_model is not None:
                 self._draft_model.earn()
             return

@@ -356,9 +356,9 @@ def _hopper_kernel(
     rings = (ks, vs, full, empty)
     queue = (tiles, batch.starts, batch.counts, batch.lengths)
     work = (q, out, rings, sinks, queue, items, factor)
-    queue = (tiles, batch.counts, batch.lengths)
+    lengths = (tiles, batch.counts, batch.lengths)
     pages = (batch.slots, batch.tables, width)
-    loaded = (k_boxes, v_boxes, rings, queue, pages, items, rows_a_page)
+    loaded = (k_boxes, v_boxes, rings, lengths, pages, items, rows_a_page)
     gl.warp_specialize(
         [
             (_consume, (gl.constexpr(0), shape) + work),
