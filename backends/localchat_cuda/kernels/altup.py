@@ -30,6 +30,7 @@ from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
     require,
+    row_warps,
     set_carveout,
     traits,
 )
@@ -221,7 +222,7 @@ def predict(
     kernel = _predict_kernel[(t,)](
         *(streams, added, weights, gain, out, eps, t),
         *(a, h, splits, own_carveout(t), pdl),
-        **options(pdl, _warps(h)),
+        **options(pdl, row_warps(h)),
     )
     set_carveout(kernel, t)
 
@@ -287,7 +288,7 @@ def add_laurel(
     kernel = _add_laurel_kernel[(t,)](
         *(streams, attention, laurel, *gains, residual, out, eps, t),
         *(h, *sums, own_carveout(t), pdl),
-        **options(pdl, _warps(h)),
+        **options(pdl, row_warps(h)),
     )
     set_carveout(kernel, t)
 
@@ -357,13 +358,9 @@ def correct(
     kernel = _correct_kernel[(t,)](
         *(streams, residual, part, weights, out, eps, t),
         *(a, h, part.y.shape[0], own_carveout(t), pdl),
-        **options(pdl, _warps(h)),
+        **options(pdl, row_warps(h)),
     )
     set_carveout(kernel, t)
-
-
-def _warps(columns: int) -> int:
-    return 8 if columns > 1024 else 4
 
 
 def _check(streams: torch.Tensor, out: torch.Tensor, *parts: Added | None) -> tuple[int, int, int]:

@@ -110,6 +110,11 @@ def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> di
     return result
 
 
+def row_warps(columns: int) -> int:
+    """Return the warps of a program that keeps a whole row in registers."""
+    return 8 if columns > 1024 else 4
+
+
 def tensor_or(tensor: torch.Tensor | None, placeholder: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or a placeholder for a kernel argument that this variant does not read."""
     return placeholder if tensor is None else tensor

@@ -19,6 +19,7 @@ from localchat_cuda.kernels.launch import (
     own_carveout,
     power_of_two,
     require,
+    row_warps,
     set_carveout,
     traits,
 )
@@ -117,6 +118,6 @@ def normalize(
         S=splits,
         ROOMY=own_carveout(t),
         PDL=pdl,
-        **options(pdl, 8 if block > 1024 else 4),
+        **options(pdl, row_warps(block)),
     )
     set_carveout(kernel, t)

@@ -22,6 +22,7 @@ from localchat_cuda.kernels.launch import (
     own_carveout,
     power_of_two,
     require,
+    row_warps,
     set_carveout,
     tensor_or,
     traits,
@@ -134,6 +135,6 @@ def add_norm(
     kernel = _norm_kernel[(t,)](
         *(tensor_or(y, residual), residual, weight, out, packed_x, tensor_or(bias, weight), eps, t),
         *(h, columns, splits, group, bias is not None, own_carveout(t), pdl),
-        **options(pdl, 8 if h > 1024 else 4),
+        **options(pdl, row_warps(h)),
     )
     set_carveout(kernel, t)

@@ -27,11 +27,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.activations import (
-    Int8Rows,
     Rows,
     check_rows,
     format_of,
     quantize,
+    room_of,
     rows_per_program,
     sum_partials,
     write_rows,
@@ -41,6 +41,7 @@ from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
     require,
+    row_warps,
     set_carveout,
     tensor_or,
     traits,
@@ -163,7 +164,7 @@ def post_norm(
     kernel = _row_kernel[(t,)](
         *(y, residual, post, tensor_or(weight, post), out, eps, scale, t),
         *(h, y.shape[0], norms, own_carveout(t), pdl),
-        **options(pdl, 8 if h > 1024 else 4),
+        **options(pdl, row_warps(h)),
     )
     set_carveout(kernel, t)
 
@@ -312,7 +313,7 @@ def prepare(
         **options(pdl, 1),
     )
     set_carveout(kernel, t)
-    room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
+    room = room_of(rows)
     kernel = _prepare_kernel[grid](
         *(total, sums, residual, post, weight, squares, rows.x, rows.factors),
         *(tensor_or(order, total), eps, scale, t),

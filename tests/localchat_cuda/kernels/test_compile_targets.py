@@ -275,21 +275,22 @@ compiled("experts sort",
 tile = gemm_float.tile_for(gated=True)
 compiled("experts float few",
     gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
-        C=8, N=1536, K=2048, M=16, P_POW2=1, tile=tile, RUN=tile.run, GATED=True, GELU=False, **few, **biased))
+        C=8, N=1536, F=768, K=2048, M=16, P_POW2=1, tile=tile, RUN=tile.run, GATED=True,
+        GELU=False, **few, **biased))
 most = 64
 for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
     tile = gemm_float.tile_for(gated=gated)
     compiled(f"experts float many {gated}",
         gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
-            C=8, N=n, K=k, M=most, P_POW2=0, tile=tile, RUN=tile.run, GATED=gated, GELU=gated, BIASED=False,
-            LIMIT=0.0, **none))
+            C=8, N=n, F=n // (1 + gated), K=k, M=most, P_POW2=0, tile=tile, RUN=tile.run,
+            GATED=gated, GELU=gated, BIASED=False, LIMIT=0.0, **none))
     packed = dict(chosen, x="*fp16", codes="*i16", scale_zeros="*i32", out="*fp16")
     tile = gemm_int4_many.tile_for(most, n // (1 + gated), gated=gated)
     for group in (128, 32):
         form = dict(GROUP=group, E2M1=group == 32, INTO=group, **biased)
         compiled(f"experts int4 many {gated} {group}",
             gemm_int4_many._many_kernel, packed, tile.warps, cc, PDL=pdl, many=gemm_int4_many.ManyPairs(
-                C=8, N=n, K=k, rows=most, tile=tile, GATED=gated, ASM=True, **form))
+                C=8, N=n, F=n // (1 + gated), K=k, rows=most, tile=tile, GATED=gated, ASM=True, **form))
         # Deeper, and with more blocks, it takes no more memory, and up to a minute to compile.
         if gated != (group == 128):
             continue  # both groups and both products are compiled, not each with each
@@ -298,7 +299,8 @@ for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
         held = few if gated else none
         compiled(f"experts int4 few {gated} {group}",
             gemm_int4_few._few_kernel, packed, few_tile.warps, cc, PDL=pdl, few=gemm_int4_few.FewPairs(
-                C=8, N=n, F=n // (1 + gated), K=k, tile=few_tile, R=8 if group == 128 else 2, P_POW2=64,
+                C=8, N=n, F=n // (1 + gated), K=k, tile=few_tile,
+                TILES=few_tile.blocks * (1 + gated), R=8 if group == 128 else 2, P_POW2=64,
                 GATED=gated, ASM=True, **form, **held))
 print(json.dumps(found))
 """

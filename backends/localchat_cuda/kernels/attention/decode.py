@@ -38,11 +38,11 @@ from localchat_cuda.kernels.attention.reference import (
     tail_of,
 )
 from localchat_cuda.kernels.int4.activations import (
-    Int8Rows,
     Rows,
     check_rows,
     format_of,
     prepare,
+    room_of,
     write_rows,
 )
 from localchat_cuda.kernels.launch import (
@@ -419,7 +419,7 @@ def attend(
     if page % config.tile:
         raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
     scale = rules.scale_for(width) * LOG2E.value
-    codes = kv_fp8.decoder_of(q.device) if coded else 0
+    codes = kv_fp8.decoder_for(exponents, q.device)
     tile = (config.tile, config.stages)
     shape = AttentionShape(h, j, d, page, *tile, rules.window, rules.soft_cap, codes, tail)
     pdl = pdl and decoder.pdl
@@ -467,7 +467,7 @@ def merge(
         target = out.x
         factors = out.factors
         variant = format_of(out)
-        room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
+        room = room_of(out)
     check_sinks(sinks, h, device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl

@@ -81,8 +81,8 @@ def _head_halves(
         there = low < shape.D
         inverse = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / shape.D + eps)[:, None]
         a = a * inverse * tl.load(norm + low, mask=there, other=0.0).to(tl.float32)[None, :]
-        gain = tl.load(norm + high, mask=high < shape.D, other=0.0).to(tl.float32)
-        b = b * inverse * gain[None, :]
+        b *= inverse
+        b *= tl.load(norm + high, mask=high < shape.D, other=0.0).to(tl.float32)[None, :]
     return a, b
 
 

@@ -224,6 +224,11 @@ def scales(marks):
     return tl.where(marks == NONE, float("nan"), scale)
 
 
+def decoder_for(exponents: torch.Tensor | None, device: torch.device) -> int:
+    """Return the decoder of pages with these exponents; 0 without."""
+    return 0 if exponents is None else decoder_of(device)
+
+
 def decoder_of(device: torch.device) -> int:
     """Choose the decoder of a device."""
     return PACKED if traits(device).asm else PLAIN

@@ -311,7 +311,7 @@ def attend(
     page = k.shape[2]
     if page % config.tile:
         raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
-    codes = 0 if exponents is None else kv_fp8.decoder_of(q.device)
+    codes = kv_fp8.decoder_for(exponents, q.device)
     tile = (config.tile, config.stages)
     heads = (h, k.shape[1], d, page)
     shape = AttentionShape(*heads, *tile, rules.window, rules.soft_cap, codes, tail)

@@ -55,6 +55,8 @@ class FloatPairs(NamedTuple):
     C: int
     N: int
     """Features of an expert, of gate and of up."""
+    F: int
+    """Features of the result."""
     K: int
     M: int
     """Rows of a block."""
@@ -99,7 +101,7 @@ def _float_kernel(
     expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, shape.P_POW2)
     if expert < 0:
         return
-    F: tl.constexpr = shape.N // 2 if shape.GATED else shape.N
+    F: tl.constexpr = shape.F
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, shape.RUN)
     rows = pairs // shape.C if shape.GATED else pairs
@@ -236,6 +238,7 @@ def _launch(
     shape = FloatPairs(
         C=c,
         N=n,
+        F=n // (1 + gated),
         K=k,
         M=m,
         P_POW2=pairs_class(choices, blocks),

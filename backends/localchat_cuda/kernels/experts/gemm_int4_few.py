@@ -88,6 +88,8 @@ class FewPairs(NamedTuple):
     """Columns that share a scale: 32, 64 or 128."""
     E2M1: bool
     tile: FewTile
+    TILES: int
+    """Row blocks of a program, of gate and then of up."""
     R: int
     """Rows with columns of their own; 8: all rows take every group in turn."""
     P_POW2: int
@@ -181,12 +183,30 @@ def _load_x(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
 
 
 @triton.jit
+def _column(v, WARPS: tl.constexpr):
+    """Let v [16] or [WARPS, 16] be broadcast over columns."""
+    if WARPS == 1:
+        return v[:, None]
+    else:
+        return v[:, :, None]
+
+
+@triton.jit
+def _row(v, WARPS: tl.constexpr):
+    """Let v [8] be broadcast over features, of all warps."""
+    if WARPS == 1:
+        return v[None, :]
+    else:
+        return v[None, None, :]
+
+
+@triton.jit
 def _add_group(sums, a, b, xs, index: tl.constexpr, scale, zero, few: tl.constexpr):
     """Add the products of a group of codes to the sums of all rows. `zero` includes the codes' offset."""
     acc = tl.dot(b, xs[3 * index + 1], tl.dot(a, xs[3 * index]))
     if not few.E2M1:
-        acc -= (zero[:, None] if few.tile.warps == 1 else zero[:, :, None]) * xs[3 * index + 2]
-    return sums + (scale[:, None] if few.tile.warps == 1 else scale[:, :, None]) * acc
+        acc -= _column(zero, few.tile.warps) * xs[3 * index + 2]
+    return sums + _column(scale, few.tile.warps) * acc
 
 
 @triton.jit
@@ -236,7 +256,7 @@ def _multiply(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl
 def _own(x, d: tl.constexpr, few: tl.constexpr):
     """Zero the operand x outside columns d * R to (d + 1) * R."""
     there = tl.where(tl.arange(0, 8) // few.R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
-    there = there[None, :] if few.tile.warps == 1 else there[None, None, :]
+    there = _row(there, few.tile.warps)
     if few.ASM:
         return tl.inline_asm_elementwise(
             "and.b32 $0, $1, $2;",
@@ -288,9 +308,8 @@ def _multiply_apart(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SK
     R: tl.constexpr = few.R
     WARPS: tl.constexpr = few.tile.warps
     for c in tl.static_range(DEPTH):
-        sides = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
-        s = tl.arange(0, 8) // R * (R // 2)
-        s = s[None, :] if WARPS == 1 else s[None, None, :]
+        sides = _column(ss[c], WARPS)
+        s = _row(tl.arange(0, 8) // R * (R // 2), WARPS)
         acc = tl.zeros_like(sums)
         for h in tl.static_range(2):
             # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
@@ -321,7 +340,7 @@ def _step(
 @triton.jit
 def _load_tiles(weight, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
     BLOCKS: tl.constexpr = few.tile.blocks
-    TILES: tl.constexpr = 2 * BLOCKS if few.GATED else BLOCKS
+    TILES: tl.constexpr = few.TILES
     codes, scale_zeros = weight
     ws = ()
     ss = ()
@@ -337,7 +356,7 @@ def _load_tiles(weight, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
 def _multiply_tiles(
     sums, ws, ss, x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr
 ):
-    TILES: tl.constexpr = 2 * few.tile.blocks if few.GATED else few.tile.blocks
+    TILES: tl.constexpr = few.TILES
     if few.R < 8:
         xs = _load_x_apart(x, rows, group, few, DEPTH)
     else:
@@ -382,7 +401,7 @@ def _few_kernel(
     BLOCKS: tl.constexpr = few.tile.blocks
     WARPS: tl.constexpr = few.tile.warps
     DEPTH: tl.constexpr = few.tile.depth
-    TILES: tl.constexpr = 2 * BLOCKS if few.GATED else BLOCKS
+    TILES: tl.constexpr = few.TILES
     G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
     S: tl.constexpr = 128 // few.GROUP
@@ -556,6 +575,7 @@ def _launch(
         GROUP=weight.group,
         E2M1=weight.e2m1,
         tile=tile,
+        TILES=tile.blocks * (1 + gated),
         R=own,
         P_POW2=pairs_class(choices, None),
         GATED=gated,

@@ -43,6 +43,8 @@ class ManyPairs(NamedTuple):
     C: int
     N: int
     """Features of an expert, of gate and of up."""
+    F: int
+    """Features of the result."""
     K: int
     GROUP: int
     """Columns that share a scale: 32, 64 or 128."""
@@ -78,7 +80,7 @@ def _many_kernel(
     WARPS: tl.constexpr = many.tile.warps
     G: tl.constexpr = many.K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
-    F: tl.constexpr = many.N // 2 if many.GATED else many.N
+    F: tl.constexpr = many.F
     # Row blocks of a program: contiguous, or half of gate and as many of up, F features further on.
     OWN: tl.constexpr = BLOCKS // 2 if many.GATED else BLOCKS
     S: tl.constexpr = 128 // many.GROUP
@@ -231,6 +233,7 @@ def _launch(
     many = ManyPairs(
         C=c,
         N=n,
+        F=features,
         K=k,
         GROUP=weight.group,
         E2M1=weight.e2m1,

@@ -475,6 +475,13 @@ def format_of(rows: Rows | FloatRows) -> int:
     return 1
 
 
+def room_of(rows: Rows | FloatRows) -> int:
+    """Return the rows that `rows.factors` has room for."""
+    if isinstance(rows, HalfRows):
+        return rows.factors.shape[2]
+    return rows.factors.shape[1]
+
+
 def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> None:
     """Raise ValueError unless `rows` holds exactly m rows of k columns."""
     if isinstance(rows, FloatRows):
@@ -572,7 +579,7 @@ def prepare(
         m,
         N=n,
         K=k,
-        MQ=rows.factors.shape[2] if isinstance(rows, HalfRows) else rows.factors.shape[1],
+        MQ=room_of(rows),
         S=splits,
         MODE=_MODES[mode],
         FORMAT=format_of(rows),
