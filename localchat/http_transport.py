@@ -1,14 +1,19 @@
-"""Transports of the HTTP clients that choose a proxy for each request.
+"""Transports of the HTTP clients, which choose a proxy for each request, and the rule for retries.
 
 A redirect may lead from a public server to this machine and back, so a client cannot use a single proxy.
 """
 
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import httpx2
 
 from localchat.proxies import Proxy, proxy_for
 
+_SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+_RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 522, 524})
 DEFAULT_LIMITS: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=20)
 
 
@@ -33,6 +38,27 @@ class ProxyTransport(httpx2.BaseTransport):
         """Close all connections."""
         for transport in list(self._transports.values()):
             transport.close()
+
+
+def may_retry(response: httpx2.Response) -> bool:
+    """Return True if the same request may succeed later, unless the server asks not to repeat it."""
+    if response.headers.get("x-should-retry") == "false":
+        return False
+    return response.status_code in _RETRY_STATUSES
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """Return the seconds of a `Retry-After` header, a number or a date. None if it is unusable."""
+    if not header:
+        return None
+    if _SECONDS.fullmatch(header.strip()):
+        return float(header)
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    aware = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, (aware - datetime.now(UTC)).total_seconds())
 
 
 def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:

@@ -4,6 +4,7 @@ This is the lowest layer and imports nothing of localchat. JSON output and `/met
 instead.
 """
 
+import time
 from typing import Final
 
 _BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
@@ -67,6 +68,11 @@ def duration(seconds: float) -> str:
     if total_s < 100 * 60:
         return f"{total_s // 60} min {total_s % 60:02} s"
     return f"{total_s // 3600} h {total_s % 3600 // 60:02} min"
+
+
+def moment(unix_s: float) -> str:
+    """Format a Unix time as local time: `2026-11-23 10:00`."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
 
 
 def percent(part: float, total: float) -> str:

@@ -17,6 +17,7 @@ HEAVY = {
         "huggingface_hub",
     ),
     *("numpy", "textual", "rich", "msgspec", "jinja2", "gguf", "psutil", "tomlkit", "platformdirs"),
+    *("PIL", "soundfile", "cffi"),
     *("asyncio", "importlib.metadata", "http", "ssl", "localchat_llamacpp", "localchat_cuda"),
     *("localchat.core", "localchat.chat_format", "localchat.engine", "localchat.config.settings"),
 }
@@ -68,6 +69,8 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
         "llama_cpp",
         "xllamacpp",
         "jinja2",
+        "PIL",
+        "soundfile",
         "localchat.core",
         "sqlite3",
     }
@@ -118,6 +121,8 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
     forbidden = {
         *(
             "llguidance",
+            "PIL",
+            "soundfile",
             "starlette",
             "uvicorn",
             "httpx",

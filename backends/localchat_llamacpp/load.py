@@ -18,7 +18,7 @@ from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.drafter import load_drafter
 from localchat_llamacpp.media_api import uses_mrope
-from localchat_llamacpp.media_reader import MediaReader
+from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
@@ -94,7 +94,7 @@ def load_runner(
     request: LoadRequest,
     progress: Progress,
     notify: Callable[[str], None],
-    media: MediaReader | None = None,
+    media: MediaEncoder | None = None,
 ) -> LlamaCppRunner:
     """Load the weights, create the context, and warm up. Releases everything on failure.
 
@@ -128,7 +128,7 @@ def _with_context(
     target: Target,
     request: LoadRequest,
     progress: Progress,
-    media: MediaReader | None,
+    media: MediaEncoder | None,
 ) -> LlamaCppRunner:
     plan = request.plan
     api = library().api

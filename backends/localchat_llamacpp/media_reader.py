@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 from numpy.typing import NDArray
 
+from localchat.backend_api.interface import MemoryReport
 from localchat.backend_api.media import MediaChunk, MediaPiece, placeholder_ids
 from localchat.errors import EngineClosed, LocalchatError, ModelInvalid, UsageError
 from localchat.media.decode import decode_audio, decode_image
@@ -32,6 +33,7 @@ from localchat_llamacpp.media_api import (
     media_library,
 )
 from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.plan.buffers import encoder_compute_bytes
 
 _LAYOUTS: Final = 512
 """Attachments whose division into chunks is kept, so that a conversation's next turn need not decode them."""
@@ -133,7 +135,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Context:
+class _MtmdContext:
     """The loaded projector."""
 
     handle: int
@@ -155,7 +157,7 @@ class _Graph:
     job: _Job | None = field(default=None)
 
 
-class MediaReader:
+class MediaEncoder:
     """The projector of one model. Thread-safe."""
 
     def __init__(self, projector: Projector) -> None:
@@ -167,7 +169,7 @@ class MediaReader:
         self._weights_loaded = threading.Event()
         self._lock = threading.Lock()
         """Guards the load, and the caches."""
-        self._context: _Context | None = None
+        self._context: _MtmdContext | None = None
         self._closed = False
         self._layouts: OrderedDict[bytes, tuple[tuple[int, ...] | _Layout, ...]] = OrderedDict()
         self._prepared: OrderedDict[bytes, tuple[Native, ...]] = OrderedDict()
@@ -189,14 +191,14 @@ class MediaReader:
         self._use_gpu = use_gpu
         self._weights_loaded.set()
 
-    @property
-    def memory_bytes(self) -> int:
-        """Measured memory of the loaded projector. 0 before the first attachment."""
-        context = self._context
-        if context is None:
-            return 0
-        return self._projector.header.weights_bytes + sum(
-            buffer.size_bytes for buffer in context.buffers
+    def memory(self, report: MemoryReport) -> MemoryReport:
+        """Add the projector to a report. Before the first attachment, its buffers count as planned."""
+        compute_bytes = encoder_compute_bytes(self._projector)
+        if self._context is not None:
+            compute_bytes = sum(buffer.size_bytes for buffer in self._context.buffers)
+        return report._replace(
+            weights_bytes=report.weights_bytes + self._projector.header.weights_bytes,
+            compute_bytes=report.compute_bytes + compute_bytes,
         )
 
     def pieces(self, kind: str, data: bytes, name: str) -> tuple[MediaPiece, ...]:
@@ -250,7 +252,7 @@ class MediaReader:
                 media_library().mtmd_free(self._context.handle)
                 self._context = None
 
-    def _loaded(self) -> _Context:
+    def _loaded(self) -> _MtmdContext:
         """Load the projector at the first call. Waits for the weights of the language model."""
         self._weights_loaded.wait()
         with self._lock:
@@ -260,7 +262,7 @@ class MediaReader:
                 self._context = self._load()
             return self._context
 
-    def _load(self) -> _Context:
+    def _load(self) -> _MtmdContext:
         api = media_library()
         parameters = api.mtmd_context_params_default()
         parameters.use_gpu = self._use_gpu
@@ -276,7 +278,7 @@ class MediaReader:
                 f"{captured.reason('llama.cpp gives no reason')}",
                 hint="Download the mmproj file of the same repository as the model, and name it with --mmproj.",
             )
-        return _Context(
+        return _MtmdContext(
             int(handle),
             callback,
             int(api.llama_model_n_embd_inp(self._model)),
@@ -286,7 +288,7 @@ class MediaReader:
         )
 
     def _divide(
-        self, context: _Context, source: _Attachment
+        self, context: _MtmdContext, source: _Attachment
     ) -> tuple[tuple[int, ...] | _Layout, ...]:
         """Decode an attachment, and divide it into text and chunks."""
         natives, texts = self._tokenized(context, source)
@@ -324,7 +326,7 @@ class MediaReader:
         return result
 
     def _tokenized(
-        self, context: _Context, source: _Attachment
+        self, context: _MtmdContext, source: _Attachment
     ) -> tuple[list[Native | None], list[tuple[int, ...] | None]]:
         """Decode an attachment. Return for each of its parts the native chunk, or the tokens of a text."""
         if source.kind not in self._projector.kinds:
@@ -364,7 +366,7 @@ class MediaReader:
             api.mtmd_bitmap_free(bitmap)
             del pixels
 
-    def _bitmap(self, context: _Context, source: _Attachment) -> tuple[int, object]:
+    def _bitmap(self, context: _MtmdContext, source: _Attachment) -> tuple[int, object]:
         """Return a native bitmap of the decoded attachment, and the data that it may point to."""
         api = media_library()
         if source.kind == "image":
@@ -415,7 +417,7 @@ class MediaReader:
             )
         chunk.embeddings = embeddings
 
-    def _native_chunk(self, context: _Context, chunk: Chunk) -> Native:
+    def _native_chunk(self, context: _MtmdContext, chunk: Chunk) -> Native:
         """Return the chunk with its pixels, decoded again if they were dropped."""
         digest = chunk.source.digest
         with self._lock:

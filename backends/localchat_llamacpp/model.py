@@ -30,7 +30,7 @@ from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.media_api import has_media_library, media_library
-from localchat_llamacpp.media_reader import MediaReader
+from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
 from localchat_llamacpp.plan import memory_plan as planner
@@ -77,11 +77,11 @@ class GgufModel:
         """Read attachments with a projector, or none."""
         if self.info.pooling or not has_media_library():
             projector = None
-        self._media: MediaReader | None = None
+        self._media: MediaEncoder | None = None
         kinds: tuple[str, ...] = ()
         encoder = ""
         if projector is not None:
-            self._media = MediaReader(projector)
+            self._media = MediaEncoder(projector)
             kinds = projector.kinds
             encoder = self._media.identity
         self.info = replace(self.info, media=kinds, encoder=encoder)

@@ -39,7 +39,7 @@ from localchat.errors import LocalchatError
 from localchat_llamacpp.batch import Batch, EmbeddingBatch
 from localchat_llamacpp.drafter import LlamaDrafter
 from localchat_llamacpp.media_api import media_library
-from localchat_llamacpp.media_reader import Chunk, MediaReader
+from localchat_llamacpp.media_reader import Chunk, MediaEncoder
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Weights
 from localchat_llamacpp.positions import NO_TABLE, PositionTable
@@ -136,7 +136,7 @@ class LlamaCppRunner:
         on_gpu: bool = False,
         window_only: bool = False,
         mrope: bool = False,
-        media: MediaReader | None = None,
+        media: MediaEncoder | None = None,
     ) -> None:
         """Take ownership of `weights`, `context`, `drafter` and `media`.
 
@@ -254,9 +254,10 @@ class LlamaCppRunner:
     def memory(self) -> MemoryReport:
         """Return the allocations of the load. Saved slots count as other bytes."""
         other = self._report.other_bytes + self._slots.saved_bytes
+        report = self._report._replace(other_bytes=other)
         if self._media is not None:
-            other += self._media.memory_bytes
-        return self._report._replace(other_bytes=other)
+            return self._media.memory(report)
+        return report
 
     def close(self) -> None:
         """Release context and weights. Idempotent."""

@@ -53,6 +53,11 @@ class MediaSpan(msgspec.Struct, frozen=True):
         """Index after its last token."""
         return self.start + len(self.chunk.ids)
 
+    @property
+    def divisible(self) -> bool:
+        """Whether a cached text may end inside it."""
+        return len(self.chunk.ids) < 2 or not self.chunk.ids[1] & 1
+
 
 class MediaModel(Protocol):
     """Additional method of an open model that reads attachments (ModelInfo.media)."""

@@ -18,7 +18,9 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, chosen_because, kind_name, runner_name
 from localchat.fit.speed import PastRun, SpeedHistory
+from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import ModelSummary, read_summary
+from localchat.model_files.projector import NO_PROJECTOR, find_projector
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -154,6 +156,7 @@ def choose_for_load(
     plan = _plan(choice.backend, model, options, machine)
     if plan is None:
         return choice
+    usual = choice.backend.name
     for name in choice.others:
         backend = find_backends()[name]
         other = _plan(backend, model, options, machine)
@@ -169,8 +172,17 @@ def choose_for_load(
             other_rate = _rate(backend, other, model, threads, history)
             because = _is_slower(choice.backend, rate, other_rate)
         if because:
+            if _sees(model, options):
+                because += f" (though it alone reads pictures and sound: --backend {usual})"
             return _instead(choice, backend, kind, because)
     return choice
+
+
+def _sees(model: ModelSummary, options: LoadOptions) -> bool:
+    """Return whether an encoder of pictures or sound lies beside a model."""
+    if not isinstance(model, ModelShape) or model.header is None:
+        return False
+    return find_projector(model.header, options.mmproj) is not None
 
 
 def _computes_on_cpu(usual: Backend, plan: MemoryPlan, other: MemoryPlan) -> str:
@@ -227,7 +239,9 @@ def _instead(choice: BackendChoice, backend: Backend, kind: Kind, because: str) 
 def _may_change(options: LoadOptions) -> bool:
     """Return whether every backend supports the options."""
     free = options.gpu_layers in ("auto", "all") and options.experts_on_cpu == "auto"
-    return free and options.draft is None and not options.anyway
+    # llama.cpp alone sees and hears.
+    reads_text = options.mmproj in (None, NO_PROJECTOR)
+    return free and options.draft is None and not options.anyway and reads_text
 
 
 def _whole_on_gpu(plan: MemoryPlan) -> bool:

@@ -11,12 +11,11 @@ import msgspec
 from localchat.engine.remote.client import CONNECT_S, base_url
 from localchat.engine.remote.errors import error_from_status
 from localchat.errors import LocalchatError, NetworkError, connection_failure
-from localchat.http_transport import AsyncProxyTransport
+from localchat.http_transport import AsyncProxyTransport, may_retry, retry_after_s
 from localchat.proxies import proxy_for
 
 _ANSWER_S: Final = 3600.0
 """Timeout of a request, which receives nothing before its answer is complete."""
-_RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _TRIES: Final = 8
 _FIRST_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 60.0
@@ -81,9 +80,10 @@ class BatchClient:
             else:
                 if reply.status_code in _KEY_REJECTED:
                     raise error_from_status(reply.status_code, reply.text, self.base)
-                if is_last or not _is_retryable(reply):
+                if is_last or not may_retry(reply):
                     return _reply(reply)
-                pause_s = max(pause_s, _retry_after_s(reply))
+                requested_s = retry_after_s(reply.headers.get("retry-after")) or 0.0
+                pause_s = max(pause_s, min(requested_s, _MAX_PAUSE_S))
             if not is_last:
                 await asyncio.sleep(pause_s)
         raise self._unreachable(error)
@@ -93,18 +93,6 @@ class BatchClient:
             trouble or ConnectionError(), self.base, proxy=proxy_for(self.base)
         )
         return NetworkError(failure.message, hint=failure.hint, unreachable=True)
-
-
-def _is_retryable(reply: httpx2.Response) -> bool:
-    """Return whether the status and headers allow the same request again."""
-    return reply.status_code in _RETRY_STATUSES and reply.headers.get("x-should-retry") != "false"
-
-
-def _retry_after_s(reply: httpx2.Response) -> float:
-    text = reply.headers.get("retry-after", "")
-    if text.isascii() and text.isdecimal():
-        return min(_MAX_PAUSE_S, float(text))
-    return 0.0
 
 
 def _reply(reply: httpx2.Response) -> BatchReply:

@@ -2,6 +2,7 @@
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
     {"prompt": "Sum this up: ...", "schema": {"type": "object", ...}, "max_tokens": 200}
+    {"prompt": "What is odd here?", "files": ["chart.png"]}
     What does EXDEV mean?
 
 The file is streamed, and only the hash of each line is stored. A million lines take eight megabytes.
@@ -157,13 +158,26 @@ class BatchInput:
             prompt = body_fields.pop("prompt", None)
             if not isinstance(prompt, str):
                 raise UsageError('this line has no "prompt", "messages", "input" or "body"')
-            body_fields |= self._chat([{"role": "user", "content": prompt}], system)
+            content = self._content(prompt, body_fields.pop("files", None))
+            body_fields |= self._chat([{"role": "user", "content": content}], system)
         if schema is not None:
             named = {"name": "answer", "schema": schema, "strict": True}
             body_fields["response_format"] = {"type": "json_schema", "json_schema": named}
         return CHAT, body_fields
 
-    def _chat(self, messages: list[dict[str, str]], system: object = "") -> dict[str, Any]:
+    def _content(self, prompt: str, files: object) -> str | list[dict[str, Any]]:
+        """Return a prompt with the pictures and recordings before it. Raises LocalchatError."""
+        if not files:
+            return prompt
+        if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+            raise UsageError('"files" is not a list of paths')
+        from localchat.engine.attachments import read_media
+        from localchat.engine.remote.request_body import media_part
+
+        paths = [self.path.parent / name for name in files]
+        return [*(media_part(read_media(path)) for path in paths), {"type": "text", "text": prompt}]
+
+    def _chat(self, messages: list[dict[str, Any]], system: object = "") -> dict[str, Any]:
         if instructions := system or self._defaults.system:
             messages = [{"role": "system", "content": str(instructions)}, *messages]
         return {"messages": messages}

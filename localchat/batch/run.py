@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from localchat.batch.client import BatchClient, BatchReply
+from localchat.batch.client import BatchClient
 from localchat.batch.input_file import BatchInput, BatchLine, RawLine
 from localchat.batch.output_file import (
     BatchAnswer,
@@ -176,7 +176,9 @@ class BatchRun:
                 name, line.custom_id, error=BatchProblem("invalid_line", line.problem)
             )
         reply = await client.post(line.path, _body(line, server))
-        return BatchAnswer(name, line.custom_id, _response(reply))
+        return BatchAnswer(
+            name, line.custom_id, BatchResponse(reply.status, reply.request_id, reply.body)
+        )
 
     def _count(self, answer: BatchAnswer) -> None:
         self.progress.in_flight -= 1
@@ -202,10 +204,6 @@ def _body(line: BatchLine, server: BatchServer) -> dict[str, Any]:
     if server.model:
         return {"model": server.model, **line.body}
     return line.body
-
-
-def _response(reply: BatchReply) -> BatchResponse:
-    return BatchResponse(reply.status, reply.request_id, reply.body)
 
 
 def _count(usage: dict[str, Any], name: str) -> int:

@@ -5,7 +5,6 @@ JSON has the bytes of pictures and recordings in base64.
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from localchat.chat.titles import title_for
 from localchat.engine.attachments import data_url, described_content
 from localchat.engine.request import Attachment
 from localchat.engine.stats_line import stats_line
+from localchat.units import moment
 
 _NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _STATES: Final = {
@@ -41,7 +41,7 @@ def file_name(conversation: Conversation) -> str:
 def as_markdown(conversation: Conversation, *, embed: bool = False) -> str:
     """Return the shown path as a Markdown document. `embed` puts pictures and recordings into it."""
     parts = [f"# {_one_line(title_for(conversation)) or 'Conversation'}"]
-    about = _moment(conversation.created_s)
+    about = moment(conversation.created_s)
     if conversation.model:
         about += f" · {_one_line(conversation.model)}"
     parts.append(about)
@@ -149,9 +149,9 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
     return record
 
 
-def as_json_text(conversation: Conversation, *, tree: bool = True) -> str:
+def as_json_text(conversation: Conversation) -> str:
     """Return `as_data` as a JSON document that ends in a newline."""
-    return json_text(as_data(conversation, tree=tree), indent=2) + "\n"
+    return json_text(as_data(conversation), indent=2) + "\n"
 
 
 def json_text(data: object, indent: int | None = None) -> str:
@@ -167,10 +167,6 @@ def _without_lone_surrogates(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _fence(text: str) -> str:

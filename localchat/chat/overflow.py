@@ -24,6 +24,8 @@ Count: TypeAlias = Callable[[Messages], int]
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
 _BLOCK_TOKENS: Final = 1024
+_ATTACHMENT_CHARACTERS: Final = 1000
+"""Rough length of a text with as many tokens as a picture. Only for estimates."""
 _FRAME_CHARACTERS: Final = 16
 """Rough length of a template's text around a message. Only for estimates."""
 _UNKNOWN_TOKENS: Final = 1 << 40
@@ -260,7 +262,12 @@ class _LeaveOutSearch:
     def _guess(self, low: int, high: int, allowed: int) -> int:
         """Return a number strictly between `low` and `high`."""
         lengths = [
-            sum(len(node.message.content) + _FRAME_CHARACTERS for node in exchange)
+            sum(
+                len(node.message.content)
+                + len(node.message.attachments) * _ATTACHMENT_CHARACTERS
+                + _FRAME_CHARACTERS
+                for node in exchange
+            )
             for exchange in self.exchanges[low:high]
         ]
         span = max(self.measured(low) - self.measured(high), 1)

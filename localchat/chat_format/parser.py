@@ -60,7 +60,10 @@ class ChoiceParser(Parser, Protocol):
         ...
 
     def passes(self, text: str) -> bool:
-        """Return whether `feed` would return the text unchanged as a part of the answer, and store nothing."""
+        """Return whether the parser has no use for a text.
+
+        `feed` would return it unchanged as a part of the answer, and store nothing.
+        """
         ...
 
 

@@ -107,7 +107,7 @@ class TemplateFormat:
             # Firefunction reads the tools, as text, and the date by these names.
             options = {
                 "functions": json.dumps(tools, indent=4),
-                "datetime": self._today(),
+                "datetime": self._now().strftime("%B %d, %Y"),
                 **options,
             }
         if "date_string" in variables:
@@ -165,9 +165,6 @@ class TemplateFormat:
             rendered.tools,
             opened=rendered.opens_reasoning,
         )
-
-    def _today(self) -> str:
-        return self._now().strftime("%B %d, %Y")
 
     def _probe_for(self, *, with_tools: bool) -> "_TemplateProbe":
         if with_tools and "tool_use" in self._probes:

@@ -24,6 +24,11 @@ class TerminalBar:
         bar, task = self._drawn()
         bar.update(task, completed=completed, total=total, text=words)
 
+    @property
+    def is_shown(self) -> bool:
+        """True between the first update and `close`."""
+        return self._shown is not None
+
     def say(self, words: str) -> None:
         """Print a sentence above the bar."""
         bar, _ = self._drawn()
@@ -61,6 +66,10 @@ class ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the progress. The next status shows it again."""
         if self._bar is None:
             self._terminal.progress("")
         else:
@@ -75,7 +84,7 @@ class ProgressDisplay:
 
     def say(self, sentence: str) -> None:
         """Print a sentence that stays."""
-        if self._bar is None:
+        if self._bar is None or not self._bar.is_shown:
             self._terminal.notify(sentence)
         else:
             self._bar.say(sentence)

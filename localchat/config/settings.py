@@ -64,8 +64,8 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    pictures: Literal["auto", "kitty", "sixel", "blocks", "off"] = "auto"
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
+    pictures: Literal["auto", "kitty", "sixel", "blocks", "off"] = "auto"
     reduced_motion: bool = False
     screen_reader: bool = False
     color: bool = True
@@ -155,9 +155,9 @@ def convert(key: str, entry: Given) -> object:
         if key == "stop" and isinstance(value, list):
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
-        subject = entry.origin
+        subject = entry.origin or key
         # A flag and a command name their key already.
-        if not subject.startswith(("--", "/set ")):
+        if entry.origin and not subject.startswith(("--", "/set ")):
             subject += f": {key}"
         raise UsageError(f"{subject} must be {_valid(key, problem)}, not {shown}") from problem
 

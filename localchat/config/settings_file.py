@@ -140,7 +140,7 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
     check_key(key, heading)
     value = None
     if text is not None:
-        value = convert(key, Given(text, "the new value"))
+        value = convert(key, Given(text, ""))
     if key == "remote" and value:
         # Every later start would fail with an unknown remote.
         find_remote(str(value), read_settings(path).remotes)
@@ -161,7 +161,7 @@ def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> N
             continue
         check_key(key, where)
         if text is not None:
-            values[key] = convert(key, Given(text, "the new value"))
+            values[key] = convert(key, Given(text, ""))
     _change(path, ("presets", name), values)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Final, cast
+from typing import cast
 
 import msgspec
 
@@ -33,6 +33,7 @@ from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_k
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
+from localchat.engine.attachments import check_attachments
 from localchat.engine.events import Accepted, Limit
 from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
@@ -46,7 +47,7 @@ from localchat.engine.request import (
     TokenIds,
     default_answer_tokens,
 )
-from localchat.errors import ContextExceeded, UsageError
+from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 _SEED_MASK = (1 << 64) - 1
 _MAX_CHOICES = 64
@@ -59,6 +60,7 @@ _MAX_LOGPROBS = 100
 _MAX_BAD_WORDS = 256
 _MAX_STOP_TOKENS = 256
 _BANNED_BIAS = -1e9
+_NAMED_MODELS = 4
 
 
 class InputProcessor:
@@ -293,6 +295,7 @@ class InputProcessor:
         tokenizer = self._model.tokenizer
         match request.prompt:
             case Messages() as messages:
+                check_attachments(messages.messages)
                 rendered = self._render(messages)
                 self._warn_once(rendered.warnings)
                 self._check_length(rendered.text)
@@ -347,7 +350,9 @@ class InputProcessor:
         kinds = self._model.info.media
         if attachment.kind not in kinds:
             raise UsageError(
-                cannot_read(attachment.kind, kinds), hint=HOW_TO_READ, field="messages"
+                cannot_read(attachment.kind, kinds),
+                hint=_how_to_read(attachment.kind),
+                field="messages",
             )
         model = cast(MediaModel, self._model)
         return model.media_pieces(attachment.kind, attachment.data, attachment.name)
@@ -427,12 +432,6 @@ class InputProcessor:
         return b"".join(piece(token, special=True) for token in tokens).decode("utf-8", "replace")
 
 
-HOW_TO_READ: Final = (
-    "use a model with an mmproj file, which --mmproj names: `localchat search --vision` lists those of the "
-    "catalogue"
-)
-
-
 def cannot_read(kind: str, kinds: Several[str]) -> str:
     """Return the sentence about a model that cannot read a kind of attachment, but `kinds`."""
     verb = {"image": "see pictures", "audio": "hear recordings"}
@@ -441,6 +440,20 @@ def cannot_read(kind: str, kinds: Several[str]) -> str:
         abilities = " and ".join(verb[other].split()[0] for other in kinds)
         sentence += f"; it can {abilities}"
     return sentence
+
+
+def _how_to_read(kind: str) -> str:
+    """Return advice with models of the catalogue that read a kind of attachment."""
+    from localchat.models.catalog import models_that_read  # no other request needs the catalogue
+
+    try:
+        names = models_that_read(kind)[:_NAMED_MODELS]
+    except LocalchatError:
+        names = []
+    hint = "name the mmproj file that goes with this model: --mmproj PATH"
+    if names:
+        hint = f"choose a model such as {', '.join(names)}, or {hint}"
+    return hint
 
 
 def _check(request: GenerateRequest) -> None:

@@ -119,8 +119,12 @@ class FrameSender:
             self.events([(id_, event)])
 
     def notify(self, text: str) -> None:
-        """Send a notice to the user."""
+        """Send a notice about the load to the user, and store it for EngineInfo."""
         self.notes.append(text)
+        self.announce(text)
+
+    def announce(self, text: str) -> None:
+        """Send a notice about the moment to the user. Front ends that ask later do not get it."""
         self.send(protocol.Notice(protocol.sendable(text)))
 
     def fail(self, id_: int, error: LocalchatError) -> None:
@@ -208,7 +212,7 @@ class EngineProcess:
             runner,
             opened.model.tokenizer,
             kv_cache,
-            EngineCallbacks(sender.events, sender.fail, sender.notify),
+            EngineCallbacks(sender.events, sender.fail, sender.announce),
             fingerprint=opened.fingerprint,
             speculation=self._spec.speculation,
             counters=self._counters,

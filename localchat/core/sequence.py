@@ -82,7 +82,7 @@ class Sequence:
     """A step without memory may have changed the state or emptied the slot. All tokens are computed
     again."""
     uncommitted: bool = False
-    """The KV cache manager does not know of the last computed tokens, which fill no block (decode runs)."""
+    """The KV cache manager does not know the last computed tokens (decode runs)."""
     kv_invalid: bool = False
     """The KV may be wrong, so none of it is cached."""
     last_step: int = 0
@@ -133,14 +133,6 @@ class Sequence:
     def verifies(self) -> bool:
         """Whether a launched step verifies drafts. Its result shows how many were accepted."""
         return self.steps_in_flight > 0 and not self.in_prompt and self.needs <= 0
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether the next tokens are prefill: the prompt, or tokens from before a preemption.
-
-        Tokens forced by a grammar count as decode, as drafts do.
-        """
-        return self.in_prompt or (self.was_preempted and self.needs > 1)
 
     @property
     def decodes(self) -> bool:

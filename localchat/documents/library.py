@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from localchat.documents.passages import Passage, marked_text, places
 from localchat.engine.interface import Engine
 from localchat.errors import LocalchatError, UsageError
+from localchat.units import counted
 from localchat.units import tokens as tokens_text
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def excerpt_of(
             break
         # Tables and code take more tokens than estimated.
         limit -= 1
-    number = "1 passage" if len(passages) == 1 else f"{len(passages)} passages"
+    number = counted(len(passages), "passage")
     return Excerpt(text, f"@{collection.name}: {number}: {places(passages)}{remark}")
 
 

@@ -2,14 +2,15 @@
 
 import base64
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from localchat.engine.request import Attachment, Message
-from localchat.errors import UsageError
+from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
-from localchat.media.limits import MAX_ATTACHMENTS, MAX_TOTAL_BYTES
+from localchat.media.limits import MAX_ATTACHMENTS, MAX_FILE_BYTES, MAX_TOTAL_BYTES
 from localchat.sanitize import sanitize_line
 from localchat.units import size
 
@@ -30,6 +31,18 @@ def make_attachment(data: bytes, name: str = "", position: int = 0) -> Attachmen
     from localchat.media.decode import media_info
 
     return Attachment(media_info(data, name).format.kind, data, position, name)
+
+
+def read_media(path: Path) -> Attachment:
+    """Read a picture or a recording. Raises FileMissing, UsageError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as problem:
+        raise FileMissing(f"there is no file {path}") from problem
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be read: {reason(problem)}") from problem
+    return make_attachment(data, path.name)
 
 
 def check_attachments(messages: Iterable[Message]) -> None:
@@ -94,6 +107,14 @@ def data_url(attachment: Attachment) -> str:
 
 def base64_text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+def attached_sentence(attachment: Attachment) -> str:
+    """Return a sentence such as `chart.png is attached (640x480)`."""
+    from localchat.media.decode import media_info
+
+    label = media_info(attachment.data, attachment.name).label
+    return f"{sanitize_line(attachment.name) or attachment.kind} is attached ({label})"
 
 
 def described_content(message: Message) -> str:

@@ -16,6 +16,16 @@ _MIN_COUNTED_CHARS: Final = 1200
 """Shortest run of repeats that differ in one number."""
 _MIN_COUNTED_LETTERS: Final = 32
 """Letters per repeat. Shorter repeats are numbered lists."""
+_MIN_COUNTED_KEYS: Final = 60
+_MIN_COUNTED_KEYS_CHARS: Final = 1200
+_MIN_LONG_KEYS_CHARS: Final = 5000
+"""Shortest run of JSON keys that differ in one number, with equal values: `"item1": {}, "item2": {}`.
+
+Fewer keys count if they are long.
+"""
+_MIN_COUNTED_STRINGS: Final = 80
+_MIN_COUNTED_STRINGS_CHARS: Final = 1200
+"""Shortest run of items of a JSON list that differ in one number: `"item 1", "item 2"`."""
 _STALE_WORDS: Final = 300
 """Words at the end of a text whose phrases all occurred before."""
 _STALE_WORDS_SMALL: Final = 600
@@ -43,6 +53,9 @@ _NUMBER: Final = re.compile(
     r"|\b(?!I\b)[IVXLC]+\b|(?<=[a-z] )I(?=[,.:;])",
 )
 _SYMBOL: Final = re.compile(r"[(){}\[\]<>|=;_\\/\"`$&@^~+*#%]")
+_COUNTED_KEY: Final = re.compile(r'"[^"\n]*\0[^"\n]*"\s*:')
+_COUNTED_STRING: Final = re.compile(r'"[^"\n]*[^\W\d_][^"\n]*\0[^"\n]*",\s*')
+"""Key and string of JSON with a masked number. A string has a letter before it."""
 _WORD: Final = re.compile(r"\w+")
 _MARKUP: Final = re.compile(r"<[^<>]*>")
 
@@ -57,7 +70,10 @@ class NearLoop(msgspec.Struct, frozen=True):
 
 
 def recount(text: str) -> NearLoop | None:
-    """Find prose at the end of a text whose repeats differ in one number only."""
+    """Find prose or JSON at the end of a text whose repeats differ in one number only.
+
+    Objects of a JSON list are records, which people want many of. Counted keys and strings are not.
+    """
     numbers = list(_NUMBER.finditer(text))
     if len(numbers) < _MIN_COUNTED_REPEATS:
         return None
@@ -66,10 +82,14 @@ def recount(text: str) -> NearLoop | None:
         run = run_length(masked, period)
         times = run // period
         piece = masked[-period:]
-        if times < _MIN_COUNTED_REPEATS or "\0" not in piece or not _has_words(piece):
+        if times < _MIN_COUNTED_REPEATS or "\0" not in piece:
             continue
         start = offsets[len(masked) - times * period]
-        if len(text) - start < _MIN_COUNTED_CHARS or not _is_prose(text[start:]):
+        if not _is_counted_json(piece, times, len(text) - start) and (
+            not _has_words(piece)
+            or len(text) - start < _MIN_COUNTED_CHARS
+            or not _is_prose(text[start:])
+        ):
             continue
         values = [number[0] for number in numbers if number.start() >= start]
         per_piece = piece.count("\0")
@@ -153,6 +173,18 @@ def _changing(columns: list[list[str]]) -> int:
             return len(columns) + 1
         changing.add(tuple(map(str, steps)))
     return len(changing)
+
+
+def _is_counted_json(piece: str, times: int, chars: int) -> bool:
+    """Return True if the piece is a counted key or string of JSON, and there are many of them."""
+    twice = piece * 2  # a piece may begin within a key
+    if _COUNTED_KEY.search(twice):
+        is_long = chars >= _MIN_LONG_KEYS_CHARS
+        return is_long or (times >= _MIN_COUNTED_KEYS and chars >= _MIN_COUNTED_KEYS_CHARS)
+    match = _COUNTED_STRING.search(twice)
+    if match is None or len(match[0]) != len(piece):
+        return False
+    return times >= _MIN_COUNTED_STRINGS and chars >= _MIN_COUNTED_STRINGS_CHARS
 
 
 def _has_words(piece: str) -> bool:

@@ -36,6 +36,8 @@ _MIN_NUMBERED_CONTENT: Final = 20
 _MAX_SILENT_TOKENS: Final = 256
 """Consecutive tokens without any text that count as a loop."""
 _CHECK_INTERVAL_CHARS: Final = 64
+_NEAR_INTERVAL: Final = 4
+"""Checks per search for near repeats, which costs ten times as much and needs a longer run."""
 _TAIL_CHARS: Final = 6144
 _MAX_WANTED_REPEATS: Final = 10_000
 """Larger numbers in a prompt are not numbers of repeats."""
@@ -94,7 +96,7 @@ def without_repeats(text: str, repetition: Repetition | None) -> str:
 
 
 class LoopDetector:
-    """Checks the text of one choice every 64 characters. A check costs a few string searches."""
+    """Checks the text of one choice every 64 characters. Most checks cost a few string searches."""
 
     def __init__(self, prompt: str = "") -> None:
         """prompt: the last message, which may ask for repeats."""
@@ -104,6 +106,7 @@ class LoopDetector:
         self._pending: list[str] = []
         self._pending_chars = 0
         self._silent_tokens = 0
+        self._checks = 0
 
     def push(self, text: str) -> Repetition | None:
         """Add the next token's text, and return the loop at the end, if any."""
@@ -120,13 +123,17 @@ class LoopDetector:
         self._tail = (self._tail + "".join(self._pending))[-_TAIL_CHARS:]
         self._pending.clear()
         self._pending_chars = 0
-        return self.find(self._tail)
+        self._checks += 1
+        return self.find(self._tail, near=self._checks % _NEAR_INTERVAL == 0)
 
-    def find(self, text: str) -> Repetition | None:
-        """Return the loop at the end of a text, if any."""
+    def find(self, text: str, *, near: bool = True) -> Repetition | None:
+        """Return the loop at the end of a text, if any. near: whether near repeats count too."""
         if len(text) < _MIN_BLANK_CHARS:
             return None
-        return self._exact(text) or self._numbered(text) or self._near(text) or self._shifting(text)
+        loop = self._exact(text) or self._numbered(text)
+        if loop is None and near:
+            loop = self._near(text) or self._shifting(text)
+        return loop
 
     def _exact(self, text: str) -> Repetition | None:
         """Find equal repeats of one piece."""
@@ -160,14 +167,16 @@ class LoopDetector:
         lines = [match for match in _LINE.finditer(complete) if match[0].strip()]
         if len(lines) < _MIN_NUMBERED_LINES:
             return None
+        content = _content(_without_number(lines[-1]))
+        if len(content) < _MIN_NUMBERED_CONTENT:
+            return None
         repeats = list(next(group for _, group in groupby(reversed(lines), _without_number)))
         times = len(repeats)
         first = repeats[-1]
-        content = _content(_without_number(first))
         run = len(text) - first.start()
         if times < _MIN_NUMBERED_LINES or run < _MIN_PROSE_CHARS:
             return None
-        if len(content) < _MIN_NUMBERED_CONTENT or self._was_requested(content, times):
+        if self._was_requested(content, times):
             return None
         return Repetition(first[0].strip(), times, run, len(first[0]))
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from localchat.engine.events import Done, Event
 from localchat.errors import EngineClosed, LocalchatError
@@ -30,12 +30,22 @@ class Stream:
     Events after a close are dropped.
     """
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cancel: Callable[[], None],
+        read_in: "Callable[[asyncio.AbstractEventLoop], None] | None" = None,
+    ) -> None:
+        """cancel: called at most once, by `close`. read_in: told which event loop waits for events, so that the
+        events can be read there."""
         self._cancel = cancel
+        self._read_in = read_in
         self._items: deque[Event | LocalchatError] = deque()
         self._lock = threading.Condition()
         self._waiter: asyncio.Future[None] | None = None
         """Future of a consumer in an event loop that has read all events."""
+        self._take: Callable[[list[Event]], bool] | None = None
+        """Function of that consumer, which takes events without waking it."""
+        self._take_thread = 0
         self._ended = False
         self._closed = False
 
@@ -46,7 +56,7 @@ class Stream:
     def _add(self, items: Sequence[Event | LocalchatError]) -> "asyncio.Future[None] | None":
         """Add items. Return the future of a waiting consumer in an event loop."""
         with self._lock:
-            if self._ended or self._closed:
+            if self._ended or self._closed or self._taken(items):
                 return None
             for item in items:
                 self._items.append(item)
@@ -54,6 +64,24 @@ class Stream:
                     self._ended = True
                     break
             return self._take_waiter()
+
+    def _taken(self, items: "Sequence[Event | LocalchatError]") -> bool:
+        """Offer items to the waiting consumer's function. Call with the lock held."""
+        if (
+            self._take is None
+            or self._items
+            or not items
+            or self._take_thread != threading.get_ident()
+            or isinstance(items[-1], _FINAL)
+        ):
+            return False
+        try:
+            return self._take(cast("list[Event]", items))  # failures are final
+        except Exception as error:  # noqa: BLE001 - the consumer raises it
+            waiter = self._take_waiter()
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)
+            return True
 
     def end(self) -> None:
         """End the stream without `Done`, for a request that was cancelled on purpose."""
@@ -84,7 +112,7 @@ class Stream:
         Call with the lock held.
         """
         waiter = self._waiter
-        self._waiter = None
+        self._waiter = self._take = None
         if waiter is None:
             self._lock.notify_all()
         return waiter
@@ -129,8 +157,12 @@ class Stream:
         while batch := await self.batch():
             yield batch
 
-    async def batch(self) -> list[Event]:
-        """Return all events so far, at least one. The list is empty at the end of the stream."""
+    async def batch(self, take: Callable[[list[Event]], bool] | None = None) -> list[Event]:
+        """Return all events so far, at least one. The list is empty at the end of the stream.
+
+        take: called with events that arrive in the thread of this event loop, instead of waking the consumer.
+        Returns False for events that it leaves to the consumer. It must neither block nor close the stream.
+        """
         while True:
             with self._lock:
                 if self._drained:
@@ -140,7 +172,12 @@ class Stream:
                 # The import takes 25 ms, which one-shot commands avoid by reading in a thread.
                 import asyncio
 
-                waiter = self._waiter = asyncio.get_running_loop().create_future()
+                loop = asyncio.get_running_loop()
+                waiter = self._waiter = loop.create_future()
+                self._take = take
+                self._take_thread = threading.get_ident()
+            if self._read_in is not None:
+                self._read_in(loop)
             await waiter
 
     def _next_batch(self) -> list[Event]:
@@ -177,10 +214,19 @@ def put_together(batches: Iterable[tuple[Stream, Sequence[Event | LocalchatError
 
 
 def _wake(waiters: "Sequence[asyncio.Future[None]]") -> None:
+    if not waiters:
+        return
+    # A future exists, so that this import is free.
+    import asyncio
+
+    running = asyncio._get_running_loop()
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, futures in by_loop.items():
+        if loop is running:
+            _resolve(futures)
+            continue
         # The consumer's event loop may be closed.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, futures)

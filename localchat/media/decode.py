@@ -76,11 +76,10 @@ def media_info(data: bytes, name: str = "") -> MediaInfo:
         with _open_recording(data, name) as recording:
             return MediaInfo(format_, seconds=recording.frames / recording.samplerate)
     with _open_picture(data, name) as picture:
-        width, height = picture.size
         # Orientations 5 to 8 of EXIF turn the picture by 90 degrees.
         if picture.getexif().get(0x0112, 1) in (5, 6, 7, 8):
-            width, height = height, width
-        return MediaInfo(format_, width, height)
+            return MediaInfo(format_, picture.height, picture.width)
+        return MediaInfo(format_, picture.width, picture.height)
 
 
 def check_format(data: bytes, name: str = "", kind: MediaKind | None = None) -> MediaFormat:

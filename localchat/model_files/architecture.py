@@ -6,7 +6,7 @@ plain attention in every layer, which never underestimates.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final, Literal, NamedTuple
 
@@ -192,6 +192,13 @@ class ModelShape:
     def parameters(self) -> int:
         """Numbers in all weights."""
         return sum(prod(weight.shape) for weight in self.weights)
+
+    def scaled(self, quantization: str, share: float) -> "ModelShape":
+        """Return the shape in another quantization, whose weights take this share of the bytes."""
+        weights = tuple(
+            weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in self.weights
+        )
+        return replace(self, weights=weights, quantization=quantization)
 
 
 def model_shape(header: Header) -> ModelShape:

@@ -43,7 +43,6 @@ _STRING = 8
 _ARRAY = 9
 _U32 = _SCALARS[4]
 _U64 = _SCALARS[10]
-_I64 = _SCALARS[11]
 
 
 class Array(NamedTuple):
@@ -89,6 +88,8 @@ class Header:
     """Size of all parts."""
     parts: tuple[Path, ...] = ()
     """Paths of the parts in order, empty for a source that is not a file."""
+    encoder: "Header | None" = None
+    """Header of the projector that goes with the model, where it is not a file beside it."""
     entries: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Start and end of each metadata entry in the first file, so that a writer can copy it unread."""
 

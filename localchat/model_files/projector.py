@@ -7,7 +7,7 @@ manifest names.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -106,6 +106,11 @@ def read_projector(path: Path) -> Projector:
         raise ModelInvalid(
             f"{path} cannot be read: {error.strerror or error}.", path=str(path)
         ) from error
+    return projector_of(path, header)
+
+
+def projector_of(path: Path, header: Header) -> Projector:
+    """Return the projector with this header. Raises ModelInvalid for a file of another kind."""
     kinds = tuple(
         kind
         for kind, key in (("image", "vision"), ("audio", "audio"))
@@ -125,7 +130,7 @@ def find_projector(model: Header, requested: str | None = None) -> Projector | N
 
     requested: a path, or `none`. Raises ModelMissing, ModelInvalid for a requested file that does not fit.
     """
-    if requested == NO_PROJECTOR or not model.parts:
+    if requested == NO_PROJECTOR:
         return None
     width = model.number("embedding_length")
     if requested is not None:
@@ -138,6 +143,10 @@ def find_projector(model: Header, requested: str | None = None) -> Projector | N
                 path=str(projector.path),
             )
         return projector
+    if model.encoder is not None:
+        return projector_of(Path(model.encoder.name), model.encoder)
+    if not model.parts:
+        return None
     for path in projector_files(model.parts[0]):
         try:
             projector = read_projector(path)
@@ -149,23 +158,37 @@ def find_projector(model: Header, requested: str | None = None) -> Projector | N
 
 
 def projector_files(model: Path) -> list[Path]:
-    """Return the files beside a model that are named as its projector, best first. Opens only manifests."""
+    """Return the files beside a model that are named as its projector, best first. Opens only manifests.
+
+    A repository may have its quantizations in folders of their own, and the projector above them.
+    """
     if model.name.startswith("sha256") and model.parent.name == "blobs":
         return list(_ollama_blobs(model))
-    try:
-        names = sorted(path.name for path in model.parent.glob("*.[gG][gG][uU][fF]"))[:_MAX_FILES]
-    except OSError:
-        return []
+    folders = [model.parent]
+    if _QUANTIZATION.fullmatch(f"-{model.parent.name}"):
+        folders.append(model.parent.parent)
+    for folder in folders:
+        try:
+            names = sorted(path.name for path in folder.glob("*.[gG][gG][uU][fF]"))[:_MAX_FILES]
+        except OSError:
+            continue
+        if files := projector_names(model.name, names):
+            return [folder / name for name in files]
+    return []
+
+
+def projector_names(model: str, names: Sequence[str]) -> list[str]:
+    """Return the names of a model's projector among those of a folder, best first. model: a file name."""
     files = [name for name in names if _NAME.search(name)]
-    if not files or _NAME.search(model.name):
+    if not files or _NAME.search(model):
         return []
-    own = _base(model.name)
+    own = _base(model)
     named = [name for name in files if _is_named(_base(name), own)]
-    models = {_base(name) for name in names if not _ACCESSORY.search(name)}
+    models = {_base(name) for name in (*names, model) if not _ACCESSORY.search(name)}
     if not named and len(models) > 1:
         # Only its name would show which model a projector belongs to.
         return []
-    return [model.with_name(name) for name in sorted(named or files, key=_rank)]
+    return sorted(named or files, key=_rank)
 
 
 def _fits(projector: Projector, width: int) -> bool:

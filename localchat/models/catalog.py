@@ -23,7 +23,16 @@ _NAME = r"^[a-z0-9][a-z0-9._-]*:[a-z0-9][a-z0-9._-]*$"
 _REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Line = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\n]+$")]
 Use = Literal[
-    "chat", "code", "infill", "reasoning", "tools", "embeddings", "reranking", "multilingual"
+    "chat",
+    "code",
+    "infill",
+    "reasoning",
+    "tools",
+    "vision",
+    "audio",
+    "embeddings",
+    "reranking",
+    "multilingual",
 ]
 
 
@@ -110,6 +119,17 @@ class CatalogEntry(NamedTuple):
 Catalog = Mapping[str, CatalogEntry]
 
 
+def models_that_read(kind: str) -> list[str]:
+    """Return the models of the shipped catalogue that read attachments, smallest first.
+
+    kind: `image` or `audio`.
+    """
+    use = {"image": "vision"}.get(kind, kind)
+    entries = read_models(shipped_file()).values()
+    fitting = [entry for entry in entries if use in entry.uses]
+    return [entry.name for entry in sorted(fitting, key=lambda entry: entry.parameters)]
+
+
 def read_catalog(paths: Paths) -> dict[str, CatalogEntry]:
     """Return all entries by name; the user's replace shipped ones. Raises UsageError with the faulty place."""
     own = paths.settings_file.with_name(MODELS_FILE)
@@ -162,6 +182,10 @@ def _entry(path: Path, name: str, body: object) -> CatalogEntry:
             f"{path}: {name!r} is not a valid name of a model",
             hint="a name is family:size in small letters, as qwen2.5:7b",
         ) from problem
+    if isinstance(body, dict) and "licence" in body:
+        # The spelling of catalogues written before 0.3.
+        body = {**body, "license": body["licence"]}
+        del body["licence"]
     try:
         checked = msgspec.convert(body, _Body)
     except msgspec.ValidationError as problem:

@@ -1,25 +1,23 @@
 """Published shapes of the catalogue's models: memory verdicts without the file and without a network.
 
-`shapes.toml` holds the dimensions of each decoder. This module derives the tensors of its GGUF files and
-safetensors checkpoints. The tensors of a layer follow llama.cpp (src/models/), and so does the mix of number
-formats (src/llama-quant.cpp): half of the layers keep finer values and down projections, the output is finer
-than the rest, and rows that are no multiple of 256 use the next format that divides them. Sizes come within
-a few percent of the real files.
+`shapes.toml` holds the dimensions of each decoder. This module derives the tensors of its GGUF files. The
+tensors of a layer follow llama.cpp (src/models/), and so does the mix of number formats (src/llama-
+quant.cpp): half of the layers keep finer values and down projections, the output is finer than the rest, and
+rows that are no multiple of 256 use the next format that divides them. Sizes come within a few percent of the
+real files.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from localchat.model_files.architecture import LayerShape, ModelShape, Weight, sliding_layers
-from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.ggml_types import NUMBER_FORMATS, stored_bytes
-from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat.models.catalog import CatalogEntry
 from localchat.models.names import Reference
 from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
@@ -126,16 +124,15 @@ def read_published_shapes() -> Mapping[str, PublishedShape]:
     return {name: shape for shape in shapes for name in shape.models}
 
 
-def published_model(reference: Reference) -> ModelSummary | None:
-    """Return the shape or checkpoint behind a catalogue name. None for other names and formats."""
+def published_model(reference: Reference) -> ModelShape | None:
+    """Return the shape of the GGUF file behind a catalogue name. None for other names and formats."""
     entry = reference.entry
-    shape = None
-    if entry is not None:
-        shape = read_published_shapes().get(entry.name)
-    if entry is None or shape is None:
+    if entry is None or reference.format != "gguf":
         return None
-    build = gguf_shape if reference.format == "gguf" else published_checkpoint
-    return build(entry, shape, reference.quantization or DEFAULT_QUANTIZATION)
+    shape = read_published_shapes().get(entry.name)
+    if shape is None:
+        return None
+    return gguf_shape(entry, shape, reference.quantization or DEFAULT_QUANTIZATION)
 
 
 def published_names(reference: Reference) -> tuple[str, ...]:
@@ -401,157 +398,3 @@ def _weight(
     if shape[0] % format_.block and format_name in _FORMAT_OF_ODD_ROWS:
         format_ = _FORMATS[_FORMAT_OF_ODD_ROWS[format_name]]
     return Weight(part, format_, shape, stored_bytes(format_, prod(shape)), layer, routed)
-
-
-_CLASSES: Final = {
-    "gemma3": "Gemma3ForCausalLM",
-    "gpt-oss": "GptOssForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-}
-_GROUP: Final = 128
-"""Weights that share a scale in AWQ, GPTQ and FP8 files."""
-_NUMBER_BYTES: Final = {"F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4}
-_AWQ: Final = {
-    "quant_method": "awq",
-    "bits": 4,
-    "group_size": _GROUP,
-    "version": "gemm",
-    "zero_point": True,
-}
-_FP8: Final = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [_GROUP, _GROUP],
-}
-
-
-def _gptq(bits: int) -> dict[str, Any]:
-    return {
-        "quant_method": "gptq",
-        "bits": bits,
-        "group_size": _GROUP,
-        "sym": True,
-        "desc_act": False,
-    }
-
-
-class _Storage(NamedTuple):
-    """Number formats of a checkpoint."""
-
-    torch_dtype: str
-    """Type of everything that is not quantized, as config.json writes it."""
-    dtype: str
-    """Type of everything that is not quantized, as a safetensors header writes it."""
-    quantization_config: Mapping[str, Any] = {}
-
-
-_STORAGE: Final = {
-    "BF16": _Storage("bfloat16", "BF16"),
-    "F16": _Storage("float16", "F16"),
-    "AWQ": _Storage("float16", "F16", _AWQ),
-    "GPTQ-INT4": _Storage("float16", "F16", _gptq(4)),
-    "GPTQ-INT8": _Storage("float16", "F16", _gptq(8)),
-    "FP8": _Storage("bfloat16", "BF16", _FP8),
-}
-
-
-def published_checkpoint(
-    entry: CatalogEntry, shape: PublishedShape, quantization: str
-) -> Checkpoint | None:
-    """Return the config and tensors of a checkpoint. None for an unknown quantization or architecture."""
-    storage = _STORAGE.get(quantization.upper())
-    if storage is None or shape.architecture not in _CLASSES:
-        return None
-    model_class = _CLASSES[shape.architecture]
-    # GGUF calls the architecture of Mistral llama, too.
-    if shape.architecture == "llama" and entry.family.startswith("mistral"):
-        model_class = "MistralForCausalLM"
-    config: dict[str, Any] = {
-        "architectures": [model_class],
-        "hidden_size": shape.embedding,
-        "intermediate_size": shape.feed,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head,
-        "vocab_size": shape.vocabulary,
-        "max_position_embeddings": entry.context_tokens,
-        "tie_word_embeddings": shape.tied,
-        "sliding_window": shape.window or None,
-        "torch_dtype": storage.torch_dtype,
-    }
-    if shape.experts:
-        config |= {
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.experts_used,
-            "moe_intermediate_size": shape.feed,
-        }
-    if storage.quantization_config:
-        config["quantization_config"] = dict(storage.quantization_config)
-    tensors = tuple(_checkpoint_tensors(shape, storage))
-    name = f"{entry.name}-{quantization.lower()}"
-    total_bytes = sum(tensor.size_bytes for tensor in tensors)
-    return Checkpoint(name, config, (SafetensorsHeader(name, {}, tensors, total_bytes),))
-
-
-def _checkpoint_tensors(shape: PublishedShape, storage: _Storage) -> Iterator[Tensor]:
-    width = shape.embedding
-    feed = shape.feed
-    dtype = storage.dtype
-    queries = shape.heads * shape.head
-    keys = shape.kv_heads * shape.head
-    yield _tensor("model.embed_tokens.weight", (shape.vocabulary, width), dtype)
-    yield _tensor("model.norm.weight", (width,), dtype)
-    if not shape.tied:
-        yield _tensor("lm_head.weight", (shape.vocabulary, width), dtype)
-    attention = {
-        "q": (width, queries),
-        "k": (width, keys),
-        "v": (width, keys),
-        "o": (queries, width),
-    }
-    feed_forward = {"gate": (width, feed), "up": (width, feed), "down": (feed, width)}
-    experts = [f"experts.{expert}." for expert in range(shape.experts)]
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}."
-        yield _tensor(f"{prefix}input_layernorm.weight", (width,), dtype)
-        yield _tensor(f"{prefix}post_attention_layernorm.weight", (width,), dtype)
-        for name, sides in attention.items():
-            yield from _linear(f"{prefix}self_attn.{name}_proj", sides, storage)
-        if experts:
-            yield _tensor(f"{prefix}mlp.gate.weight", (shape.experts, width), dtype)
-        for expert in experts or [""]:
-            for name, sides in feed_forward.items():
-                yield from _linear(f"{prefix}mlp.{expert}{name}_proj", sides, storage)
-
-
-def _linear(name: str, sides: tuple[int, int], storage: _Storage) -> Iterator[Tensor]:
-    """Yield the tensors of one linear layer. sides: inputs and outputs."""
-    columns, rows = sides
-    groups = -(-columns // _GROUP)
-    match storage.quantization_config.get("quant_method"):
-        case "awq":
-            yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
-            yield _tensor(f"{name}.qzeros", (groups, rows // 8), "I32")
-            yield _tensor(f"{name}.scales", (groups, rows), storage.dtype)
-        case "gptq":
-            bits = int(storage.quantization_config["bits"])
-            yield _tensor(f"{name}.qweight", (columns * bits // 32, rows), "I32")
-            yield _tensor(f"{name}.qzeros", (groups, rows * bits // 32), "I32")
-            yield _tensor(f"{name}.scales", (groups, rows), storage.dtype)
-            yield _tensor(f"{name}.g_idx", (columns,), "I32")
-        case "fp8":
-            yield _tensor(f"{name}.weight", (rows, columns), "F8_E4M3")
-            yield _tensor(f"{name}.weight_scale_inv", (-(-rows // _GROUP), groups), storage.dtype)
-        case _:
-            yield _tensor(f"{name}.weight", (rows, columns), storage.dtype)
-
-
-def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    return Tensor(name, shape, dtype, 0, prod(shape) * _NUMBER_BYTES[dtype])

@@ -1,7 +1,6 @@
 """Compares the quantizations of one model on a machine, and recommends one."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from localchat.errors import LocalchatError
@@ -169,10 +168,7 @@ def _scaled(shape: ModelShape, quantization: str) -> ModelShape | None:
     if source_bits is None and share > 1:
         # A file of unusual bits, such as MXFP4: what its makers would publish in 8 bits is unknown.
         return None
-    weights = tuple(
-        weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
-    )
-    return replace(shape, weights=weights, quantization=quantization)
+    return shape.scaled(quantization, share)
 
 
 def _recommended(rows: list[QuantizationRow]) -> QuantizationRow | None:

@@ -1,7 +1,6 @@
 """Completes the nine steps for a model that does not fit, by smaller weights."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
 from localchat.backend_api.registry import choose_for_load
@@ -94,10 +93,7 @@ class _Substitutes:
         return next((step for step in steps if step.suffices), steps[-1])
 
     def _scaled(self, shape: ModelShape, name: str, share: float) -> MemoryStep:
-        weights = tuple(
-            weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in shape.weights
-        )
-        plan = self._planner(replace(shape, weights=weights, quantization=name))(self._options)
+        plan = self._planner(shape.scaled(name, share))(self._options)
         rough = ""
         if is_rough(name):
             rough = ", which answers much worse"

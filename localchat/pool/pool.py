@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 
 from localchat.engine.events import EngineStats
@@ -27,6 +28,7 @@ from localchat.pool.entry import (
     PooledEngine,
     PoolEntry,
 )
+from localchat.sanitize import sanitize_line
 
 _MEMORY_CHECK_S = 15.0
 """Time between two checks of free memory while an editor's engine rests. A check takes milliseconds."""
@@ -200,7 +202,7 @@ class EnginePool:
                     return lease
             admission = self._free_memory(spec, until_s, cancelled)
             # Opening takes seconds. Requests for loaded models must not wait for it.
-            engine = self._open_engine(spec.options, self._notify)
+            engine = self._open_engine(spec.options, partial(self._notify_about, spec.name))
             with self._changed:
                 if not self._closed:
                     entry = PoolEntry(
@@ -432,6 +434,10 @@ class EnginePool:
         stats = entry.stats()
         with self._changed:
             return entry.status(stats, time.monotonic(), self._keep_for(entry))
+
+    def _notify_about(self, name: str, text: str) -> None:
+        """Report a notice of one of several engines."""
+        self._notify(f"{sanitize_line(name)}: {text}")
 
     def unload(self, name: str) -> int | None:
         """Unload a model at once, and end its requests with EngineClosed.

@@ -16,6 +16,7 @@ from localchat.pool.entry import OpenEngine
 from localchat.pool.pool import EnginePool
 from localchat.pool.resolver import ModelResolver, SettingsFor
 from localchat.pool.server_registry import new_token, register
+from localchat.sanitize import sanitize_line
 from localchat.server.leases import AsyncEnginePool
 from localchat.server.local_api import LocalApi
 from localchat.server.state import Service
@@ -136,7 +137,7 @@ def startup_task(
             while not await _is_loaded(service.engines):
                 await asyncio.sleep(_POLL_S)
         service.ready = True
-        notify("the model is ready")
+        notify(f"{sanitize_line(service.engines.resolver.own.name)} is ready")
 
     return run
 

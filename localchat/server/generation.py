@@ -102,6 +102,18 @@ class EarlyStop(Protocol):
         ...
 
 
+class AnswerWriter(Protocol):
+    """Writes output events as they arrive, without a turn of the event loop."""
+
+    def ready(self) -> bool:
+        """Return False if the events must wait, for example for a slow client."""
+        ...
+
+    def write(self, events: Sequence[OutputEvent]) -> None:
+        """Write events. Called only while ready."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """Prompts of one generation, and options of their answers."""
@@ -257,14 +269,17 @@ class Generation:
         too_long = isinstance(refusal, ContextExceeded) or "too_much" in refusal.details
         return self.spec.shorten_to_fit and too_long
 
-    async def events(self) -> AsyncGenerator[list[OutputEvent], None]:
+    async def events(
+        self, writer: AnswerWriter | None = None
+    ) -> AsyncGenerator[list[OutputEvent], None]:
         """Yield the output events of all choices, in lists that arrived together. Close it (`aclosing`).
 
-        However it ends, the tracked request then has usage and metrics. Raises LocalchatError.
+        Plain pieces of text may go to the writer instead. However the iteration ends, the tracked request then
+        has usage and metrics. Raises LocalchatError.
         """
         try:
             first_choices = list(self._choices_of)
-            async for prompt, events in self._merged():
+            async for prompt, events in self._merged(writer):
                 output: list[OutputEvent] = []
                 for event in events:
                     self._count(prompt, event)
@@ -298,12 +313,15 @@ class Generation:
         """True if all choices have ended, and the engine has not ended all of them."""
         return self._cut_short and all(choice.ended for choice in self._choices)
 
-    async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
+    async def _merged(self, writer: AnswerWriter | None) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield the events of all prompts as they arrive, with the index of their prompt."""
         # Nearly all requests have one prompt. They need neither tasks nor a queue.
         if len(self._sources) == 1:
             events, stream = self._sources[0]
-            while events := events or await stream.batch():
+            take = None
+            if writer is not None and self.spec.early_stop is None:
+                take = self._writing(writer)
+            while events := events or await stream.batch(take):
                 yield 0, events
                 events = []
             return
@@ -335,21 +353,42 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
+    def _writing(self, writer: AnswerWriter) -> Callable[[list[Event]], bool]:
+        """Return the function that writes pieces of text. It leaves all other events to `events`."""
+
+        def write(events: list[Event]) -> bool:
+            pieces: list[OutputEvent] = []
+            for event in events:
+                if isinstance(event, Text | Reasoning):
+                    if not self._choices[event.choice].ended:
+                        pieces.append(event)
+                elif not isinstance(event, MetricsSnapshot):
+                    return False
+            if not writer.ready():
+                return False
+            for event in events:
+                self._count(0, event)
+            if pieces:
+                writer.write(pieces)
+            return True
+
+        return write
+
     def _count(self, prompt: int, event: Event) -> None:
         """Update the tracked request, also for events that the client does not see."""
         tracked = self._tracked
         counts = self._counts[prompt]
         match event:
-            case Prefill(cached=cached, why_missed=why_missed):
-                tracked.started = True
-                tracked.why_missed = tracked.why_missed or why_missed
-                counts.cached = cached
             case Text() | Reasoning() | ToolCall():
                 tracked.started = True
                 counts.completion += 1
                 counts.reasoning += isinstance(event, Reasoning)
                 if tracked.first_token_s is None:
                     tracked.first_token_s = time.perf_counter()
+            case Prefill(cached=cached, why_missed=why_missed):
+                tracked.started = True
+                tracked.why_missed = tracked.why_missed or why_missed
+                counts.cached = cached
             case MetricsSnapshot(completion_tokens=tokens):
                 counts.completion = max(counts.completion, tokens)
             case Done(usage=usage):

@@ -7,7 +7,7 @@ cancels the work in any phase.
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +23,7 @@ from localchat.server.cancellation import disconnected
 from localchat.server.chat.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
 from localchat.server.formatters import AnswerFormatter
-from localchat.server.generation import Generation, GenerationSpec
+from localchat.server.generation import Generation, GenerationSpec, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
@@ -172,7 +172,8 @@ class GenerationResponse:
         ) as stream:
             await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:
-                async with aclosing(generation.events()) as batches:
+                writer = _StreamWriter(formatter, stream)
+                async with aclosing(generation.events(writer)) as batches:
                     async for batch in batches:
                         if events := b"".join(map(formatter.event, batch)):
                             await stream.write(events)
@@ -198,6 +199,19 @@ class GenerationResponse:
         tracked.error = error.label
         service.metrics.count_error(tracked.error, error.status)
         return error
+
+
+class _StreamWriter:
+    """An AnswerWriter into an open stream."""
+
+    def __init__(self, formatter: AnswerFormatter, stream: EventStream) -> None:
+        self.ready = stream.ready
+        self._format = formatter.event
+        self._write = stream.write_now
+
+    def write(self, events: Sequence[OutputEvent]) -> None:
+        if data := b"".join(map(self._format, events)):
+            self._write(data)
 
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:

@@ -31,7 +31,7 @@ from localchat.pool.entry import ServerStatus
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 
 T = TypeVar("T")
-_MAX_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 128 << 20
 
 
 class LocalApi:

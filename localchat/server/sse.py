@@ -78,6 +78,8 @@ class EventStream:
         """Timer of the next heartbeat. A task would cost each request three turns of the event loop."""
         self._busy = False
         """True while an event waits for a slow client."""
+        self._unsent = b""
+        """Events that `write_now` could not send."""
         self._late: asyncio.Task[None] | None = None
         """Heartbeat that waits for a slow client."""
 
@@ -98,10 +100,22 @@ class EventStream:
             with suppress(asyncio.CancelledError):
                 await self._late
 
+    def ready(self) -> bool:
+        """Return True if `write_now` may be called."""
+        return self._late is None and not self._unsent
+
+    def write_now(self, events: bytes) -> None:
+        """Send complete events. What a slow client cannot take goes before the next `write`."""
+        if not self._write_piece(events):
+            self._unsent = events
+        self._last_s = self._last_event_s = self._loop.time()
+
     async def write(self, events: bytes) -> None:
         """Send complete events. Waits for a slow client."""
         if self._late is not None:
             await self._late
+        events = self._unsent + events
+        self._unsent = b""
         if not self._write_piece(events):
             self._busy = True
             await self._send_body(events)
@@ -116,7 +130,8 @@ class EventStream:
         self._stop()
         if self._late is not None:
             await self._late
-        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+        body = self._unsent + events
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _schedule(self) -> None:
         due_s = min(self._last_s + self._heartbeat_s, self._last_event_s + self._event_s)
@@ -132,7 +147,7 @@ class EventStream:
         event_due = now_s >= self._last_event_s + self._event_s
         comment_due = now_s >= self._last_s + self._heartbeat_s
         heartbeat = b""
-        if not self._busy and self._late is None:
+        if not self._busy and self.ready():
             if event_due:
                 heartbeat = self._heartbeat()
             if comment_due:

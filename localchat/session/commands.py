@@ -163,8 +163,8 @@ def parse(line: str, front_end: FrontEnd = "screen") -> CommandCall:
     if command is None or command not in commands:
         raise UsageError(
             f"there is no command /{name}",
-            hint=f"{instead(name, commands)}; to send a text that begins with a slash, put a space "
-            "before it",
+            hint=f"{instead(name, commands)}\n"
+            "to send a text that begins with a slash, put a space before it",
         )
     argument = argument.strip()
     if command.required and not argument:

@@ -78,7 +78,8 @@ def _documented(
     """Return a question with its documents. None if it mentions none. Blocks. Raises LocalchatError."""
     content = question.message.content
     included = question.inclusions
-    names, text = library.mentions(content, [(item.start, item.end) for item in included])
+    spared = [(item.start, item.end) for item in included]
+    names, text = library.mentions(content, spared)
     if not names:
         return None
     files = _moved_inclusions(included, content, text)
@@ -95,7 +96,8 @@ def _documented(
     )
     attachments = [
         msgspec.structs.replace(
-            item, position=shift + len(library.mentions(content[: item.position])[1])
+            item,
+            position=shift + len(library.mentions(content[: item.position], spared)[1]),
         )
         for item in question.message.attachments
     ]

@@ -9,11 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 from localchat.chat.conversation import Question
 from localchat.config.paths import expand_home
-from localchat.engine.attachments import join_parts, make_attachment
+from localchat.engine.attachments import join_parts, read_media
 from localchat.engine.request import Attachment
-from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
-from localchat.media.limits import MAX_FILE_BYTES
 
 _WORD: Final = re.compile(r"""(?<!\S)(@?)("[^"\n]+"|'[^'\n]+'|(?:\\.|[^\s"'\\])+)(?!\S)""")
 _PATH_STARTS: Final = ("/", "./", "../", "~/", "file:")
@@ -34,8 +32,9 @@ def with_named_media(text: str, names: Iterable[str] = ()) -> Question:
         pattern = re.compile(rf"(?<!\S)(@?)({'|'.join(spaced)})(?!\S)|{_WORD.pattern}")
     end = 0
     for match in pattern.finditer(text):
-        sign, word = (group for group in match.groups() if group is not None)
-        name = word if word in allowed else _unquoted(word)
+        sign, name = (group for group in match.groups() if group is not None)
+        if name not in allowed:
+            name = _unquoted(name)
         if not (sign or name in allowed or name.startswith(_PATH_STARTS)):
             continue
         path = media_path(name)
@@ -69,11 +68,13 @@ def dropped_media(paste: str) -> list[Path]:
     if whole is not None:
         return [whole]
     try:
-        words = shlex.split(text)
+        names = shlex.split(text)
     except ValueError:
         return []
-    paths = [path for word in words if (path := media_path(word)) is not None]
-    return paths if len(paths) == len(words) else []
+    paths = [path for name in names if (path := media_path(name)) is not None]
+    if len(paths) < len(names):
+        return []
+    return paths
 
 
 def media_path(name: str) -> Path | None:
@@ -88,22 +89,12 @@ def media_path(name: str) -> Path | None:
             head = file.read(HEAD_BYTES)
     except (OSError, ValueError):
         return None
-    return path if media_format(head) is not None else None
+    if media_format(head) is None:
+        return None
+    return path
 
 
-def read_media(path: Path) -> Attachment:
-    """Read a picture or a recording. Raises FileMissing, UsageError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as problem:
-        raise FileMissing(f"there is no file {path}") from problem
-    except OSError as problem:
-        raise UsageError(f"{path} cannot be read: {reason(problem)}") from problem
-    return make_attachment(data, path.name)
-
-
-def _unquoted(word: str) -> str:
-    if word[0] in "\"'":
-        return word[1:-1]
-    return re.sub(r"\\(.)", r"\1", word)
+def _unquoted(name: str) -> str:
+    if name[0] in "\"'":
+        return name[1:-1]
+    return re.sub(r"\\(.)", r"\1", name)

@@ -273,9 +273,9 @@ class ChatSession:
 
         self._refuse_second()
         self._failure_notice = self._new_summary = ""
-        asked = with_preset(self, Question(text, tuple(inclusions), tuple(attachments)))
+        prepared = with_preset(self, Question(text, tuple(inclusions), tuple(attachments)))
         question = self.conversation.add(
-            asked.message, parent=self.conversation.head, inclusions=asked.inclusions
+            prepared.message, parent=self.conversation.head, inclusions=prepared.inclusions
         )
         for block in node_blocks(self.conversation, question):
             self.view.put(block)

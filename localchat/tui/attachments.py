@@ -7,10 +7,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from localchat.chat.conversation import Inclusion, Node, Question
+from localchat.engine.attachments import read_media
 from localchat.engine.request import Attachment
 from localchat.errors import FileMissing, UsageError
 from localchat.sanitize import sanitize, sanitize_line, utf16_text
-from localchat.session.named_media import media_path, read_media
+from localchat.session.named_media import media_path
 from localchat.units import counted, size
 
 MAX_PASTE_CHARACTERS: Final = 8_000

@@ -12,7 +12,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.session.blocks import Offer
-from localchat.units import sizes
+from localchat.units import duration, sizes
 
 if TYPE_CHECKING:
     from localchat.models.hub.events import PullEvent
@@ -96,7 +96,7 @@ class BackgroundPull:
             case Progress(done_bytes=done, total_bytes=total, left_s=left_s):
                 line = f"pull {self._name} {sizes(done, total)}"
                 if left_s is not None:
-                    line += f", {_time_left(left_s)}"
+                    line += f", {duration(left_s)} left"
             case PullStarted(name=name, total_bytes=total, done_bytes=done):
                 line = f"pull {name} {sizes(done, total)}"
             case Checking(file=file):
@@ -110,9 +110,3 @@ class BackgroundPull:
             case _:
                 return
         self._call(self._show_progress, line)
-
-
-def _time_left(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s left"
-    return f"{seconds / 60:.0f} min left"

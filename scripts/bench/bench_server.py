@@ -2,48 +2,68 @@
 """Measures the server from outside: its own cost, and its speed beside llama.cpp's HTTP server.
 
     scripts/bench/bench_server.py wire [--against CHECKOUT]
-    scripts/bench/bench_server.py model --models DIR --vocabulary GGUF [--llamacpp PYTHON] [--against CHECKOUT]
+    scripts/bench/bench_server.py model [MODEL ...] [--quick] [--rival PYTHON] [--against CHECKOUT]
 
 `wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
-requests. `model` serves the successor model of bench_llamacpp.py by localchat and by llama.cpp's own server
-(PYTHON: of an environment with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without
-a seed, time to first token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the
-same rounds. All servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
+requests.
+
+`model` serves real models by localchat and by llama.cpp's own server in the wheel xllamacpp, with the same
+library, threads, slots and context. It measures 1, 4 and 8 clients, greedy and at temperature 0.8 with top-k and
+top-p, drafts on and off, edits, time to first token of 500 and 2,000 tokens, a second turn, memory, and CPU time
+per token. Prompts are natural and never repeat. MODEL is a GGUF file. Without one, SmolLM2 and Qwen2.5-Coder of
+the folder LOCALCHAT_REAL_MODELS are measured. A round measures everything once, with the servers in turn. No
+round starts that would end after --minutes per model, and --quick takes two rounds of fewer cases. PYTHON is the
+interpreter of an environment with xllamacpp, if this one has none.
+
+CHECKOUT is a second checkout of localchat, measured in the same rounds. Prints tables of medians; the last line
+is JSON.
 """
 
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from scripts.bench.server import parts, servers  # noqa: E402 - found by the path above
+from scripts.bench.server import parts, prompts, servers  # noqa: E402 - found by the path above
+from scripts.bench.server.client import alone, chat  # noqa: E402
 
 _STEP_MS = 20
 """A step of a GPU with 64 streams; in a step of 0 ms the engine runs ahead, and events come in batches."""
 _SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
-    "greedy, drafts off": {"temperature": 0, "speculation": False},
-    "temperature 0.8": {"temperature": 0.8},
-    "temperature 0.8, seed": {"temperature": 0.8, "seed": 7},
+    "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0},
 }
+_ANSWER_TOKENS = {1: 96, 4: 64, 8: 48}
+"""Length of an answer by the number of clients."""
+_EDIT_WORDS = 90
+_CONTEXT = 8192
+_REAL = ("SmolLM2-135M-Instruct*.gguf", "qwen2.5-coder-1.5b-instruct*.gguf")
 
 
 def main() -> int:
     """Measure and print the part that was asked for."""
     asked = _arguments()
+    result: dict[str, Any] = {"load_average": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory(prefix="bench-server-") as folder:
-        figures = (_wire if asked.part == "wire" else _model)(asked, Path(folder))
-    _print(figures)
-    around = {"rounds": asked.rounds, "load_average": round(os.getloadavg()[0], 2)}
-    print(json.dumps({**around, **figures}))
+        if asked.part == "wire":
+            figures = _wire(asked, Path(folder))
+            _print(figures)
+            result |= {"rounds": asked.rounds, **figures}
+        for model in asked.model if asked.part == "model" else ():
+            result[model.name] = _model(asked, model, Path(folder))
+    print(json.dumps(result))
     return 0
 
 
@@ -52,19 +72,27 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=("wire", "model"))
-    parser.add_argument("--models", type=Path, metavar="DIR")
-    parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
-    parser.add_argument("--only", choices=("streams", "turns"), help="a half of `model`")
-    parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
+    parser.add_argument("model", type=Path, nargs="*", help="GGUF files")
+    parser.add_argument("--quick", action="store_true", help="two rounds of 1 and 4 clients")
+    parser.add_argument("--minutes", type=float, default=10.0, help="limit for each model")
+    parser.add_argument("--rival", type=Path, metavar="PYTHON")
+    parser.add_argument("--library", default="xllamacpp", help="llama.cpp that localchat uses")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", metavar="N")
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer of `wire`")
     parser.add_argument("--requests", type=int, default=3000, help="of `wire`, 0: leave out")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    if asked.part == "model" and asked.models is None:
-        parser.error("the part `model` needs --models DIR")
+    folder = os.environ.get("LOCALCHAT_REAL_MODELS", "")
+    if asked.part == "model" and not asked.model and folder:
+        asked.model = [path for name in _REAL for path in sorted(Path(folder).glob(name))[:1]]
+    if asked.part == "model" and not asked.model:
+        parser.error("the part `model` needs GGUF files, or LOCALCHAT_REAL_MODELS")
+    if asked.rival is None and find_spec("xllamacpp"):
+        asked.rival = Path(sys.executable)
+    if asked.quick:
+        asked.rounds = 2
     return asked
 
 
@@ -105,38 +133,81 @@ def _wire(asked: argparse.Namespace, folder: Path) -> parts.Figures:
     return figures
 
 
-def _model(asked: argparse.Namespace, folder: Path) -> parts.Figures:
-    """Speed of a model of real shapes, beside llama.cpp's own server."""
-    from scripts.bench.llamacpp.gguf_models import models
-
-    model = models(asked.models, asked.vocabulary, seed=0).successor
-    streams = asked.streams or [1, 4, 8]
-    slots, context, threads = max(streams), 16_384, asked.threads
-    options = ["--parallel", str(slots), "--ctx", str(context), "--threads", str(threads)]
-    figures: parts.Figures = {}
+def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figures:
+    """Measure a real model, beside llama.cpp's own server."""
+    began_s = time.monotonic()
+    clients = asked.streams or ([1, 4] if asked.quick else [1, 4, 8])
+    slots = max(clients)
+    options = ["--parallel", str(slots), "--ctx", str(_CONTEXT), "--threads", str(asked.threads)]
+    values: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(servers.localchat(name, root, model, folder, options))
+            stack.enter_context(
+                servers.localchat(name, root, model, folder, options, asked.library)
+            )
             for name, root in _checkouts(asked).items()
         ]
-        if asked.llamacpp:
+        if asked.rival:
             rival = servers.llamacpp(
-                asked.llamacpp, model, folder, slots=slots, context=context, threads=threads
+                asked.rival, model, folder, slots=slots, context=_CONTEXT, threads=asked.threads
             )
             running.append(stack.enter_context(rival))
         for served in running:
             servers.wait_ready(served)
-        parts.rounds(running, 1, parts.model_streams(1, 8, "warm-up", {}))
-        for count in streams if asked.only != "turns" else ():
-            for label, sampling in _SAMPLINGS.items():
-                measure = parts.model_streams(count, asked.tokens, label, sampling)
-                found = parts.rounds(running, asked.rounds, measure)
-                _print(found)
-                figures |= found
-        if asked.only != "streams":
-            figures |= parts.rounds(running, asked.rounds, parts.model_turns(245, 740))
-        figures |= parts.rounds(running, 1, parts.model_memory)
+            alone(served.port, chat("Say hello.", 8))
+        lengths = parts.words_for(running[0], [500] if asked.quick else [500, 2000])
+        cases = _cases(clients, asked.quick)
+        rounds = 0
+        round_s = 0.0
+        while rounds < asked.rounds:
+            round_began_s = time.monotonic()
+            if rounds and round_began_s + round_s > began_s + 60 * asked.minutes:
+                break
+            order = running if rounds % 2 == 0 else running[::-1]
+            for case in cases:
+                measured = [one for one in order if one.name != "llama.cpp" or not case.ours_only]
+                _record(values, parts.model_case(case, measured))
+            _record(values, parts.model_first_tokens(lengths, rounds, order))
+            for name, sampling in _SAMPLINGS.items():
+                _record(values, parts.model_turns(lengths[500], rounds, name, sampling, order))
+            rounds += 1
+            round_s = time.monotonic() - round_began_s
+            print(f"round {rounds} of {asked.rounds}: {round_s:.0f} s", file=sys.stderr, flush=True)
+        _record(values, parts.model_memory(running))
+    figures = {
+        name: {server: statistics.median(seen) for server, seen in by_server.items()}
+        for name, by_server in values.items()
+    }
+    for name in [name for name in figures if ", drafts off" in name]:
+        # The other servers have no drafts, so that one figure of theirs serves both.
+        for server, value in figures[name].items():
+            figures.get(name.replace("off", "on"), {}).setdefault(server, value)
+    print(f"{model.name}, {asked.threads} threads, medians of {rounds} rounds")
+    _print(figures)
     return figures
+
+
+def _cases(clients: Sequence[int], quick: bool) -> list[parts.Case]:
+    """Return the cases of a round. All draw from one list of prompts, so that none is repeated."""
+    questions = prompts.questions()
+    cases = []
+    for count in clients:
+        for name, sampling in _SAMPLINGS.items():
+            for drafts in (False, True):
+                noun = "client" if count == 1 else "clients"
+                label = f"{count} {noun}, {name}, drafts {'on' if drafts else 'off'}"
+                fields = {**sampling, "speculation": drafts}
+                tokens = _ANSWER_TOKENS.get(count, 48) // (2 if quick else 1)
+                cases.append(parts.Case(label, count, tokens, fields, questions, ours_only=drafts))
+    edits = prompts.edits(_EDIT_WORDS)
+    cases.append(parts.Case("1 client, edit", 1, 96, _SAMPLINGS["greedy"], edits))
+    return cases
+
+
+def _record(values: dict[str, dict[str, list[float]]], figures: parts.Figures) -> None:
+    for name, by_server in figures.items():
+        for server, value in by_server.items():
+            values.setdefault(name, {}).setdefault(server, []).append(value)
 
 
 def _print(figures: parts.Figures) -> None:

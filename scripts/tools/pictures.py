@@ -47,6 +47,9 @@ async def pictures(folder: Path) -> None:
     engines = EngineHolder()
     app = ChatApp(context, setup, engines, Conversation(model=setup.model.word))
 
+    # A busy machine would put its notices into the pictures.
+    app.session.remark = lambda *_, **__: None  # type: ignore[method-assign]
+
     def save(name: str) -> None:
         (folder / f"{name}.svg").write_text(app.export_screenshot(title="localchat"))
 

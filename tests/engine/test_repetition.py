@@ -110,6 +110,7 @@ def test_tokens_that_print_nothing_are_a_loop() -> None:
         ("ATGC" * 140, ""),
         ("We will, we will rock you! " * 6 + "Sing it! " * 8, ""),
     ],
+    ids=map(str, range(19)),
 )
 def test_wanted_repeats_are_no_loop(text: str, prompt: str) -> None:
     assert loop_of(text, prompt) is None
@@ -151,6 +152,53 @@ def test_prose_that_only_counts_on_is_a_loop(name: str) -> None:
     assert kept.startswith("The play has five acts. ")
     assert len(kept) < 24 + 4 * len(form)
     assert loop_of(text, "Write 200 scenes.") is None
+
+
+COUNTED_JSON = {
+    "keys": '"item{n}": "Item {n}", ',
+    "keys over lines": '  "item{n}": "value",\n',
+    "keys of numbers": '"item{n}": {n}, ',
+    "keys of objects": '"item{n}": {{"name": "Item {n}", "price": 10, "tags": ["a", "b"]}},\n',
+    "keys of long objects": '"item{n}": {{"name": "Item {n}", "text": "'
+    + "a word " * 20
+    + '"}},\n',
+    "keys without blanks": '"k{n}":"v{n}",',
+    "strings": '"item {n}", ',
+}
+
+
+@pytest.mark.parametrize("piece", [1, 4, 23])
+@pytest.mark.parametrize("name", COUNTED_JSON)
+def test_json_that_only_counts_on_is_a_loop(name: str, piece: int) -> None:
+    text = '{"a": [' + "".join(COUNTED_JSON[name].format(n=number) for number in range(1, 400))
+    text = text[:12_000]
+    text = text[:12_000]
+    found = loop_of(text, piece=piece)
+    assert found is not None
+    end, repetition = found
+    assert end < 5300 and 24 <= repetition.times < 130
+    assert loop_of(text, "A JSON object with 400 items.") is None
+    assert loop_of(text[: len(text) // 20]) is None
+
+
+JSON_TABLES = {
+    "squares": "".join(f'"{n}": {n * n}, ' for n in range(300)),
+    "times table": "".join(f'"7x{n}": {7 * n}, ' for n in range(300)),
+    "measurements": "".join(f'"t{n}": 0.{n * 7919 % 997}, ' for n in range(300)),
+    "answers": "".join(f'"q{n}": "{random.Random(n).choice("abcd")}", ' for n in range(300)),
+    "countdown": "".join(f'"day {n}": "left", ' for n in range(200, 0, -1)),
+    "records": "".join(f'{{"id": {n}, "name": "User {n}"}}, ' for n in range(300)),
+    "years": "".join(f'"{1900 + n}": {{"gdp": {n * 613 % 89}}},\n' for n in range(120)),
+    "codes": "".join(f'"E{n}": "{WORDS[n * 9 : n * 9 + 20]}",\n' for n in range(80)),
+    "a form": "".join(f'"question_{n}": null, ' for n in range(1, 51)),
+    "numbers in strings": "".join(f'"{n}", ' for n in range(500)),
+}
+
+
+@pytest.mark.parametrize("name", JSON_TABLES)
+def test_tables_in_json_are_no_loop(name: str) -> None:
+    assert loop_of("{" + JSON_TABLES[name]) is None
+    assert loop_of("{" + JSON_TABLES[name] + WORDS) is None
 
 
 def test_roman_numerals_and_number_words_count_too() -> None:

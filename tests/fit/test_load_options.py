@@ -65,6 +65,6 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         for name in LoadOptions.__struct_fields__
         if getattr(options, name) == getattr(defaults, name)
     }
-    # A draft model's name is looked up elsewhere; a server asks for more slots, one question for one answer.
-    assert same == {"max_slots", "more_slots", "room_for_slots", "one_answer", "draft"}
+    # Names of files are looked up elsewhere; a server asks for more slots, one question for one answer.
+    assert same == {"max_slots", "more_slots", "room_for_slots", "one_answer", "draft", "mmproj"}
     assert load_options(changed, max_slots=3).max_slots == 3

@@ -104,6 +104,7 @@ def test_flash_attention_is_off_on_a_cpu_until_its_scores_have_no_room(eight_b: 
     options = LoadOptions(context_tokens=8192, kv_type="f16")
     assert asked(eight_b, tight_for(asked(eight_b, options=options)), options).flash_attention
     assert asked(eight_b, options=LoadOptions(kv_type="q8_0")).flash_attention
+    assert asked(eight_b, options=LoadOptions(room_for_slots=True)).flash_attention
     assert asked(eight_b, replace(LAPTOP, gpus=(CARD,)), can_offload=True).flash_attention
 
 

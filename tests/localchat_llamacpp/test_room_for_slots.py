@@ -46,9 +46,22 @@ def test_room_is_limited_by_memory_and_by_the_users_limit(shape: ModelShape) -> 
     )
     assert found.fits and found.kv_bytes <= limit
     assert 2 * 8192 < found.kv_tokens < 16 * 8192
-    tight = replace(MACHINE, ram_free_bytes=one.total_bytes + GB + 2 * one.kv_bytes)
+    tight = replace(MACHINE, ram_free_bytes=one.total_bytes + 16 * GB // 20 + 14 * one.kv_bytes)
     small = plan(shape, tight, context_tokens=8192, max_slots=16, room_for_slots=True)
     assert small.fits and small.kv_tokens < 16 * 8192
+
+
+def test_slots_that_nobody_asked_for_take_part_of_what_one_context_leaves(
+    shape: ModelShape,
+) -> None:
+    """The weights do not count against the room, so a model that nearly fills the memory has some too."""
+    one = plan(shape, context_tokens=8192)
+    tight = replace(MACHINE, ram_free_bytes=one.total_bytes + 16 * GB // 20 + 40 * one.kv_bytes)
+    found = plan(
+        shape, tight, context_tokens=8192, max_slots=16, room_for_slots=True, more_slots=True
+    )
+    asked = plan(shape, tight, context_tokens=8192, max_slots=16, room_for_slots=True)
+    assert 2 * 8192 < found.kv_tokens < asked.kv_tokens
 
 
 def test_long_rope_factors_keep_the_size_of_the_cache(shape: ModelShape) -> None:

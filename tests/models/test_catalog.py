@@ -11,17 +11,25 @@ from localchat.backend_api.interface import Backend
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
-from localchat.models.published_shapes import published_model
+from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.models.quantizations import is_quantization
 from localchat_cuda.backend import CudaBackend
 from localchat_llamacpp.backend import LlamaCppBackend
 from localchat_llamacpp.build_advice import knows_architecture
+from tests.support.published_checkpoints import published_checkpoint
 
 CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 BODY = (
     'parameters = 1_000_000\ncontext_tokens = 512\nlicense = "MIT"\nabout = "x"\nuses = ["chat"]\n'
     'sources = [{ repository = "a/b", format = "gguf", quantizations = ["Q4_K_M"] }]\n'
 )
+
+
+def test_the_older_spelling_of_license_is_read(tmp_path: Path) -> None:
+    shipped = shipped_file().read_text("utf-8")
+    own = tmp_path / "models.toml"
+    own.write_text(shipped.replace("license = ", "licence = "), "utf-8")
+    assert read_models(own) == read_models(shipped_file())
 
 
 def test_it_has_the_families_that_people_use() -> None:
@@ -73,7 +81,9 @@ def test_everything_that_is_listed_has_a_backend_that_runs_it(name: str) -> None
         return
     for source in CATALOGUE[name].sources:
         for quantization in source.quantizations:
-            model = published_model(parse(f"{name}-{quantization.lower()}", CATALOGUE))
+            shape = read_published_shapes()[name]
+            build = gguf_shape if source.format == "gguf" else published_checkpoint
+            model = build(CATALOGUE[name], shape, quantization)
             assert model is not None, quantization
             assert backends[source.format].objection(model) == "", quantization
             # Vectors and scores are made by llama.cpp alone.

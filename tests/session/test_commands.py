@@ -22,7 +22,7 @@ from localchat.verbs import VERBS
 def test_a_word_of_another_place_leads_on(word: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"there is no command /{word}") as refused:
         parse(f"/{word} 1")
-    assert refused.value.hint.startswith(f"{hint};")
+    assert refused.value.hint.startswith(f"{hint}\n")
 
 
 def test_another_word_gets_the_names_without_their_aliases() -> None:

@@ -7,7 +7,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from localchat.chat.conversation import Conversation
+from localchat.chat.conversation import Conversation, Question
 from localchat.config.presets import Preset
 from localchat.engine.events import Text
 from localchat.engine.request import Message
@@ -253,8 +253,8 @@ def test_two_messages_at_once_are_answered_one_after_the_other(tmp_path: Path) -
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        app.chat.on_composer_sent(Composer.Sent("one", ()))
-        app.chat.on_composer_sent(Composer.Sent("two", ()))
+        app.chat.on_composer_sent(Composer.Sent(Question("one")))
+        app.chat.on_composer_sent(Composer.Sent(Question("two")))
         await until(pilot, lambda: len(stage.engine.requests) == 2 and not app.session.busy)
         assert [text for _, text in sent(stage.engine.requests[-1])][::2] == ["one", "two"]
 
@@ -568,7 +568,7 @@ def test_a_message_whose_file_is_refused_waits_for_a_second_enter(
             return [block.text for block in blocks if isinstance(block, NoticeBlock)]
 
         await until(pilot, lambda: any("Enter again" in text for text in errors()))
-        assert "cat.png is a PNG image, and the model reads text only" in errors()[-1]
+        assert "cat.png is damaged or incomplete" in errors()[-1]
         assert app.chat.composer.text == question
         assert not stage.engine.requests
         await pilot.press("enter")

@@ -31,7 +31,7 @@ def kept(name: str, size: str) -> str:
 def _fixed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine, the day and the ids are the same every time."""
     monkeypatch.setattr(models, "_room_bytes", lambda: 12 * GB)
-    monkeypatch.setattr(history, "_date", lambda seconds: "2026-11-21 12:00")
+    monkeypatch.setattr(history, "moment", lambda unix_s: "2026-11-21 12:00")
     monkeypatch.setattr(history, "_when", lambda seconds: "3 min")
     monkeypatch.setattr(history, "_short", lambda id_: "01a1fec52270")
 

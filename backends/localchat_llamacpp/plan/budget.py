@@ -42,7 +42,7 @@ from localchat_llamacpp.plan.buffers import (
 )
 
 _SCORES_BYTES = 512_000_000
-"""Attention scores up to this size are always worth the faster decode without flash attention."""
+"""Attention scores up to this size are always worth the faster decode of a long conversation."""
 _UNIFIED_SHARE = 0.75
 """Share of the RAM that the GPU of a machine with unified memory may use. Metal's own limit is similar."""
 
@@ -177,9 +177,9 @@ class Budgets:
         return Steps(self.options.max_slots + spare, step)
 
     def budget(self, context: int, candidate: Candidate) -> Budget:
-        """Return the bytes at one context, without flash attention where that is faster and fits."""
+        """Return the bytes at one context, without flash attention if that is faster and fits."""
         with_flash = self._budget(context, candidate, flash=True)
-        if candidate.gpu_layers or candidate.is_quantized:
+        if self.options.room_for_slots or candidate.gpu_layers or candidate.is_quantized:
             return with_flash
         without_flash = self._budget(context, candidate, flash=False)
         scores_limit = max(_SCORES_BYTES, self.ram_bytes // 8)

@@ -22,7 +22,7 @@ Maddison et al. 2014.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ REACH = HIGHEST - LOWEST
 
 _PIECE = 16384
 _TOP = np.float32(1.0 - 2.0**-24)
+_EXACT_BELOW = 1.0 - 2.0**-12
 
 
 def mix(x: int) -> int:
@@ -65,6 +66,35 @@ def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         piece = slice(begin, begin + _PIECE)
         noise[piece] = _noise(_bits(key, tokens[piece]))
     return noise
+
+
+def clear_winner(key: int, tokens: Sequence[int], scores: Sequence[float]) -> int | None:
+    """Return the token with the largest score + noise, for a few tokens.
+
+    Works in float64 without numpy, whose kernels cost more than the arithmetic on a few numbers when their code
+    is not in the cache. None if the rounding of float32 may decide, for which `winner` must be asked.
+    """
+    best = second = -math.inf
+    token = -1
+    for candidate, score in zip(tokens, scores, strict=True):
+        x = (key + (candidate + 1) * G) & MASK
+        x = ((x ^ (x >> 30)) * M1) & MASK
+        x = ((x ^ (x >> 27)) * M2) & MASK
+        v = ((x >> 32) + 0.5) * 2.0**-32
+        # Near 1, v has few bits in float32.
+        if v > _EXACT_BELOW:
+            return None
+        total = score - math.log(-math.log1p(-v))
+        if total > best:
+            second = best
+            best = total
+            token = candidate
+        elif total > second:
+            second = total
+    rounding = 1e-3 - 1e-6 * min(scores)
+    if best - second <= rounding:
+        return None
+    return token
 
 
 def winner(key: int, pieces: Iterable[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> int:

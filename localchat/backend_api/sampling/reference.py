@@ -27,14 +27,16 @@ the raw logits (natural log, softmax over all of V, before step 1), whatever was
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import SamplingParams
-from localchat.backend_api.sampling.gumbel import REACH, draw_key, winner
+from localchat.backend_api.sampling.gumbel import REACH, clear_winner, draw_key, winner
 from localchat.backend_api.sampling.token_counts import TokenCounts
 
 Row = NDArray[np.float32]
@@ -45,6 +47,12 @@ GREEDY_BELOW = 1e-5
 _GROUP = 128
 _SORTED_AT_ONCE = 4096
 _PIECE = 8192
+_HEAD_DEPTHS = (8.0, 12.0)
+"""Distances below the largest logit that are searched before the whole row.
+
+On real text, 8 decides 97 % of the draws that combine top-p with top-k or min-p, from 30 to 90 tokens."""
+_HEAD_TOKENS = 512
+"""Above this number of tokens, numpy sorts faster than Python."""
 _LEAST_HALF = float(np.finfo(np.float16).min)
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -87,18 +95,24 @@ class Sampler:
         `counts`: the tokens before `position`, required for penalties. `mask`: bit t of the little-endian words
         allows token t.
         """
-        greedy = params.temperature < GREEDY_BELOW and params.top_logprobs < 0
-        if greedy and mask is None and not params.logit_bias and not params.penalised:
-            return Draw(_best(row))
-        with np.errstate(over="ignore", invalid="ignore"):
-            token = self._token(row, params, position, counts, mask)
-            if params.top_logprobs < 0:
-                return Draw(token)
-            return self.logprobs(row, token, params.top_logprobs)
+        z = row
+        if params.logit_bias or params.penalised or mask is not None:
+            with _quiet():
+                z = self._change(row, params, counts, mask)
+        if params.temperature < GREEDY_BELOW:
+            token = _best(z)
+        elif (sampled := self._draw_from_head(z, params, position)) is not None:
+            token = sampled
+        else:
+            with _quiet():
+                token = self._draw_from_all(z, params, position)
+        if params.top_logprobs < 0:
+            return Draw(token)
+        return self.logprobs(row, token, params.top_logprobs)
 
     def logprobs(self, row: Row, token: int, top: int) -> Draw:
         """Return the log probability of `token` in `row` (V,), with the `top` best alternatives."""
-        with np.errstate(over="ignore", invalid="ignore"):
+        with _quiet():
             best = float(row.max())
             if not math.isfinite(best):
                 row = _cleaned(row)
@@ -118,7 +132,7 @@ class Sampler:
 
     def all_logprobs(self, row: Row) -> bytes:
         """Return the log probabilities of all tokens of `row` (V,), as little-endian float16."""
-        with np.errstate(over="ignore", invalid="ignore"):
+        with _quiet():
             row = _cleaned(row)
             best = float(row.max())
             log_sum = 0.0
@@ -138,23 +152,15 @@ class Sampler:
 
         Empty if no token can be drawn.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            z, best = self._process(row, params, counts, mask)
+        with _quiet():
+            z, best = _finite(self._change(row, params, counts, mask))
             if best == -math.inf:
                 return np.empty(0, np.int64), np.empty(0, np.float32)
             return self._filter(z, best, params, -math.inf)
 
-    def _token(
-        self,
-        row: Row,
-        params: SamplingParams,
-        position: int,
-        counts: TokenCounts | None,
-        mask: bytes | None,
-    ) -> int:
-        if params.temperature < GREEDY_BELOW:
-            return _best(self._change(row, params, counts, mask))
-        z, best = self._process(row, params, counts, mask)
+    def _draw_from_all(self, z: Row, params: SamplingParams, position: int) -> int:
+        """Apply steps 4 and 5 to processed logits."""
+        z, best = _finite(z)
         if best == -math.inf:
             return NOTHING
         # Skip tokens that noise cannot lift above the best, unless typical-p may drop the best itself.
@@ -174,17 +180,6 @@ class Sampler:
         highest = np.float32(best)
         warmth = np.float32(1.0 / params.temperature)
         return winner(key, ((ids, (values - highest) * warmth) for ids, values in pieces))
-
-    def _process(
-        self, row: Row, params: SamplingParams, counts: TokenCounts | None, mask: bytes | None
-    ) -> tuple[Row, float]:
-        """Steps 1 to 3: the processed logits and their maximum."""
-        z = self._change(row, params, counts, mask)
-        best = float(z.max())
-        if not math.isfinite(best):
-            z = _cleaned(z)
-            best = float(z.max())
-        return z, best
 
     def _change(
         self, row: Row, params: SamplingParams, counts: TokenCounts | None, mask: bytes | None
@@ -220,6 +215,64 @@ class Sampler:
         else:
             tail += np.float32(-np.inf)
         z[covered + 8 :] = -np.inf
+
+    def _draw_from_head(self, z: Row, params: SamplingParams, position: int) -> int | None:
+        """Apply steps 4 and 5 to the largest of the processed logits.
+
+        None if the other logits may matter.
+        """
+        bounded = params.min_p > 0 or 0 < params.top_k <= _HEAD_TOKENS
+        best = float(z[z.argmax()])
+        if not bounded or params.typical_p < 1 or not math.isfinite(best):
+            return None
+        for depth in _HEAD_DEPTHS:
+            floor = float(np.float32(best - depth))
+            ids = self._above(z, floor)
+            if ids.size > _HEAD_TOKENS:
+                return None
+            values: list[float] = z.take(ids).tolist()
+            picked = self._picked_head(values, best, floor, params)
+            if picked is not None:
+                break
+        else:
+            return None
+        if len(picked) == 1:
+            return int(ids[picked[0]])
+        key = draw_key(params.seed, params.choice, position)
+        tokens: list[int] = ids.take(picked).tolist()
+        scores = [(values[index] - best) / params.temperature for index in picked]
+        return clear_winner(key, tokens, scores)
+
+    def _picked_head(
+        self, values: list[float], best: float, floor: float, params: SamplingParams
+    ) -> list[int] | None:
+        """Return the ascending indices of what top-k, top-p and min-p keep of all logits.
+
+        values: all logits of at least `floor`, of which `best` is the largest. None if the logits below `floor`
+        decide. Each of these filters keeps a prefix of the falling order, so that the shortest prefix counts.
+        """
+        order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+        limit = min(params.top_k or self.vocab_size, self.vocab_size)
+        missing = max(0, limit - len(order))
+        del order[limit:]
+        # Lengths of the prefix if the missing logits weigh nothing, and if each of them equals `floor`.
+        shortest = longest = len(order) + missing
+        if params.top_p < 1:
+            sums = list(accumulate([math.exp(values[index] - best) for index in order]))
+            total = sums[-1]
+            total_limit = total + missing * math.exp(floor - best)
+            shortest = min(shortest, bisect_left(sums, params.top_p * total) + 1)
+            longest = min(longest, bisect_left(sums, params.top_p * total_limit) + 1)
+            if params.top_p * total_limit > total:
+                longest = len(order) + missing
+        lowest = _least(best, params)
+        if lowest >= floor:
+            above = sum([values[index] >= lowest for index in order])
+            shortest = min(shortest, above)
+            longest = min(longest, above)
+        if shortest < longest or shortest > len(order):
+            return None
+        return sorted(order[:shortest])
 
     def _filter(self, z: Row, best: float, params: SamplingParams, reach: float) -> tuple[Ids, Row]:
         """Step 4. Tokens below `reach` are left out, after they have counted in every sum."""
@@ -318,6 +371,20 @@ class Sampler:
         return ids
 
 
+def _quiet() -> np.errstate:
+    """Ignore overflows and NaN, which extreme logits cause."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
+def _finite(z: Row) -> tuple[Row, float]:
+    """Return the logits without NaN and +inf, and their maximum."""
+    best = float(z.max())
+    if not math.isfinite(best):
+        z = _cleaned(z)
+        best = float(z.max())
+    return z, best
+
+
 def _picked(ids: Ids, values: Row, picked: Ids | None) -> tuple[Ids, Row]:
     """Return the entries at the indices `picked`. None: all."""
     if picked is None or picked.size == ids.size:
@@ -368,14 +435,15 @@ def _bias(z: Row, bias: tuple[tuple[int, float], ...]) -> None:
 
 def _penalise(z: Row, params: SamplingParams, counts: TokenCounts) -> None:
     ids = counts.ids
-    output_counts = counts.output
-    values = z[ids]
-    repetition = np.float32(params.repetition_penalty)
-    values = np.where(values > 0, values / repetition, values * repetition)
-    minus = output_counts * np.float32(params.frequency_penalty) + np.float32(
-        params.presence_penalty
-    )
-    z[ids] = values - np.where(output_counts > 0, minus, 0).astype(np.float32)
+    values = z.take(ids)
+    if params.repetition_penalty != 1:
+        repetition = np.float32(params.repetition_penalty)
+        values = np.where(values > 0, values / repetition, values * repetition)
+    if params.frequency_penalty or params.presence_penalty:
+        minus = counts.output * np.float32(params.frequency_penalty)
+        minus += np.float32(params.presence_penalty)
+        values -= np.where(counts.output > 0, minus, np.float32(0))
+    z[ids] = values
 
 
 def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:

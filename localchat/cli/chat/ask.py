@@ -22,6 +22,7 @@ from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
 from localchat.cli.streams import Terminal
+from localchat.engine.attachments import attached_sentence
 from localchat.engine.request import Attachment
 from localchat.errors import ModelMissing, UsageError
 from localchat.session.named_media import with_named_media
@@ -131,7 +132,7 @@ def _prompt(ctx: click.Context, words: str) -> Question:
         for item in (*files.attachments, *piped.attachments, *named)
     )
     for item in named:
-        terminal.notify(f"{item.name} is attached")
+        terminal.notify(attached_sentence(item))
     text = join_parts([files.text, piped.text, words])
     prompt = question(ctx, text)
     included = text.removesuffix(words)

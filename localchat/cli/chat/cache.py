@@ -1,6 +1,5 @@
 """Command `localchat cache`: the KV cache of conversations on disk."""
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.units import size
+from localchat.units import moment, size
 
 if TYPE_CHECKING:
     from localchat.kv_store.store import KVStore, NamespaceSummary
@@ -83,7 +82,7 @@ def _lines(summaries: "list[NamespaceSummary]") -> Iterator[str]:
         (
             sanitize_line(summary.model),
             size(summary.size_bytes),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.used_s)),
+            moment(summary.used_s),
         )
         for summary in summaries
     )

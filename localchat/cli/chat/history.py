@@ -1,6 +1,5 @@
 """Command `localchat history`: list, search, show and export saved conversations."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,9 @@ from localchat.cli.streams import tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
-from localchat.units import counted
+from localchat.units import counted, moment
 
 if TYPE_CHECKING:
-    from localchat.chat.conversation import Conversation, Node
     from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
@@ -68,7 +66,7 @@ def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
         tell("localchat: there are no conversations yet")
         return
     cells = [
-        (row.id[:ID_DIGITS], _moment(row.updated_s), str(row.messages), row.title) for row in rows
+        (row.id[:ID_DIGITS], moment(row.updated_s), str(row.messages), row.title) for row in rows
     ]
     print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
@@ -101,18 +99,15 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
 @command.command("show")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
-@click.option("--tree", is_flag=True, help="Show all branches; as text, an outline.")
 @click.pass_obj
-def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
+def show(app: AppContext, id_: str, as_json: bool) -> None:
     """Show a conversation as text, or with --json every message with its metrics."""
     from localchat.chat.export import as_data, as_markdown
 
     with _opened(app) as history:
         conversation = history.load(id_)
     if as_json:
-        _print_json(app.environ, as_data(conversation, tree=tree))
-    elif tree:
-        print_lines(app.environ, outline(conversation))
+        _print_json(app.environ, as_data(conversation, tree=False))
     else:
         print_lines(app.environ, as_markdown(conversation).splitlines())
 
@@ -199,7 +194,7 @@ def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
     for hit in hits:
         summary = hit.summary
         title = sanitize_line(summary.title)
-        yield f"{summary.id[:ID_DIGITS]}  {_moment(summary.updated_s)}  {title}"
+        yield f"{summary.id[:ID_DIGITS]}  {moment(summary.updated_s)}  {title}"
         if hit.node_id is not None:
             yield f"    {sanitize_line(hit.snippet)}"
 
@@ -221,40 +216,3 @@ def _print_json(environ: Mapping[str, str], data: object) -> None:
     from localchat.chat.export import json_text
 
     print_lines(environ, (json_text(data),))
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-_OUTLINE_CHARACTERS = 60
-
-
-def outline(conversation: "Conversation") -> Iterator[str]:
-    """Yield one line for each message. Branches are indented, and `*` marks the current path."""
-    path_ids = {node.id for node in conversation.path()}
-    children: dict[str | None, list[Node]] = {}
-    for node in conversation.nodes.values():
-        children.setdefault(node.parent, []).append(node)
-    # A stack instead of recursion, because a path can be thousands of messages long.
-    stack = [(node, 0) for node in reversed(children.get(None, []))]
-    while stack:
-        node, depth = stack.pop()
-        mark = "*" if node.id in path_ids else " "
-        yield f"{mark} {'  ' * depth}{_line(node)}"
-        branches = children.get(node.id, [])
-        branch_depth = depth + (len(branches) > 1)
-        stack += [(branch, branch_depth) for branch in reversed(branches)]
-
-
-def _line(node: "Node") -> str:
-    text = " ".join(node.message.content.split())
-    if len(text) > _OUTLINE_CHARACTERS:
-        text = f"{text[: _OUTLINE_CHARACTERS - 1]}…"
-    author = "summary" if node.replaces else node.message.role
-    line = f"{author}: {text}"
-    if node.state == "open":
-        line += " [stopped]"
-    elif node.state != "whole":
-        line += f" [{node.state}]"
-    return sanitize_line(line)

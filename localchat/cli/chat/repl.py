@@ -25,6 +25,7 @@ from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
 from localchat.config.presets import addressed
+from localchat.engine.attachments import attached_sentence
 from localchat.engine.events import Done
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.stats_line import stats_line
@@ -306,7 +307,7 @@ class Repl:
             self._print_error(problem)
             return
         for item in question.attachments:
-            self._terminal.notify(f"{item.name} is attached")
+            self._terminal.notify(attached_sentence(item))
         self._ask(question)
 
     def _ask(self, question: Question) -> None:

@@ -1,11 +1,11 @@
-"""Views of a pull: a progress bar on a terminal, occasional lines elsewhere, or lines of JSON."""
+"""Views of a pull: a progress bar with sentences, or lines of JSON."""
 
-import sys
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 
 from localchat.cli.streams import Terminal
+from localchat.cli.terminal_bar import ProgressDisplay
 from localchat.errors import LocalchatError
 from localchat.models.hub.events import (
     Checking,
@@ -16,12 +16,7 @@ from localchat.models.hub.events import (
     PullFinished,
     PullStarted,
 )
-from localchat.sanitize import sanitize_line
 from localchat.units import duration, rate, size, sizes
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
 
 
 class PullView(Protocol):
@@ -46,9 +41,7 @@ def view_for(terminal: Terminal, *, as_json: bool) -> PullView:
     """Return the view that suits the streams."""
     if as_json:
         return JsonView(terminal)
-    if terminal.animated:
-        return BarView(terminal)
-    return TextView(terminal)
+    return ProgressView(terminal)
 
 
 class JsonView:
@@ -83,94 +76,28 @@ class JsonView:
         self._terminal.end_answer()
 
 
-class TextView:
-    """Prints sentences to stderr, and the progress every ten seconds."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-
-    def __enter__(self) -> "TextView":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._terminal.progress("")
-
-    def show(self, event: PullEvent) -> None:
-        match event:
-            case Progress():
-                self._terminal.progress(_line(event))
-            case PullFinished() | PullStarted() | FitAssessed() | Checking() | Note():
-                self._terminal.notify(_sentence(event))
-            case _:
-                assert_never(event)
-
-    def failed(self, problem: LocalchatError) -> None:
-        """Print nothing, because the command prints the error."""
-
-    def stopped(self, name: str) -> None:
-        self._terminal.notify(_resume_sentence(name))
-
-
-class BarView:
+class ProgressView(ProgressDisplay):
     """Draws one bar for all files on stderr. Sentences appear above it."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._bars: Bars | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> "BarView":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-
     def show(self, event: PullEvent) -> None:
         match event:
             case Progress():
-                self._draw(event)
+                self.status(_line(event), event.done_bytes, event.total_bytes)
             case PullFinished():
-                self.__exit__()
-                self._terminal.notify(_sentence(event))
+                self.close()
+                self.say(_sentence(event))
             case PullStarted() | FitAssessed() | Checking() | Note():
-                self._print_above(_sentence(event))
+                self.say(_sentence(event))
             case _:
                 assert_never(event)
 
     def failed(self, problem: LocalchatError) -> None:
-        self.__exit__()
+        """Remove the bar. The command prints the error."""
+        self.close()
 
     def stopped(self, name: str) -> None:
-        self.__exit__()
-        self._terminal.notify(_resume_sentence(name))
-
-    def _draw(self, event: Progress) -> None:
-        if self._bars is None:
-            self._bars, self._task = _bar(event.total_bytes, colored=self._terminal.colored)
-            self._bars.start()
-        assert self._task is not None
-        self._bars.update(self._task, completed=event.done_bytes, text=_line(event))
-
-    def _print_above(self, sentence: str) -> None:
-        if self._bars is None:
-            self._terminal.notify(sentence)
-        else:
-            self._bars.console.print(
-                f"localchat: {sanitize_line(sentence)}", style="dim", markup=False, highlight=False
-            )
-
-
-def _bar(total_bytes: int, *, colored: bool) -> "tuple[Bars, TaskID]":
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(file=sys.stderr, force_terminal=True, no_color=not colored)
-    text = TextColumn("{task.fields[text]}", markup=False)
-    bars = Bars(BarColumn(bar_width=None), text, console=console, expand=True)
-    return bars, bars.add_task("", total=total_bytes, text="")
+        self.close()
+        self.say(f"stopped; localchat pull {name} resumes the download")
 
 
 def _line(event: Progress) -> str:
@@ -227,7 +154,3 @@ def _verdict(event: FitAssessed) -> str:
     elif event.expected_tokens_per_s is not None:
         summary += f", about {rate(event.expected_tokens_per_s)}"
     return f"{event.name} will fit: {summary}. {event.why}"
-
-
-def _resume_sentence(name: str) -> str:
-    return f"stopped; localchat pull {name} resumes the download"

@@ -29,12 +29,16 @@ def command(app: AppContext, as_json: bool) -> None:
     idle models will be unloaded. It omits models that a prompt or a conversation loads for itself, which are
     unloaded when it ends.
     """
+    import msgspec
+
     from localchat.cli.attach import running_servers
 
     servers = [(server.url, models) for server, models in running_servers(find_paths(app.environ))]
     if as_json:
         records: list[dict[str, Any]] = [
-            {"server": url, **_record(model)} for url, models in servers for model in models
+            {"server": url, **msgspec.structs.asdict(model)}
+            for url, models in servers
+            for model in models
         ]
         print_json(app.environ, records)
         return
@@ -85,7 +89,3 @@ def _time(seconds: float) -> str:
     if seconds < 2 * _MINUTE_S:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE_S:.0f} min"
-
-
-def _record(model: "ModelStatus") -> dict[str, Any]:
-    return {name: getattr(model, name) for name in model.__struct_fields__}

@@ -47,7 +47,7 @@ def command(app: AppContext, model: str | None) -> None:
                 message += f" and cancelled {counted(stopped.ended, 'request')}"
             tell(message)
             return
-    loaded = ", ".join(entry.name for _, models in servers for entry in models)
+    loaded = ", ".join(dict.fromkeys(entry.name for _, models in servers for entry in models))
     hint = f"loaded: {loaded}" if loaded else "no model is loaded"
     raise ModelMissing(f"{model} is not loaded", hint=f"{hint}; localchat ps shows more")
 

@@ -17,7 +17,7 @@ from localchat.engine.local.crash_record import CrashRecord
 from localchat.errors import LocalchatError
 from localchat.fit.report import Kind, kind_name, runner_name
 from localchat.sanitize import sanitize_line
-from localchat.units import size
+from localchat.units import counted, size
 
 
 class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +193,7 @@ def _device_record(device: Device) -> dict[str, str | int]:
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
     """Format the diagnosis for a terminal."""
-    cores = f"{_count(diagnosis.cores, 'core')}, {_count(diagnosis.threads, 'thread')}"
+    cores = f"{counted(diagnosis.cores, 'core')}, {counted(diagnosis.threads, 'thread')}"
     free = _free(diagnosis.memory_available_bytes, diagnosis.memory_total_bytes)
     rows = (
         ("localchat", diagnosis.localchat),
@@ -259,10 +259,6 @@ def _device(device: dict[str, str | int]) -> str:
     if isinstance(total, int) and isinstance(free, int) and total:
         text += f"; reports {_free(free, total)}"
     return text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _free(free_bytes: int, total_bytes: int) -> str:

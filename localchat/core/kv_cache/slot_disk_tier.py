@@ -23,6 +23,7 @@ from localchat.core.kv_cache.disk_tier import (
 )
 from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager, UnstoredText
+from localchat.core.kv_cache.token_prefix import Ids
 from localchat.core.sequence import RequestState
 from localchat.kv_store.entry import Entry
 from localchat.kv_store.store import KVStore, ReadBack
@@ -83,6 +84,9 @@ class SlotDiskTier(DiskTier):
         if match.tokens < self._min_read_tokens:
             return None
         chunk = self._exact_chunk if request_state.deterministic else 0
+        if chunk and request_state.media:
+            # The scheduler chooses where the prefix ends.
+            chunk = 1
         cached = self._kv_cache.find_prefix(request_state.tokens, request.salt, chunk).cached
         if match.tokens >= cached + self._min_read_tokens:
             return match
@@ -157,7 +161,7 @@ class SlotDiskTier(DiskTier):
             ids = ids[: cut_before(text.ids.tolist(), len(ids))]
         length = len(ids)
         start, parent = self._namespace.covered(salt, ids)
-        if length < self._min_tokens or start >= length:
+        if length < self._shortest(ids) or start >= length:
             if start >= length:
                 self._namespace.own(text.owner, parent)
             text.mark_stored()
@@ -192,9 +196,16 @@ class SlotDiskTier(DiskTier):
     def _stores_exact(self, text: UnstoredText) -> bool:
         """Return whether to store the exact tokens of a text, without the answer after them."""
         length = len(text.ids)
-        if text.exact < max(self._min_tokens, length // 2):
+        if text.exact < max(self._shortest(text.ids), length // 2):
             return False
         return not self._whole or text.exact == length
+
+    def _shortest(self, ids: Ids) -> int:
+        """Return the length from which a text is stored."""
+        if (ids < 0).any():
+            # A picture costs more than its tokens: it is encoded too.
+            return min(MIN_READ_TOKENS, self._min_tokens)
+        return self._min_tokens
 
     def _export(self, text: UnstoredText, start: int, end: int) -> memoryview | None:
         if text.slot is not None:

@@ -29,6 +29,7 @@ from localchat.core.kv_cache.manager import (
     exact_chunk_tokens,
 )
 from localchat.core.scheduler.decode_run import DecodeRun, may_repeat
+from localchat.core.scheduler.exact_chunks import chunk_end, chunk_floor, whole_end
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
@@ -44,17 +45,6 @@ _WATERMARK_TOKENS = 32
 def missing_chunks(media: Iterable[MediaSpan], cached: int) -> list[MediaChunk]:
     """Return the chunks after the cached tokens whose embeddings are not in memory."""
     return [span.chunk for span in media if span.end > cached and not span.chunk.encoded]
-
-
-def whole_end(media: Iterable[MediaSpan], start: int, end: int) -> int:
-    """Return the end of a row, moved out of a picture that needs a single step.
-
-    The row ends before the picture, or after it if it begins with it.
-    """
-    for span in media:
-        if span.chunk.whole and span.start < end < span.end:
-            return span.start if span.start > start else span.end
-    return end
 
 
 class PromptShares:
@@ -462,22 +452,57 @@ class Scheduler:
         if not sequence.exact_mode:
             # A remainder of a few tokens would need a step of its own, padded to many more tokens.
             missing = self._shares.min_tokens - (sequence.needs - width)
-            if (
-                not at_state
-                and width < sequence.needs
-                and 0 < missing <= width - self._shares.min_tokens
-            ):
-                width -= missing
+            if at_state or width == sequence.needs or missing <= 0:
+                return width
+            if missing <= width - self._shares.min_tokens:
+                return width - missing
+            if self._takes_rest(step, sequence, width):
+                return sequence.needs
             return width
         if sequence.was_preempted and not sequence.in_prompt:
             # The answer was generated with this width.
             return 1
-        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
-        if len(self.running) == 1 and not self._short_of_memory:
-            if self._can.rewind != "checkpoint":
+        alone = len(self.running) == 1 and not self._short_of_memory
+        request_state = sequence.request_state
+        if request_state.media:
+            chunk = chunk_end(request_state.media, sequence.launched, self._exact_chunk)
+            chunk -= sequence.launched
+            if alone and self._can.rewind != "checkpoint":
                 width = sequence.needs
             return min(width, chunk)
-        return min(width, chunk)
+        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
+        if not alone or self._can.rewind == "checkpoint":
+            return min(width, chunk)
+        prompt_tokens = request_state.prompt_tokens
+        if self._last_exact_chunk(prompt_tokens) <= sequence.launched < prompt_tokens:
+            return prompt_tokens - sequence.launched
+        return min(sequence.needs, chunk)
+
+    def _last_exact_chunk(self, prompt_tokens: int) -> int:
+        """Return the position where the last chunk of a prompt starts in exact mode.
+
+        If chunks are as narrow as is efficient, the last one takes the rest along, see `_takes_rest`.
+        """
+        chunk = self._exact_chunk
+        start = (prompt_tokens - 1) // chunk * chunk
+        is_narrow = chunk == self._shares.min_tokens and 2 * chunk <= self._can.max_step_tokens
+        if is_narrow and prompt_tokens - start < chunk <= start:
+            return start - chunk
+        return start
+
+    def _takes_rest(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:
+        """Return whether a chunk of `width` should include the rest of the prompt.
+
+        A narrow last chunk reads all KV for each of its rows.
+        """
+        rest = sequence.needs - width
+        is_narrow = 0 < rest < self._shares.min_tokens <= width
+        fits = step.width + sequence.needs <= self._can.max_step_tokens
+        return (
+            is_narrow
+            and fits
+            and not any(other.in_prompt for other in self.running if other is not sequence)
+        )
 
     def _whole_pictures(self, step: StepBuilder, sequence: Sequence, width: int) -> int:
         """Return a width that divides no picture that needs a single step. 0: it waits for another step."""
@@ -498,10 +523,9 @@ class Scheduler:
         chunk = self._exact_chunk
         if row.start < sequence.exact:
             # Part of the previous step failed, so the rest has another shape.
-            sequence.exact = row.start // chunk * chunk
-        full_end = row.start - row.start % chunk + chunk
-        full_end = whole_end(sequence.request_state.media, row.start, full_end)
-        is_whole = row.start == sequence.exact and end == full_end
+            sequence.exact = chunk_floor(sequence.request_state.media, row.start, chunk)
+        whole = end == chunk_end(sequence.request_state.media, row.start, chunk)
+        is_whole = row.start == sequence.exact and whole
         in_prompt = end <= sequence.request_state.prompt_tokens
         request_state = sequence.request_state
         alone = all(other.sequence.request_state is request_state for other in step.scheduled_rows)
@@ -700,8 +724,12 @@ class Scheduler:
     def _find_prefix(self, sequence: Sequence) -> PrefixHit:
         """Find the longest prefix that does not end where a picture must not be cut."""
         hit = self._find_uncut_prefix(sequence, sequence.known)
-        while sequence.request_state.media:
-            end = cut_before(sequence.tokens, hit.cached)
+        media = sequence.request_state.media
+        while media:
+            if sequence.exact_mode:
+                end = chunk_floor(media, hit.cached, self._exact_chunk)
+            else:
+                end = cut_before(sequence.tokens, hit.cached)
             if end == hit.cached:
                 break
             hit = self._find_uncut_prefix(sequence, end + 1)
@@ -732,8 +760,15 @@ class Scheduler:
     def _find_exact(self, sequence: Sequence, tokens: list[int]) -> PrefixHit:
         """Find a prefix of the prompt whose KV has the bits of a fresh computation."""
         request_state = sequence.request_state
-        prompt = tokens[: request_state.prompt_tokens]
-        return self._kv_cache.find_prefix(prompt, request_state.request.salt, self._exact_chunk)
+        if request_state.media:
+            # Chunks of a text with pictures do not begin at multiples of their length.
+            prompt = tokens[: request_state.prompt_tokens]
+            return self._kv_cache.find_prefix(prompt, request_state.request.salt, 1)
+        # The last chunk is wider than those of a longer prompt, whose KV has other bits.
+        end = self._last_exact_chunk(request_state.prompt_tokens) + 1
+        return self._kv_cache.find_prefix(
+            tokens[:end], request_state.request.salt, self._exact_chunk
+        )
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import SIGNAL_POLL_S, Stream, put_together
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
+
+if TYPE_CHECKING:
+    import asyncio
 
 _BEFORE_OUTPUT = (Loading, Queued, MetricsSnapshot)
 _SAFE_MODE_FAILED = (
@@ -104,7 +108,7 @@ class LocalEngine(FrameQueries):
 
     def generate(self, request: GenerateRequest) -> Stream:
         id_ = next(self._ids)
-        stream = Stream(lambda: self._cancel(id_))
+        stream = Stream(lambda: self._cancel(id_), self._read_in)
         with self._lock:
             try:
                 child = self._running_child()
@@ -180,15 +184,25 @@ class LocalEngine(FrameQueries):
         with self._lock:
             child = self._running_child()
             self._queries[id_] = query
+        # The caller may block the event loop that reads.
+        child.read_in_thread()
         try:
             child.send(query.frame)
         except UsageError as error:
             self._fail(id_, error)
         return query.wait(kind)
 
+    def _read_in(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Read events in the event loop that waits for them."""
+        child = self._child
+        if child is not None:
+            child.read_in(loop)
+
     def _cancel(self, id_: int) -> None:
         with self._lock:
             child = self._child if self._requests.pop(id_, None) is not None else None
+            if child is not None and not self._requests:
+                child.read_in_thread()
         if child is not None:
             child.send_soon(protocol.Cancel(id_))
 
@@ -229,6 +243,8 @@ class LocalEngine(FrameQueries):
                     if isinstance(events[-1], Done):
                         del self._requests[id_]
             put_together(batches)
+            if not self._requests and self._child is not None:
+                self._child.read_in_thread()
 
     def _fail(self, id_: int, error: LocalchatError) -> None:
         if id_ == 0:

@@ -9,20 +9,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from localchat.engine.local.frame_source import FrameSource
 from localchat.engine.local.protocol import (
     FAULT_STATUS,
     Entered,
     FrameError,
-    FrameReader,
     FrameWriter,
     FromChild,
     Phase,
 )
 from localchat.errors import EngineDied, UsageError
+
+if TYPE_CHECKING:
+    import asyncio
 
 _LOG_LINES = 200
 _LOG_LINE_BYTES = 2000
@@ -61,7 +64,7 @@ class ChildProcess:
         on_exit: Callable[["ChildProcess"], None],
         module: str = "localchat.core",
     ) -> None:
-        """on_frame: receives each frame. on_exit: called once at the end. Both run in one thread."""
+        """on_frame: receives each frame, from a thread or an event loop. on_exit: called by a thread."""
         self._on_frame = on_frame
         self._on_exit = on_exit
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
@@ -86,6 +89,7 @@ class ChildProcess:
             target=self._keep_log, args=(self._process.stderr,), name="engine-log", daemon=True
         )
         self._log_thread.start()
+        self._frames = FrameSource(self._process.stdout.fileno(), self._receive)
         threading.Thread(
             target=self._read, args=(self._process.stdout,), name="engine-frames", daemon=True
         ).start()
@@ -140,6 +144,7 @@ class ChildProcess:
 
     def stop(self, deadline_s: float) -> None:
         """Close the pipe, wait, then kill. Returns after the process ended."""
+        self.read_in_thread()
         self._close_stdin()
         try:
             self._process.wait(deadline_s)
@@ -180,15 +185,25 @@ class ChildProcess:
             for line in iter(lambda: stream.readline(_LOG_LINE_BYTES), b""):
                 self._log.append(line.decode("utf-8", "replace").rstrip())
 
+    def read_in(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Read frames in the event loop that waits for events, once the model is loaded. Thread-safe."""
+        if self.phase == "serve":
+            self._frames.read_in(loop)
+
+    def read_in_thread(self) -> None:
+        """Read frames in a thread, because no event loop waits for them. Thread-safe."""
+        self._frames.read_in_thread()
+
+    def _receive(self, frame: FromChild) -> None:
+        if isinstance(frame, Entered):
+            self.phase = frame.phase
+            self.build = frame.build or self.build
+        self._on_frame(frame)
+
     def _read(self, stream: IO[bytes]) -> None:
         completed = False
         try:
-            frames: FrameReader[FromChild] = FrameReader(stream, FromChild)
-            for frame in frames:
-                if isinstance(frame, Entered):
-                    self.phase = frame.phase
-                    self.build = frame.build or self.build
-                self._on_frame(frame)
+            self._frames.run()
             completed = True
         except (FrameError, OSError) as error:
             self._frame_error = str(error)

@@ -246,6 +246,40 @@ class FrameWriter:
             self.lock.release()
 
 
+class FrameBuffer(Generic[T]):
+    """Divides received bytes into frames. Raises FrameError on incomplete or invalid frames."""
+
+    def __init__(self, types: Any) -> None:  # noqa: ANN401 - a union is no type
+        self._decode = msgspec.msgpack.Decoder(types).decode
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> Iterator[T]:
+        """Add bytes, and yield the frames that are complete."""
+        self._data += data
+        start = 0
+        with memoryview(self._data) as view:
+            while (body := start + _LENGTH.size) <= len(view):
+                (length,) = _LENGTH.unpack_from(view, start)
+                if length > MAX_FRAME_BYTES:
+                    raise FrameError(f"a frame of {length} bytes")
+                if body + length > len(view):
+                    break
+                start = body + length
+                try:
+                    frame: T = self._decode(view[body:start])
+                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                    raise FrameError(f"a frame that cannot be read: {error}") from error
+                yield frame
+        del self._data[:start]
+
+    def end(self) -> None:
+        """Raise FrameError if the bytes end inside a frame."""
+        if self._data:
+            raise FrameError(
+                f"the stream ended inside a frame, after {len(self._data)} bytes of it"
+            )
+
+
 class FrameReader(Generic[T]):
     """Iterates over the frames of a stream. Raises FrameError on incomplete or invalid frames."""
 

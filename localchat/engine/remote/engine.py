@@ -29,11 +29,11 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
+from localchat.http_transport import may_retry, retry_after_s
 
 _SILENCE_S: Final = 300.0
 _MAX_ATTEMPTS: Final = 4
 _MAX_WAIT_S: Final = 30.0
-_RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NEW_MAX_TOKENS: Final = "max_completion_tokens"
 """OpenAI's name of `max_tokens` for newer models, which reject the older name."""
 _NO_ROUTE_STATUSES: Final = frozenset({404, 405})
@@ -189,6 +189,7 @@ class RemoteEngine:
             why=f"{self._client.base} answers; times are measured here{reported}",
             fingerprint="",
             warning="" if context else "the server does not report the length of its context",
+            media=_media(entry),
         )
 
     def stats(self) -> EngineStats:
@@ -260,9 +261,9 @@ class RemoteEngine:
                     if not shortened and answer.shorten_answer(failure):
                         shortened = True
                         continue
-                    wait_s = _retry_after(response)
+                    wait_s = retry_after_s(response.headers.get("retry-after"))
                     certain = isinstance(failure, ContextExceeded | TemplateError)
-                    if certain or response.status_code not in _RETRY_STATUSES or _final(response):
+                    if certain or not may_retry(response):
                         raise failure
             except (httpx2.TransportError, ConnectionError) as error:
                 if answer.begun or call.cancelled.is_set():
@@ -375,17 +376,17 @@ class RemoteEngine:
         return entry
 
 
+def _media(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kinds of attachments that the entry of localchat or llama-server mentions."""
+    architecture = entry.get("architecture")
+    modalities = architecture.get("input_modalities") if isinstance(architecture, dict) else None
+    if isinstance(modalities, list):
+        return tuple(kind for kind in ("image", "audio") if kind in modalities)
+    capabilities = entry.get("capabilities")
+    if isinstance(capabilities, list) and "multimodal" in capabilities:
+        return ("image",)
+    return ()
+
+
 def _wants_new_field(message: str) -> bool:
     return _NEW_MAX_TOKENS in message and "instead" in message.lower()
-
-
-def _final(response: httpx2.Response) -> bool:
-    """Return whether the server asks not to retry."""
-    return bool(response.headers.get("x-should-retry", "") == "false")
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    try:
-        return max(0.0, float(response.headers.get("Retry-After", "")))
-    except ValueError:
-        return None

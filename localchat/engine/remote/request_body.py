@@ -168,7 +168,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     end = 0
     for attachment in message.attachments:
         parts += _text_part(message.content[end : attachment.position])
-        parts.append(_media_part(attachment))
+        parts.append(media_part(attachment))
         end = attachment.position
     return [*parts, *_text_part(message.content[end:])]
 
@@ -177,7 +177,7 @@ def _text_part(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text}] if text else []
 
 
-def _media_part(attachment: Attachment) -> dict[str, Any]:
+def media_part(attachment: Attachment) -> dict[str, Any]:
     """Return a part in one of the formats that every server reads. Raises UsageError for a damaged file."""
     data = attachment.data
     format_ = check_format(data, attachment.name, attachment.kind)

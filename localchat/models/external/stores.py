@@ -58,7 +58,6 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_TENSOR = "application/vnd.ollama.image.tensor"
 _OLLAMA_UNUSED: Final[Mapping[str, str]] = {
     "application/vnd.ollama.image.adapter": "Ollama adds an adapter to it, which is not used here.",
-    "application/vnd.ollama.image.projector": "Its part that reads images is not used here.",
     "application/vnd.ollama.image.template": "Ollama's template is not used here; the model's own is.",
     "application/vnd.ollama.image.system": "Ollama's system prompt for it is not used here.",
     "application/vnd.ollama.image.params": "Ollama's parameters for it are not used here.",

@@ -23,9 +23,8 @@ from localchat.errors import (
     UsageError,
     connection_failure,
 )
-from localchat.http_transport import ProxyTransport
+from localchat.http_transport import ProxyTransport, may_retry, retry_after_s
 from localchat.models.hub.partial_file import RemoteFile
-from localchat.models.hub.retry import AGAIN, retry_after_s
 from localchat.proxies import proxy_for
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -209,7 +208,7 @@ class HubClient:
             return self._gated(repository)
         if status in _DENIED:
             return self._denied(repository, response)
-        if status in AGAIN:
+        if may_retry(response):
             requested_s = retry_after_s(response.headers.get("retry-after"))
             return RetryableError(
                 f"{response.url.host} answers {status} {response.reason_phrase}", requested_s

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
 from localchat.model_files.gguf import has_gguf_magic
+from localchat.model_files.projector import projector_names
 from localchat.models.hub import manifest as manifests
 from localchat.models.hub.client import HubClient, Listing
 from localchat.models.hub.download import Download, with_retries
@@ -41,6 +42,11 @@ class SelectedFiles(NamedTuple):
     files: tuple[RemoteFile, ...]
 
     @property
+    def encoder(self) -> tuple[RemoteFile, ...]:
+        """The file with which a GGUF model sees or hears. Empty: none."""
+        return tuple(file for file in self.files if file.path not in self.variant.files)
+
+    @property
     def total_bytes(self) -> int:
         """Size of all files."""
         return sum(file.size for file in self.files)
@@ -53,8 +59,21 @@ def select_files(
     listing = with_retries(lambda: hub.list(reference.repository), retry, emit, hub.endpoint)
     variant = _variant(reference, listing)
     by_path = {file.path: file for file in listing.files}
-    files = tuple(by_path[path] for path in variant.files)
+    files = tuple(by_path[path] for path in (*variant.files, *_encoder(variant, listing)))
     return SelectedFiles(_name(reference, variant), listing, variant, files)
+
+
+def _encoder(variant: Variant, listing: Listing) -> list[str]:
+    """Return the path of the projector that goes with a GGUF model: beside it, or at the top."""
+    if variant.format != "gguf":
+        return []
+    model = PurePosixPath(variant.files[0])
+    paths = [PurePosixPath(file.path) for file in listing.files]
+    for folder in (model.parent, PurePosixPath(".")):
+        names = [path.name for path in paths if path.parent == folder and path.suffix == ".gguf"]
+        if projectors := projector_names(model.name, names):
+            return [str(folder / projectors[0])]
+    return []
 
 
 def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
@@ -244,7 +263,7 @@ def _started(selected: SelectedFiles, done_bytes: int) -> PullStarted:
         revision=selected.listing.revision,
         quantization=selected.variant.quantization,
         format=selected.variant.format,
-        files=selected.variant.files,
+        files=tuple(file.path for file in selected.files),
         done_bytes=done_bytes,
         total_bytes=selected.total_bytes,
     )

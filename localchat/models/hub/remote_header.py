@@ -5,6 +5,7 @@ The vocabulary comes before the list of tensors, so a GGUF takes a few megabytes
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -131,11 +132,13 @@ def read_remote_header(
 
     by_path = {file.path: file for file in selected.files}
     if selected.variant.format == "gguf":
-        headers = [read_source(source(file)) for file in selected.files]
+        headers = [read_source(source(by_path[path])) for path in selected.variant.files]
+        header = headers[0]
         if len(headers) > 1:
-            return model_shape(join_parts(headers, selected.name))
-        check_model(headers[0])
-        return model_shape(headers[0])
+            header = join_parts(headers, selected.name)
+        check_model(header)
+        encoders = [read_source(source(file)) for file in selected.encoder]
+        return model_shape(replace(header, encoder=next(iter(encoders), None)))
     weights = weight_files([path for path in by_path if path.endswith(".safetensors")])
     config = next((path for path in by_path if PurePosixPath(path).name == CONFIG), None)
     if config is None:

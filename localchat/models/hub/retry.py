@@ -3,11 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-
-AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 522, 524})
-"""Statuses after which the same request may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +31,3 @@ class RetryPolicy:
         """Return True to give up after this failure. reached: whether a server answered at all."""
         tries = self.tries if reached else min(self.tries, self.first_tries)
         return failures >= tries or (asked_s or 0.0) > self.longest_asked_s
-
-
-def retry_after_s(header: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` header, a number or a date. None if it is unusable."""
-    if not header:
-        return None
-    if header.strip().isdecimal():
-        return float(header)
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    aware = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return max(0.0, (aware - datetime.now(UTC)).total_seconds())

@@ -8,7 +8,8 @@ from typing import Final, Literal, TypeAlias
 from localchat.fit.memory_plan import CacheSpec, kv_layer_bytes, kv_types
 from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape, pooling_of
 from localchat.model_files.gguf import Array, Header
-from localchat.units import tokens
+from localchat.model_files.projector import Projector, find_projector
+from localchat.units import size, tokens
 
 _TEMPLATE: Final = "tokenizer.chat_template"
 _CODE: Final = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
@@ -35,8 +36,9 @@ Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding",
 
 _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
 _RERANK_CAN: Final = ("It scores texts for a query, at /v1/rerank.",)
+_READS_TEXT: Final = "It reads no images and hears no sound here."
 _EMBEDDING_CANNOT: Final = (
-    "It reads no images and hears no sound here.",
+    _READS_TEXT,
     "It cannot generate text: chats and completions are rejected.",
 )
 
@@ -82,6 +84,9 @@ def describe_gguf(header: Header) -> ModelDescription:
     abilities = abilities_of(templates, infill=_fills_in(header))
     can, cannot = sentences_of(abilities, templates)
     more, less = _shape_sentences(shape)
+    if projector := find_projector(header):
+        can = (*can, _reading(projector))
+        cannot = tuple(sentence for sentence in cannot if sentence != _READS_TEXT)
     if pooling := pooling_of(header):
         ranks = pooling == "rank"
         abilities = frozenset({"rerank" if ranks else "embedding"})
@@ -106,6 +111,13 @@ def describe_gguf(header: Header) -> ModelDescription:
         cannot=(*cannot, *less),
         attention="" if header.architecture in ENCODERS else _attention(shape),
     )
+
+
+def _reading(projector: Projector) -> str:
+    """Return the sentence about a model that sees or hears."""
+    verbs = {"image": "sees pictures", "audio": "hears sound"}
+    abilities = " and ".join(verbs[kind] for kind in projector.kinds)
+    return f"It {abilities}, with {projector.path.name} ({size(projector.file_bytes)})."
 
 
 def _bytes_per_token(shape: ModelShape) -> int:
@@ -178,7 +190,7 @@ def sentences_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return sentences on what a model can do, and on what it cannot."""
     can = []
-    cannot = ["It reads no images and hears no sound here."]
+    cannot = [_READS_TEXT]
     if templates:
         can.append("It has a chat template.")
     else:

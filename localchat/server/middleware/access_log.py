@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localchat.engine.attached.protocol import PREFIX
 from localchat.sanitize import sanitize_line
 from localchat.server.fields import HEADER, IGNORED, header_value
 from localchat.server.paths import is_anthropic, normalize_path
@@ -24,6 +25,8 @@ log = logging.getLogger("localchat.server.requests")
 _ABSOLUTE_URL: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 """A whole URL in place of a path."""
 _MAX_LOGGED: Final = 120
+_QUIET_ROUTES: Final = (f"{PREFIX}/ps", f"{PREFIX}/query")
+_FIRST_ERROR: Final = 400
 
 
 class AccessLogMiddleware:
@@ -70,7 +73,11 @@ class AccessLogMiddleware:
                 line.append(f"ignored={header_value(ignored).decode().replace(' ', '')}")
             line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_MAX_LOGGED]}"')
-            log.info("%s", sanitize_line(" ".join(line)))
+            # `localchat ps` and attached prompts ask often, and their answers are of no interest.
+            level = logging.INFO
+            if status < _FIRST_ERROR and inner["path"] in _QUIET_ROUTES:
+                level = logging.DEBUG
+            log.log(level, "%s", sanitize_line(" ".join(line)))
 
 
 def _with_path(scope: Scope) -> Scope:

@@ -159,14 +159,11 @@ class ChatFormatter(ChunkFormatter):
     def _plain_event(self, event: OutputEvent) -> bytes:
         match event:
             case Text(choice, text, logprobs):
-                if not text and not (self.with_logprobs and logprobs):
-                    return b""
-                tokens = chat_logprobs(logprobs) if self.with_logprobs else []
-                return self._delta(choice, DeltaMessage(content=text), tokens)
+                if self.with_logprobs and logprobs:
+                    return self._delta(choice, DeltaMessage(content=text), chat_logprobs(logprobs))
+                return self._text(choice, Text, text)
             case Reasoning(choice, text):
-                if text:
-                    return self._delta(choice, DeltaMessage(reasoning_content=text))
-                return b""
+                return self._text(choice, Reasoning, text)
             case ToolCall():
                 delta = _call_delta(event)
                 if self.as_functions:
@@ -205,6 +202,17 @@ class ChatFormatter(ChunkFormatter):
     ) -> bytes:
         logprobs = ChatLogprobs(tokens) if tokens else None
         return self._chunk(ChatChunkChoice(choice, delta, None, logprobs))
+
+    def _text(self, index: int, kind: type[Text | Reasoning], text: str) -> bytes:
+        def choice(text: str) -> ChatChunkChoice:
+            delta = DeltaMessage(content=text)
+            if kind is Reasoning:
+                delta = DeltaMessage(reasoning_content=text)
+            return ChatChunkChoice(index, delta, None)
+
+        if not text:
+            return b""
+        return self._role(index) + self.text_event(index, kind, text, choice)
 
     def _chunk(self, choice: ChatChunkChoice) -> bytes:
         return self._role(choice.index) + self.choice_event(choice)

@@ -1,6 +1,8 @@
 """Chunks of OpenAI's chats and plain completions."""
 
+import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +16,9 @@ from localchat.server.sse import DONE, event
 from localchat.server.timings import RunningTimings, answer_timings
 
 _AFTER_CHOICE: Final = b"]}\n\n"
+_TEXT_MARK: Final = secrets.token_hex(16)
+"""Text that a chunk cannot contain otherwise."""
+_encode: Final = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class ChunkFormatter:
     """Choices of a stream that have not ended."""
     last_end: list[Any] = field(default_factory=list)
     """The end of the last choice, until the timings are known."""
+    _around_text: dict[tuple[int, type], tuple[bytes, bytes]] = field(default_factory=dict)
+    """Start and end of the events that differ in one text only, by choice and kind of text."""
 
     def choice_event(self, choice: object) -> bytes:
         """Return the event for a piece of a choice."""
@@ -89,6 +96,21 @@ class ChunkFormatter:
         generation = self.generation
         timings = self.running.next_piece(generation.prompt_tokens, generation.cached_tokens)
         return event(self.header.chunk([choice], timings=timings))
+
+    def text_event(
+        self, index: int, kind: type, text: str, choice: Callable[[str], object]
+    ) -> bytes:
+        """Return the event for a piece of text. choice: returns the piece of the choice with a text.
+
+        Its constant parts are encoded once per choice and kind.
+        """
+        if self.generation is not None:
+            return self.choice_event(choice(text))
+        around = self._around_text.get((index, kind))
+        if around is None:
+            before, after = self.header.event(choice(_TEXT_MARK)).split(_encode(_TEXT_MARK))
+            around = self._around_text[index, kind] = (before, after)
+        return b"".join((around[0], _encode(text), around[1]))
 
     def end_event(self, index: int, choice: object) -> bytes:
         """Return the end of a choice, or buffer it until the stream ends."""

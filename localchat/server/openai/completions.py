@@ -131,7 +131,11 @@ class CompletionFormatter(ChunkFormatter):
 
     def _text(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> bytes:
         self.offsets[choice] = self.offsets.get(choice, 0) + len(text)
-        return self.choice_event(CompletionChoice(text, choice, logprobs, None))
+        if logprobs is not None:
+            return self.choice_event(CompletionChoice(text, choice, logprobs, None))
+        return self.text_event(
+            choice, Text, text, lambda text: CompletionChoice(text, choice, None, None)
+        )
 
     def _choice(self, index: int, choice: ContentBlocks) -> CompletionChoice:
         assert choice.end is not None

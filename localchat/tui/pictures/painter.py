@@ -54,6 +54,12 @@ def decode(attachment: Attachment) -> DecodedMedia:
     return DecodedMedia(label, picture)
 
 
+def attachment_title(attachment: Attachment) -> str:
+    """Return a sign for the kind, and the name: `▣ chart.png`."""
+    sign = {"image": "▣", "audio": "♪"}[attachment.kind]
+    return f"{sign} {sanitize_line(attachment.name) or attachment.kind}"
+
+
 class PicturePainter:
     """Draws attachments, and asks for those to decode."""
 
@@ -80,14 +86,13 @@ class PicturePainter:
 
     def draw(self, attachment: Attachment, max_columns: int) -> DrawnMedia:
         """Return the rows of an attachment, only its caption while it is not decoded."""
-        sign = {"image": "▣", "audio": "♪"}[attachment.kind]
-        name = sanitize_line(attachment.name) or attachment.kind
+        title = attachment_title(attachment)
         decoded = self._decoded.get(attachment.data)
         if decoded is None:
             if attachment not in self.wanted:
                 self.wanted.append(attachment)
-            return DrawnMedia(f"{sign} {name}")
-        caption = f"{sign} {name}  {decoded.label}"
+            return DrawnMedia(title)
+        caption = f"{title}  {decoded.label}"
         if decoded.picture is None or self.protocol == "off":
             return DrawnMedia(caption)
         return DrawnMedia(caption, self._rows(attachment.data, decoded.picture, max_columns))

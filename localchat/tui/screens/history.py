@@ -18,6 +18,7 @@ from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
+from localchat.units import counted, moment
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
@@ -110,10 +111,10 @@ class HistoryScreen(ListDialog[str]):
         summary = self._summaries.get(id_)
         if summary is None:
             return ""
-        messages = f"{summary.messages} message" + "s" * (summary.messages != 1)
+        messages = counted(summary.messages, "message")
         line = (
             f"{messages} · {_model_name(summary.model)} · "
-            f"begun {_date(summary.created_s)} · {_short(id_)}"
+            f"begun {moment(summary.created_s)} · {_short(id_)}"
         )
         if id_ not in self._previews:
             self._read_preview(id_)
@@ -275,7 +276,3 @@ def _when(seconds: float) -> str:
 def _short(id_: str) -> str:
     """An abbreviated id, as `localchat history show` accepts it."""
     return id_[:12]
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

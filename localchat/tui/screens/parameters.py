@@ -78,6 +78,9 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         if self._is_remote:
             keys = tuple(key for key in keys if key not in _LOCAL_ONLY)
         shown = [key for key in keys if matches(key, text)]
+        if not shown:
+            self.show_nothing(f"no parameter matches {text}")
+            return
         self.set_entries([(key, self._line(key)) for key in shown], keep=True)
 
     def width_changed(self) -> None:

@@ -47,6 +47,9 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             self.show_about(str(problem))
             return
         keys = [key for key in LABELS if matches(key, text)]
+        if not keys:
+            self.show_nothing(f"no setting matches {text}")
+            return
         self.set_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
 
     def width_changed(self) -> None:

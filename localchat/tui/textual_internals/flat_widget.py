@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rich.color import Color
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.scroll_view import ScrollView
 from textual.scrollbar import ScrollBar, ScrollBarRender
@@ -29,6 +30,32 @@ def rows_in(widget: Widget, crop: Region, row: Callable[[int], Strip]) -> list[S
     if crop.x or crop.width < widget.size.width:
         strips = [strip.crop(crop.x, crop.right) for strip in strips]
     return strips
+
+
+class StyledWidget(Widget):
+    """A widget that draws with its component styles."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self._style_cache: dict[str, Style] = {}
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._style_cache = {}
+
+    def style_of(self, name: str) -> Style:
+        """Return a component style, or the widget's own for "". Building one takes half of a redraw."""
+        if name not in self._style_cache:
+            style = self.get_component_rich_style(name) if name else self.rich_style
+            self._style_cache[name] = style
+        return self._style_cache[name]
+
+
+class FlatWidget(StyledWidget):
+    """A styled widget of rows without border, padding or opacity."""
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return rows_in(self, crop, self.render_line)
 
 
 def flat_vertical_scrollbar(view: ScrollView) -> ScrollBar:

@@ -21,7 +21,7 @@ from localchat.session.blocks import (
     UserBlock,
 )
 from localchat.tui.column import GUTTER, MAX_TEXT_CELLS
-from localchat.tui.pictures.painter import PicturePainter
+from localchat.tui.pictures.painter import PicturePainter, attachment_title
 from localchat.tui.transcript.markdown import Look, Piece, Row, layout
 from localchat.tui.transcript.markdown.code import Highlighting, highlight
 from localchat.tui.transcript.markdown.layout import code_rows, plain_rows
@@ -151,6 +151,9 @@ def _user(block: UserBlock, width: int, is_open: bool, painter: PicturePainter) 
 def _folded_lines(block: UserBlock, is_open: bool) -> Iterator[list[Piece]]:
     line: list[Piece] = []
     for text, fold in _parts(block):
+        if fold is not None and fold.start == fold.end:
+            line.append(Piece(f" {fold.label} ", Look("chip")))
+            continue
         if fold is not None:
             if line and is_open:
                 yield line
@@ -178,7 +181,13 @@ def _words(text: str) -> list[Piece]:
 def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
     """Yield the parts of the text, each with its fold if it is folded."""
     position = 0
-    for fold in sorted(block.folds, key=lambda fold: fold.start):
+    # A picture inside the text has a chip at its place. The picture itself is below the text.
+    chips = [
+        Fold(attachment_title(item), item.position, item.position)
+        for item in block.attachments
+        if block.text[: item.position].strip() and block.text[item.position :].strip()
+    ]
+    for fold in sorted((*block.folds, *chips), key=lambda fold: fold.start):
         if position <= fold.start <= fold.end <= len(block.text):
             if fold.start > position:
                 yield block.text[position : fold.start], None

@@ -207,7 +207,7 @@ class StripRenderer:
         key = (row, dimmed)
         strip = self._cache.get(key)
         if strip is None:
-            strip = self._cache[key] = self._new_strip(row, dimmed)
+            strip = self._cache[key] = self._filled(self._segments(row, dimmed), row)
         return strip
 
     def overlaid_strip(
@@ -228,9 +228,6 @@ class StripRenderer:
                 segments.append(Segment(text[low:high], style))
             offset += len(text)
         return self._filled(segments, row)
-
-    def _new_strip(self, row: Row, dimmed: bool) -> Strip:
-        return self._filled(self._segments(row, dimmed), row)
 
     def _segments(self, row: Row, dimmed: bool) -> list[Segment]:
         style = self.palette.style

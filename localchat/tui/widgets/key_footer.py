@@ -4,12 +4,10 @@ from typing import ClassVar, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
-from localchat.tui.textual_internals.flat_widget import rows_in
+from localchat.tui.textual_internals.flat_widget import FlatWidget
 
 _GAP = 2
 
@@ -35,7 +33,7 @@ def _cells(key: FooterKey) -> int:
     return cell_len(key.key) + 1 + cell_len(key.label) + _GAP
 
 
-class KeyFooter(Widget):
+class KeyFooter(FlatWidget):
     """Draws one row of keys. Redraws only if the keys changed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"footer--key", "footer--word"}
@@ -43,7 +41,6 @@ class KeyFooter(Widget):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self._keys: tuple[FooterKey, ...] = ()
-        self._style_cache: dict[str, Style] = {}
 
     def show(self, keys: tuple[FooterKey, ...]) -> None:
         """Show these keys, as many as fit."""
@@ -51,30 +48,14 @@ class KeyFooter(Widget):
             self._keys = keys
             self.refresh(Region(0, 0, self.size.width, 1))
 
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._style_cache = {}
-
-    def _style_of(self, name: str) -> Style:
-        if name not in self._style_cache:
-            if name:
-                style = self.get_component_rich_style(name)
-            else:
-                style = self.rich_style
-            self._style_cache[name] = style
-        return self._style_cache[name]
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        return rows_in(self, crop, self.render_line)
-
     def render_line(self, y: int) -> Strip:
-        base = self._style_of("")
+        base = self.style_of("")
         width = self.size.width
         segments = [Segment(" ", base)]
         for key in fit_keys(self._keys, width - 2):
             segments += [
-                Segment(key.key, self._style_of("footer--key")),
-                Segment(f" {key.label}", self._style_of("footer--word")),
+                Segment(key.key, self.style_of("footer--key")),
+                Segment(f" {key.label}", self.style_of("footer--word")),
                 Segment(" " * _GAP, base),
             ]
         return Strip(segments).adjust_cell_length(width, base)

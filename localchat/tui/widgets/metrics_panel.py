@@ -9,12 +9,10 @@ from textwrap import wrap
 from typing import ClassVar, Final, NamedTuple
 
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import BindingType
 from textual.reactive import reactive
 from textual.strip import Strip
-from textual.widget import Widget
 
 from localchat import metrics, units
 from localchat.engine.events import EngineStats, MetricsSnapshot, RunningRequest
@@ -25,6 +23,7 @@ from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import time_left
 from localchat.tui.keymap import bindings
+from localchat.tui.textual_internals.flat_widget import StyledWidget
 from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
 from localchat.units import size, used_of
@@ -373,7 +372,7 @@ _STYLES: Final = (
 )
 
 
-class MetricsPanel(Widget, can_focus=True):
+class MetricsPanel(StyledWidget, can_focus=True):
     """Rows of metrics, and below them one sentence about the marked metric."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("panel")]
@@ -439,7 +438,6 @@ class MetricsPanel(Widget, can_focus=True):
         self.display = False
         self._status = status
         self._rows: tuple[MetricRow, ...] = ()
-        self._style_cache: dict[str, Style] = {}
         self._top = 0
         """Index of the first visible row."""
 
@@ -546,7 +544,7 @@ class MetricsPanel(Widget, can_focus=True):
         if y >= self._room:
             return self._row_strip(self._explanation(y - self._room, width - 3), width)
         strips = [self._column_strip(column, y) for column in self._column_ranges()]
-        return Strip.join(strips).adjust_cell_length(width, self._style_of("plain"))
+        return Strip.join(strips).adjust_cell_length(width, self.style_of("panel--plain"))
 
     def _column_strip(self, column: range, y: int) -> Strip:
         row = _BLANK
@@ -574,21 +572,13 @@ class MetricsPanel(Widget, can_focus=True):
         return (_piece(text, "about"),)
 
     def _row_strip(self, pieces: tuple[Piece, ...], width: int, *, marked: bool = False) -> Strip:
-        base = self._style_of("plain")
-        sign = Segment("▎" if marked else " ", self._style_of("marked"))
+        base = self.style_of("panel--plain")
+        sign = Segment("▎" if marked else " ", self.style_of("panel--marked"))
         segments = [sign, Segment(" ", base)]
-        segments += [Segment(piece.text, self._style_of(piece.look.tint)) for piece in pieces]
+        segments += [
+            Segment(piece.text, self.style_of(f"panel--{piece.look.tint}")) for piece in pieces
+        ]
         return Strip(segments).adjust_cell_length(width, base)
-
-    def _style_of(self, name: str) -> Style:
-        """Return a component style. Cached: Textual builds it anew on every call."""
-        if name not in self._style_cache:
-            self._style_cache[name] = self.get_component_rich_style(f"panel--{name}")
-        return self._style_cache[name]
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._style_cache = {}
 
     def on_focus(self) -> None:
         if not self.metric:

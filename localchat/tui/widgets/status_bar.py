@@ -4,15 +4,13 @@ import time
 from typing import ClassVar, Final, NamedTuple
 
 from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import time_left
-from localchat.tui.textual_internals.flat_widget import rows_in
+from localchat.tui.textual_internals.flat_widget import FlatWidget
 from localchat.tui.widgets.charts import bar, sparkline
 from localchat.units import decimal, rate, used_of
 
@@ -105,7 +103,7 @@ def _total_cells(parts: list[StatusPart]) -> int:
     return sum(len(part.text) + (1 if part.glued else 3) for part in parts)
 
 
-class StatusBar(Widget):
+class StatusBar(FlatWidget):
     """Draws one row of parts. Redraws only if its text changed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -124,7 +122,6 @@ class StatusBar(Widget):
         super().__init__(id=id)
         self._status = status
         self._shown: tuple[StatusPart, ...] = ()
-        self._style_cache: dict[str, Style] = {}
         self._shown_hint = ""
         self.hint = ""
         """Keys that are useful now."""
@@ -145,37 +142,20 @@ class StatusBar(Widget):
         self._shown = ()
         self.refresh_metrics()
 
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._style_cache = {}
-
-    def _style_of(self, name: str) -> Style:
-        """Return a component style. Cached: building it takes half of a redraw."""
-        if name not in self._style_cache:
-            if name:
-                style = self.get_component_rich_style(f"status--{name}")
-            else:
-                style = self.rich_style
-            self._style_cache[name] = style
-        return self._style_cache[name]
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        return rows_in(self, crop, self.render_line)
-
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base = self._style_of("")
+        base = self.style_of("")
         if y:
             return Strip.blank(width, base)
         segments = [Segment(" ", base)]
         for index, part in enumerate(self._shown):
             if index:
                 segments.append(Segment(" " if part.glued else "   ", base))
-            style = self._style_of(part.style)
+            style = self.style_of(f"status--{part.style}")
             segments.append(Segment(sanitize_line(part.text), style))
         used = sum(segment.cell_length for segment in segments)
         room = width - used - len(self.hint) - 1
         if self.hint and room > 2:
-            style = self._style_of("quiet")
+            style = self.style_of("status--quiet")
             segments += [Segment(" " * room, base), Segment(self.hint, style)]
         return Strip(segments).adjust_cell_length(width, base)

@@ -1,11 +1,13 @@
 """Measurements of servers, in rounds that alternate between them; figures are medians."""
 
 import statistics
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from localchat.measure.workload import prose
 from scripts.bench.server.client import Body, alone, chat, together
+from scripts.bench.server.prompts import passage
 from scripts.bench.server.servers import Served
 
 Figures = dict[str, dict[str, float]]
@@ -92,47 +94,87 @@ def after_requests(served: Served, count: int, *, clients: int = 16) -> dict[str
     }
 
 
-# ---------------------------------------------------------------------------- with a model
+# ---------------------------------------------------------------------------- with a real model
 
 
-def model_streams(streams: int, tokens: int, label: str, sampling: Body) -> Measure:
-    """Streams at once of a real model: all tokens over all time."""
+class Case(NamedTuple):
+    """Clients that ask at the same time, each once."""
 
-    def measure(served: Served, number: int) -> dict[str, float]:
-        # No part may find the prompts of another one in a cache.
-        seed = zlib.crc32(f"{label} {streams} {number}".encode())
-        bodies = [chat(prose(8, seed + at), tokens, **sampling) for at in range(streams)]
-        spent_s, answers = together(served.port, bodies)
-        made = sum(answer.tokens for answer in answers)
-        rate = answers[0].tokens_per_s if streams == 1 else made / spent_s
-        return {f"{streams} {'stream' if streams == 1 else 'streams'}, {label}: tok/s": rate}
+    label: str
+    clients: int
+    tokens: int
+    """Length of each answer."""
+    fields: Body
+    """Sampling and options of the requests."""
+    prompts: Iterator[str]
+    ours_only: bool = False
+    """Whether the fields mean nothing to other servers."""
 
-    return measure
 
-
-def model_turns(first_words: int, turn_words: int) -> Measure:
-    """Time to first token of a cold prompt, and of a second turn behind a long first one."""
-
-    def measure(served: Served, number: int) -> dict[str, float]:
-        cold = alone(served.port, chat(prose(first_words, 77 + number), 2, temperature=0))
-        opening = prose(turn_words, 777 + number)
-        before = alone(served.port, chat(opening, 16, temperature=0))
-        second = chat(opening, 2, temperature=0)
-        second["messages"] += [
-            {"role": "assistant", "content": before.text},
-            {"role": "user", "content": "And what follows from it?"},
-        ]
-        turn = alone(served.port, second)
-        return {
-            f"first token of {cold.prompt_tokens // 100 * 100} tokens: ms": cold.first_s * 1e3,
-            f"second turn behind {before.prompt_tokens // 100 * 100} tokens: ms": (
-                turn.first_s * 1e3
-            ),
+def model_case(case: Case, served: Sequence[Served]) -> dict[str, dict[str, float]]:
+    """Measure servers in turn with the same prompts: tok/s, and CPU time per token. Figure, server, value."""
+    bodies = [
+        chat(prompt, case.tokens, **case.fields) for prompt in islice(case.prompts, case.clients)
+    ]
+    figures: dict[str, dict[str, float]] = {}
+    for server in served:
+        before_s = server.cpu_s()
+        all_before_s = server.all_cpu_s()
+        spent_s, answers = together(server.port, bodies)
+        server_ms = (server.cpu_s() - before_s) * 1e3
+        all_ms = (server.all_cpu_s() - all_before_s) * 1e3
+        tokens = sum(answer.tokens for answer in answers)
+        rate = tokens / spent_s
+        if case.clients == 1:
+            rate = answers[0].tokens_per_s
+        values = {
+            "tok/s": rate,
+            "CPU ms per token, all processes": all_ms / tokens,
         }
+        # The rival is one process.
+        if server_ms < all_ms / 2:
+            values["CPU ms per token, server process"] = server_ms / tokens
+        for name, value in values.items():
+            figures.setdefault(f"{case.label}: {name}", {})[server.name] = value
+    return figures
 
-    return measure
+
+def model_first_tokens(
+    prompt_words: dict[int, int], number: int, served: Sequence[Served]
+) -> dict[str, dict[str, float]]:
+    """Measure time to first token of cold prompts. prompt_words: words of a prompt by its tokens."""
+    figures: dict[str, dict[str, float]] = {}
+    for server in served:
+        for tokens, words in prompt_words.items():
+            cold = alone(server.port, chat(passage(words, number), 2, temperature=0))
+            name = f"first token of {tokens} tokens: ms"
+            figures.setdefault(name, {})[server.name] = cold.first_s * 1e3
+    return figures
 
 
-def model_memory(served: Served, number: int) -> dict[str, float]:
-    """Resident memory of the server and its engine."""
-    return {"memory at the end: MiB": served.all_bytes() / (1 << 20)}
+def model_turns(
+    words: int, number: int, label: str, sampling: Body, served: Sequence[Served]
+) -> dict[str, dict[str, float]]:
+    """Measure time to first token of a second turn, behind a passage of this many words."""
+    figures: dict[str, float] = {}
+    opening = f"{passage(words, 20 + number)}\n\nWhat is this text about, {label}?"
+    for server in served:
+        first = alone(server.port, chat(opening, 32, **sampling))
+        second = chat(opening, 2, **sampling)
+        second["messages"] += [
+            {"role": "assistant", "content": first.text},
+            {"role": "user", "content": "Which of its points do you doubt most?"},
+        ]
+        figures[server.name] = alone(server.port, second).first_s * 1e3
+    return {f"second turn, {label}: ms to first token": figures}
+
+
+def words_for(served: Served, tokens: Sequence[int]) -> dict[int, int]:
+    """Return how many words of a passage make prompts of these lengths."""
+    count = alone(served.port, chat(passage(400, 99), 1, temperature=0)).prompt_tokens
+    return {length: round(length * 400 / count) for length in tokens}
+
+
+def model_memory(served: Sequence[Served]) -> dict[str, dict[str, float]]:
+    """Measure the resident memory of servers and engines."""
+    return {"memory: MiB": {server.name: server.all_bytes() / (1 << 20) for server in served}}

@@ -78,10 +78,15 @@ def write_script(path: Path, step_ms: int) -> Path:
 
 @contextmanager
 def localchat(
-    name: str, root: Path, model: Path, folder: Path, options: Sequence[str]
+    name: str, root: Path, model: Path, folder: Path, options: Sequence[str], library: str = ""
 ) -> Iterator[Served]:
-    """Serve a model by the checkout at `root`, with a data folder of its own in `folder`."""
+    """Serve a model by the checkout at `root`, with a data folder of its own in `folder`.
+
+    library: source of llama.cpp, empty for the default.
+    """
     environ = child_environment(os.environ)
+    if library:
+        environ["LOCALCHAT_LLAMACPP_LIBRARY"] = library
     environ["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "backends")])
     environ["LOCALCHAT_DATA_DIR"] = str(folder / name)
     command = [sys.executable, "-m", "localchat", "serve", str(model), "--port", "0", *options]

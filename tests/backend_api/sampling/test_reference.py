@@ -19,6 +19,7 @@ from localchat.backend_api.sampling.gumbel import (
     M2,
     MASK,
     G,
+    clear_winner,
     draw_key,
     gumbel,
     winner,
@@ -190,6 +191,40 @@ def test_what_the_noise_cannot_reach_is_skipped_without_effect() -> None:
         params = replace(PLAIN, temperature=0.5, seed=position)
         noise = gumbel(draw_key(position, 0, position), np.arange(len(row)))
         assert sampler.draw(row, params, position).token == int((row / 0.5 + noise).argmax())
+
+
+@pytest.mark.parametrize("step", [0, 64, 2, 1], ids=["continuous", "ties", "halves", "integers"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"top_k": 40, "top_p": 0.95},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
+        {"top_k": 64},
+        {"top_p": 0.95, "min_p": 0.05},
+        {"min_p": 0.3},
+        {"top_k": 40, "top_p": 0.95, "temperature": 1e-5},
+    ],
+)
+def test_drawing_from_the_head_changes_no_draw(change: dict[str, float], step: int) -> None:
+    """Compare with the float32 draw among all candidates, bit by bit."""
+    random = np.random.default_rng(11)
+    sampler = Sampler(3000)
+    for position in range(60):
+        row = (random.standard_normal(3000) * random.choice([0.5, 2.0, 6.0])).astype(np.float32)
+        if step:
+            row = (np.round(row * step) / step).astype(np.float32)
+        params = replace(PLAIN, seed=position, **change)  # type: ignore[arg-type]
+        ids, kept = sampler.candidates(row, params)
+        scores = (kept - kept.max()) * np.float32(1 / params.temperature)
+        expected = winner(draw_key(position, 0, position), [(ids, scores)])
+        assert sampler.draw(row, params, position).token == expected
+
+
+def test_few_tokens_have_no_clear_winner_within_rounding() -> None:
+    key = draw_key(1, 2, 3)
+    noise = gumbel(key, np.array([4, 5], np.int64)).tolist()
+    assert clear_winner(key, [4, 5], [0.0, noise[0] - noise[1] - 0.1]) == 4
+    assert clear_winner(key, [4, 5], [0.0, noise[0] - noise[1]]) is None
 
 
 @pytest.mark.parametrize(

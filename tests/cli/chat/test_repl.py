@@ -11,12 +11,13 @@ import pytest
 from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-from localchat.engine.request import GenerateRequest
+from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, NetworkError, UsageError
 from localchat.history.store import History
 from tests.support.cli_program import DONE
 from tests.support.line_mode import Talk, TightEngine, talk_by_lines
+from tests.support.media import png
 from tests.support.remote_server import Exchange, Server, piece
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
@@ -197,6 +198,17 @@ def test_an_answer_that_is_stopped_before_its_first_word_has_no_text_to_keep(run
     talk = run(["one"], engine=Stopping(lambda request: answer, context_tokens=1500))
     assert "stopped before the first token" in talk.shown
     assert "the text so far" not in talk.shown
+
+
+def test_a_named_picture_is_attached_with_a_line(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "chart.png"
+    file.write_bytes(png())
+    talk = run([f"@{file} what is odd?", f"and in {file}"])
+    assert talk.shown.count("chart.png is attached (6x4)") == 2
+    prompts = [request.prompt for request in talk.engine.requests]
+    messages = [prompt.messages[-1] for prompt in prompts if isinstance(prompt, Messages)]
+    assert [message.content for message in messages] == ["what is odd?", "and in"]
+    assert [item.position for message in messages for item in message.attachments] == [0, 6]
 
 
 def test_a_path_at_the_beginning_is_text(run: Run) -> None:

@@ -43,7 +43,7 @@ def test_a_model_is_measured_by_a_server_of_its_own(
     bench: Bench, script: Path, tmp_path: Path
 ) -> None:
     chart = tmp_path / "chart.svg"
-    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "10s", "--svg", chart)
+    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "1h", "--svg", chart)
     assert outcome.code == 0, outcome.err
     rows = [line.split() for line in outcome.out.splitlines() if re.match(r" +[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2", "1", "2"]

@@ -23,6 +23,7 @@ from localchat.engine.local.process import child_environment
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.engine.request import TextPrompt as PlainText
+from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
     EngineClosed,
@@ -100,6 +101,61 @@ def test_an_answer_comes_with_its_events_in_order(engine_for: Open) -> None:
     assert text_of(events) == "Grüße!"
     kinds = [type(one) for one in events]
     assert kinds.index(Prefill) < kinds.index(Text) < kinds.index(Finished)
+
+
+async def read_some(stream: Stream, pieces: int) -> str:
+    """Read an answer until it has this many pieces of text."""
+    text: list[Event] = []
+    while len(text) < pieces:
+        text += [event for event in await stream.batch() if isinstance(event, Text)]
+    return text_of(text)
+
+
+def test_a_query_that_blocks_the_reading_event_loop_is_answered(engine_for: Open) -> None:
+    async def run() -> str:
+        with engine.generate(plain()) as stream:
+            text = await read_some(stream, 5)
+            assert engine.info().loaded
+            return text + text_of([event async for event in stream])
+
+    engine = engine_for(reply="a long reply", step_s=0.005)
+    assert asyncio.run(run()) == "a long reply"
+
+
+def test_events_arrive_though_the_reading_event_loop_waits_for_a_thread(engine_for: Open) -> None:
+    async def run() -> None:
+        with engine.generate(plain()) as stream:
+            await read_some(stream, 5)
+            other = engine.generate(plain())
+            thread = threading.Thread(target=lambda: texts.append(text_of(list(other))))
+            thread.start()
+            # This blocks the event loop, which no code should do.
+            thread.join(LIVELY_S)
+
+    texts: list[str] = []
+    engine = engine_for(reply="a long reply", step_s=0.005)
+    asyncio.run(run())
+    assert texts == ["a long reply"]
+
+
+def test_a_closed_event_loop_leaves_the_rest_to_a_thread(engine_for: Open) -> None:
+    engine = engine_for(reply="a long reply", step_s=0.005)
+    stream = engine.generate(plain())
+    text = asyncio.run(read_some(stream, 5))
+    assert text + text_of(list(stream)) == "a long reply"
+
+
+def test_the_death_of_the_process_reaches_a_reading_event_loop(engine_for: Open) -> None:
+    async def run() -> None:
+        with engine.generate(plain()) as stream:
+            await read_some(stream, 5)
+            assert engine.child_pid
+            os.kill(engine.child_pid, signal.SIGKILL)
+            with pytest.raises(EngineDied):
+                await read_some(stream, 1000)
+
+    engine = engine_for(reply="a long reply" * 50, step_s=0.005)
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import base64
 
 import PIL.Image
+import pytest
 
+from localchat.engine.remote.engine import _media
 from localchat.engine.remote.request_body import request_body
 from localchat.engine.request import Attachment, GenerateRequest, Message, Messages
 from localchat.media.format import media_format
@@ -48,3 +50,18 @@ def test_text_stays_a_string() -> None:
     messages = Messages((Message("user", "hi"),))
     body = request_body(GenerateRequest(messages), "m")
     assert body["messages"] == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("entry", "media"),
+    [
+        ({}, ()),
+        ({"architecture": {"input_modalities": ["text", "image", "audio"]}}, ("image", "audio")),
+        ({"architecture": "llama", "capabilities": ["completion", "multimodal"]}, ("image",)),
+        ({"architecture": {"input_modalities": "text"}, "capabilities": None}, ()),
+    ],
+)
+def test_the_list_of_models_says_what_a_remote_model_reads(
+    entry: dict[str, object], media: tuple[str, ...]
+) -> None:
+    assert _media(entry) == media

@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 
 from localchat.errors import ModelMissing, NetworkError, UsageError
+from localchat.http_transport import retry_after_s
 from localchat.models.hub.client import (
     DEFAULT_ENDPOINT,
     HubClient,
@@ -15,7 +16,7 @@ from localchat.models.hub.client import (
 )
 from localchat.models.hub.events import Note, PullEvent
 from localchat.models.hub.pull import select_files
-from localchat.models.hub.retry import RetryPolicy, retry_after_s
+from localchat.models.hub.retry import RetryPolicy
 from localchat.models.names import parse
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.pullers import Puller

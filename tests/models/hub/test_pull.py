@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from localchat.errors import NetworkError
+from localchat.model_files.projector import projector_files
 from localchat.models.hub.events import (
     Note,
     Progress,
@@ -338,3 +339,21 @@ def test_two_pulls_at_once_fetch_the_model_once(pull: Puller, hub: FakeHub) -> N
         thread.join()
     assert file_of(pull).read_bytes() == BODY
     assert hub.sent == len(BODY)
+
+
+def test_encoder_of_a_model_that_sees_is_pulled_with_it(pull: Puller, hub: FakeHub) -> None:
+    encoder = b"GGUF" + Random(2).randbytes(500)
+    hub.add(
+        "maker/Vision-GGUF",
+        {
+            "vision-q4_k_m.gguf": BODY,
+            "vision-q8_0.gguf": BODY,
+            "mmproj-vision-BF16.gguf": b"GGUFb",
+            "mmproj-vision-F16.gguf": encoder,
+        },
+    )
+    found = pull("hf.co/maker/Vision-GGUF:Q4_K_M")
+    assert [path.name for path in found.files] == ["vision-q4_k_m.gguf", "mmproj-vision-F16.gguf"]
+    assert found.path == found.files[0]
+    assert found.files[1].read_bytes() == encoder
+    assert projector_files(found.path) == [found.files[1]]

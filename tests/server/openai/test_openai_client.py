@@ -1,5 +1,6 @@
 """A real client library against the server: what it reads, and what it raises."""
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ import pytest
 from openai import OpenAI
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
+from localchat.engine.request import Attachment
 from localchat.errors import ContextExceeded, EngineDied, ModelInvalid
 from localchat.server.config import ServerConfig
 from tests.support.http_server import Stage, serving, settled
+from tests.support.media import png
 from tests.support.scripted_engine import ScriptedAnswer
 
 TOOL = {
@@ -37,6 +40,33 @@ def test_a_chat(client: OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None and answer.usage.completion_tokens == 3
     assert answer._request_id is not None and answer._request_id.startswith("req_")
+
+
+def test_a_picture_in_a_chat_and_in_a_response(client: OpenAI, stage: Stage) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    client.chat.completions.create(
+        model="m",
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "What?"},
+                    {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+                ],
+            }
+        ],
+    )
+    assert stage.prompt.messages[-1].attachments == (Attachment("image", png(), 5),)
+    client.responses.create(
+        model="m",
+        input=[
+            {
+                "role": "user",
+                "content": [{"type": "input_image", "image_url": url, "detail": "auto"}],
+            }
+        ],
+    )
+    assert stage.prompt.messages[-1].attachments == (Attachment("image", png()),)
 
 
 def test_a_stream(client: OpenAI) -> None:

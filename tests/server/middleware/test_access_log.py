@@ -1,0 +1,35 @@
+"""The log has a line for each request, but not for the questions of `localchat ps` and attached prompts."""
+
+import asyncio
+import logging
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from localchat.engine.attached.protocol import PREFIX
+from localchat.server.middleware.access_log import AccessLogMiddleware
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "is_logged"),
+    [
+        ("/v1/models", 200, True),
+        (f"{PREFIX}/generate", 200, True),
+        (f"{PREFIX}/ps", 200, False),
+        (f"{PREFIX}/query", 200, False),
+        (f"{PREFIX}/ps", 403, True),
+    ],
+)
+def test_routine_questions_of_own_programs_are_not_logged(
+    path: str, status: int, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status})
+
+    async def nothing(*_: object) -> Message:
+        return {"type": "http.request"}
+
+    scope: Scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    with caplog.at_level(logging.INFO, "localchat.server.requests"):
+        asyncio.run(AccessLogMiddleware(app)(scope, nothing, nothing))  # type: ignore[arg-type]
+    assert (path in caplog.text) is is_logged
