@@ -39,8 +39,8 @@ _LAYOUTS: Final = 512
 """Attachments whose division into chunks is kept, so that a conversation's next turn need not decode them."""
 _PREPARED: Final = 4
 """Attachments whose pixels are kept until they are encoded. Others are decoded again."""
-_NODES_PER_PART: Final = 24
-"""Nodes of the encoder's graph that are computed in one turn: about a layer."""
+_NODES_PER_PART: Final = 8
+"""Nodes of the encoder's graph that are computed in one turn: a third of a layer."""
 
 FloatArray = NDArray[np.float32]
 

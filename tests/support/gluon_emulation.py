@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import torch
+import triton
 
 _PATIENCE_S = 20
 
@@ -242,8 +243,9 @@ def run(
 
     for program in range(programs):
         names = {
-            **kernel.fn.__globals__, "gl": _language(program, programs), "mbarrier": _Mbarrier,
-            "load_box": copied, "barrier": lambda: None, "fence_async_shared": lambda: None,
+            **kernel.fn.__globals__, "triton": triton, "gl": _language(program, programs),
+            "mbarrier": _Mbarrier, "load_box": copied, "barrier": lambda: None,
+            "fence_async_shared": lambda: None,
             "warpgroup_mma": _multiplied, "warpgroup_mma_wait": awaited,
         }  # fmt: skip
         for name, held in _functions(kernel, {}).items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures.family import Family, GgufTraits
 from localchat_cuda.architectures.names import Names
+from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
     import torch
@@ -41,12 +42,14 @@ FAMILY = Family(
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
+    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
+
+    Qwen2 adds biases of queries, keys and values, and Qwen3 norms of heads."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, None, None)
+        x = ops.attend(qkv, number, layer.biases.get("qkv"), HeadNorms.of(layer.norms))
         x = ops.add_norm(ops.gemm(x, layer.linears["o"]), layer.norms["mlp"])
         x = ops.gemm_act_mul(x, layer.linears["gate_up"])
         y = ops.gemm(x, layer.linears["down"])

@@ -3,20 +3,11 @@
 Qwen Team, 2025 (arXiv 2505.09388).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.layers.head_norms import HeadNorms
-
-if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import ModelWeights
+from localchat_cuda.architectures.llama import forward
 
 FAMILY = Family(
     name="qwen3",
@@ -36,18 +27,4 @@ FAMILY = Family(
     window_switch=True,
 )
 
-
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
-        x = ops.attend(qkv, number, None, norms)
-        x = ops.add_norm(ops.gemm(x, layer.linears["o"]), layer.norms["mlp"])
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return ops.finish(y, weights.last_norm)
+__all__ = ["FAMILY", "forward"]

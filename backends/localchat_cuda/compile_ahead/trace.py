@@ -295,7 +295,7 @@ def _specialization(argument: object) -> Hashable:
     It is cheaper than Triton's key, which takes most of the time of a launch."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16
-    if isinstance(argument, list):
+    if isinstance(argument, list | tuple):
         return tuple(map(_specialization, argument))
     if hasattr(argument, "block_shape"):
         # Tensor descriptor of Triton or Gluon.

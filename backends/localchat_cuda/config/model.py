@@ -208,36 +208,6 @@ class ModelConfig:
             return queries + self.latent.row
         return max(sum(self.qkv_heads(n)) * self.head_dim_of(n) for n in range(self.layers))
 
-    @property
-    def normed_heads(self) -> bool:
-        """True if queries and keys are normalized per head."""
-        return self.family.normed_heads
-
-    @property
-    def rounds_embedding_scale(self) -> bool:
-        """True if the reference rounds the factor of embeddings to the model's dtype."""
-        return self.post_normed
-
-    @property
-    def output_bias(self) -> bool:
-        """True if attention's output layer has a bias."""
-        return "o" in self.family.names.biased
-
-    @property
-    def sinks(self) -> bool:
-        """True if each query head has a logit for a key without a value."""
-        return bool(self.family.names.sinks)
-
-    @property
-    def post_normed(self) -> bool:
-        """True if outputs of attention and MLP are normalized before they join the residual."""
-        return self.family.post_normed
-
-    @property
-    def normed_projections(self) -> bool:
-        """True if queries and keys are normalized over all heads. Inputs of layers are not."""
-        return self.family.normed_projections
-
 
 class RuntimeConfig(NamedTuple):
     """Config as the engine runs it. `notes`: sentences on differences from the checkpoint."""
@@ -252,7 +222,7 @@ def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
     if gpu and config.dtype == "float32":
         notes.append("The weights are stored in fp32 and loaded as bf16.")
         config = replace(config, dtype="bfloat16")
-    if config.post_normed and config.dtype == "float16":
+    if config.family.post_normed and config.dtype == "float16":
         notes.append(
             "Numbers in this model exceed the range of fp16, in which it is stored. It runs in bf16."
         )

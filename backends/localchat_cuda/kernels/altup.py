@@ -29,7 +29,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
-    power_of_two,
     require,
     set_carveout,
     traits,
@@ -151,19 +150,14 @@ def _row(tile, a, number):
 @triton.jit(do_not_specialize=["T"])
 def _predict_kernel(
     streams,
-    y,
-    post,
-    router,
-    norm,
-    prediction,
+    before,
+    weights,
     gain,
     out,
     eps,
     T,
     A: tl.constexpr,
-    A_POW2: tl.constexpr,
     H: tl.constexpr,
-    H_POW2: tl.constexpr,
     S: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -171,26 +165,28 @@ def _predict_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    a = tl.arange(0, A_POW2)
-    i = tl.arange(0, H_POW2)
+    a = tl.arange(0, triton.next_power_of_2(A))
+    i = tl.arange(0, triton.next_power_of_2(H))
     there = a < A
     inside = i < H
     tile = there[:, None] & inside[None, :]
     square = there[:, None] & there[None, :]
-    routes = tl.load(router + a[:, None] * H + i[None, :], mask=tile, other=0.0).to(tl.float32)
-    first = tl.load(norm + i, mask=inside, other=0.0).to(tl.float32)
+    routes = tl.load(weights.router + a[:, None] * H + i[None, :], mask=tile, other=0.0).to(
+        tl.float32
+    )
+    first = tl.load(weights.norm + i, mask=inside, other=0.0).to(tl.float32)
     last = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     offsets = (a[:, None] * T + t) * H + i[None, :]
     x = tl.load(streams + offsets, mask=tile, other=0.0)
     if S > 0:
-        before = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
-        before = _sum(y, before, t, i, inside, T, H, S, eps)
-        x += tl.where((a > 0)[:, None], before[None, :], 0.0)
+        gain_before = tl.load(before.gain + i, mask=inside, other=0.0).to(tl.float32)
+        total = _sum(before.y, gain_before, t, i, inside, T, H, S, eps)
+        x += tl.where((a > 0)[:, None], total[None, :], 0.0)
     routed = _route(_row(x, a, 0), first, routes, H, eps)
     for k in tl.static_range(A):
-        cells = prediction + (k * A + a[:, None]) * A + a[None, :]
+        cells = weights.prediction + (k * A + a[:, None]) * A + a[None, :]
         shares = tl.load(cells, mask=square, other=0.0).to(tl.float32)
         shares = tl.sum(shares * routed[None, :], 1) + tl.where(a == k, 1.0, 0.0)
         row_sum = tl.sum(x * shares[:, None], 0)
@@ -220,24 +216,11 @@ def predict(
     if t == 0:
         return
     pdl = pdl and traits(streams.device).pdl
+    splits = 0 if before is None else before.y.shape[0]
+    added = before or Added(streams, gain)
     kernel = _predict_kernel[(t,)](
-        streams,
-        streams if before is None else before.y,
-        gain if before is None else before.gain,
-        weights.router,
-        weights.norm,
-        weights.prediction,
-        gain,
-        out,
-        eps,
-        t,
-        A=a,
-        A_POW2=power_of_two(a),
-        H=h,
-        H_POW2=power_of_two(h),
-        S=0 if before is None else before.y.shape[0],
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(streams, added, weights, gain, out, eps, t),
+        *(a, h, splits, own_carveout(t), pdl),
         **options(pdl, _warps(h)),
     )
     set_carveout(kernel, t)
@@ -246,10 +229,8 @@ def predict(
 @triton.jit(do_not_specialize=["T"])
 def _add_laurel_kernel(
     streams,
-    y,
-    post,
-    laurel,
-    laurel_post,
+    attention,
+    other,
     first,
     second,
     residual,
@@ -257,7 +238,6 @@ def _add_laurel_kernel(
     eps,
     T,
     H: tl.constexpr,
-    H_POW2: tl.constexpr,
     S: tl.constexpr,
     SL: tl.constexpr,
     ROOMY: tl.constexpr,
@@ -266,17 +246,17 @@ def _add_laurel_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, H_POW2)
+    i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
-    gain = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
-    gain_laurel = tl.load(laurel_post + i, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(attention.gain + i, mask=inside, other=0.0).to(tl.float32)
+    gain_laurel = tl.load(other.gain + i, mask=inside, other=0.0).to(tl.float32)
     gain_first = tl.load(first + i, mask=inside, other=0.0).to(tl.float32)
     gain_second = tl.load(second + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     x = tl.load(streams + t * H + i, mask=inside, other=0.0)
-    total = x + _sum(y, gain, t, i, inside, T, H, S, eps) + _norm(x, gain_first, H, eps)
-    total += _sum(laurel, gain_laurel, t, i, inside, T, H, SL, eps)
+    total = x + _sum(attention.y, gain, t, i, inside, T, H, S, eps) + _norm(x, gain_first, H, eps)
+    total += _sum(other.y, gain_laurel, t, i, inside, T, H, SL, eps)
     total *= _HALF_POWER
     tl.store(residual + t * H + i, total, mask=inside)
     total = _norm(total, gain_second, H, eps)
@@ -303,23 +283,10 @@ def add_laurel(
     if t == 0:
         return
     pdl = pdl and traits(device).pdl
+    sums = (attention.y.shape[0], laurel.y.shape[0])
     kernel = _add_laurel_kernel[(t,)](
-        streams,
-        attention.y,
-        attention.gain,
-        laurel.y,
-        laurel.gain,
-        *gains,
-        residual,
-        out,
-        eps,
-        t,
-        H=h,
-        H_POW2=power_of_two(h),
-        S=attention.y.shape[0],
-        SL=laurel.y.shape[0],
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(streams, attention, laurel, *gains, residual, out, eps, t),
+        *(h, *sums, own_carveout(t), pdl),
         **options(pdl, _warps(h)),
     )
     set_carveout(kernel, t)
@@ -329,19 +296,13 @@ def add_laurel(
 def _correct_kernel(
     streams,
     residual,
-    y,
-    post,
-    router,
-    norm,
-    correction,
-    scale,
+    part,
+    weights,
     out,
     eps,
     T,
     A: tl.constexpr,
-    A_POW2: tl.constexpr,
     H: tl.constexpr,
-    H_POW2: tl.constexpr,
     S: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -349,21 +310,23 @@ def _correct_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    a = tl.arange(0, A_POW2)
-    i = tl.arange(0, H_POW2)
+    a = tl.arange(0, triton.next_power_of_2(A))
+    i = tl.arange(0, triton.next_power_of_2(H))
     there = a < A
     inside = i < H
     tile = there[:, None] & inside[None, :]
-    routes = tl.load(router + a[:, None] * H + i[None, :], mask=tile, other=0.0).to(tl.float32)
-    cells = correction + a[:, None] * A + a[None, :]
+    routes = tl.load(weights.router + a[:, None] * H + i[None, :], mask=tile, other=0.0).to(
+        tl.float32
+    )
+    cells = weights.correction + a[:, None] * A + a[None, :]
     shares = tl.load(cells, mask=there[:, None] & there[None, :], other=0.0).to(tl.float32)
-    first = tl.load(norm + i, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
-    last = tl.load(scale + i, mask=inside, other=0.0).to(tl.float32)
+    first = tl.load(weights.norm + i, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(part.gain + i, mask=inside, other=0.0).to(tl.float32)
+    last = tl.load(weights.scale + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     active = tl.load(residual + t * H + i, mask=inside, other=0.0)
-    active += _sum(y, gain, t, i, inside, T, H, S, eps)
+    active += _sum(part.y, gain, t, i, inside, T, H, S, eps)
     routed = _route(active, first, routes, H, eps)
     shares = 1.0 + tl.sum(shares * routed[None, :], 1)
     offsets = (a[:, None] * T + t) * H + i[None, :]
@@ -392,24 +355,8 @@ def correct(
         return
     pdl = pdl and traits(streams.device).pdl
     kernel = _correct_kernel[(t,)](
-        streams,
-        residual,
-        part.y,
-        part.gain,
-        weights.router,
-        weights.norm,
-        weights.correction,
-        weights.scale,
-        out,
-        eps,
-        t,
-        A=a,
-        A_POW2=power_of_two(a),
-        H=h,
-        H_POW2=power_of_two(h),
-        S=part.y.shape[0],
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(streams, residual, part, weights, out, eps, t),
+        *(a, h, part.y.shape[0], own_carveout(t), pdl),
         **options(pdl, _warps(h)),
     )
     set_carveout(kernel, t)

@@ -21,6 +21,8 @@ inside. Grids: store (T, H / heads of a program + 1), norm (T,). The absorbed fo
 2405.04434); paging after vLLM.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -80,6 +82,26 @@ def _normed(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain.float()
 
 
+class LatentShape(NamedTuple):
+    """Constants of the kernel that stores. For the letters see the module docstring."""
+
+    H: int
+    N: int
+    D: int
+    E: int
+    Q_COLUMNS: int
+    COLUMNS: int
+    """Columns of the products q and latents."""
+    P: int
+    S: int
+    SL: int
+    """Partial sums of q and of latents."""
+    HEADS: int
+    """Heads of a program."""
+    NEIGHBOURS: bool
+    """Rotation pairs neighbouring columns, not halves."""
+
+
 @triton.jit(do_not_specialize=["T", "width"])
 def _store_kernel(
     q,
@@ -96,60 +118,51 @@ def _store_kernel(
     T,
     width,
     page_stride,
-    H: tl.constexpr,
-    N: tl.constexpr,
-    N_POW2: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    Q_COLUMNS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    S_POW2: tl.constexpr,
-    SL: tl.constexpr,
-    SL_POW2: tl.constexpr,
-    HEADS: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
+    shape: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    N: tl.constexpr = shape.N
+    D: tl.constexpr = shape.D
+    E: tl.constexpr = shape.E
+    HEADS: tl.constexpr = shape.HEADS
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0)
     block = tl.program_id(1)
     i = tl.arange(0, E // 2)
     turned = i < E // 2
-    low = 2 * i if NEIGHBOURS else i
-    high = low + (1 if NEIGHBOURS else E // 2)
+    low = 2 * i if shape.NEIGHBOURS else i
+    high = low + (1 if shape.NEIGHBOURS else E // 2)
     # no kernel of the chain writes anything but the gemms' results, so the rest is read before the wait
     position = tl.load(positions + t)
-    page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
+    page = tl.load(tables + tl.load(slots + t) * width + position // shape.P).to(tl.int64)
     cos = tl.load(table + position * E + i)
     sin = tl.load(table + position * E + E // 2 + i)
     if PDL:
         gdc_wait()
-    if block < H // HEADS:
-        n = tl.arange(0, N_POW2)
+    if block < shape.H // HEADS:
+        n = tl.arange(0, triton.next_power_of_2(shape.N))
         for local_head in tl.static_range(HEADS):
             head = block * HEADS + local_head
-            offset = t * Q_COLUMNS + head * (N + E)
-            head += t * H
-            x = partial_sum(q, offset + n, n < N, T * Q_COLUMNS, S, S_POW2)
+            offset = t * shape.Q_COLUMNS + head * (N + E)
+            head += t * shape.H
+            x = partial_sum(q, offset + n, n < N, T * shape.Q_COLUMNS, shape.S)
             tl.store(plain + head * N + n, x.to(plain.dtype.element_ty), mask=n < N)
-            a = partial_sum(q, offset + N + low, turned, T * Q_COLUMNS, S, S_POW2)
-            b = partial_sum(q, offset + N + high, turned, T * Q_COLUMNS, S, S_POW2)
+            a = partial_sum(q, offset + N + low, turned, T * shape.Q_COLUMNS, shape.S)
+            b = partial_sum(q, offset + N + high, turned, T * shape.Q_COLUMNS, shape.S)
             out = queries + head * (D + E) + D + i
             tl.store(out, (a * cos - b * sin).to(queries.dtype.element_ty))
             tl.store(out + E // 2, (b * cos + a * sin).to(queries.dtype.element_ty))
     else:
         d = tl.arange(0, D)
-        offset = (t + 1) * COLUMNS - (D + E)
-        row = partial_sum(latents, offset + d, d < D, T * COLUMNS, SL, SL_POW2)
+        offset = (t + 1) * shape.COLUMNS - (D + E)
+        row = partial_sum(latents, offset + d, d < D, T * shape.COLUMNS, shape.SL)
         row *= tl.rsqrt(tl.sum(row * row, 0) / D + eps) * tl.load(gain + d).to(tl.float32)
-        cell = pages + page * page_stride + position % P * (D + E)
+        cell = pages + page * page_stride + position % shape.P * (D + E)
         tl.store(cell + d, row.to(pages.dtype.element_ty))
-        a = partial_sum(latents, offset + D + low, turned, T * COLUMNS, SL, SL_POW2)
-        b = partial_sum(latents, offset + D + high, turned, T * COLUMNS, SL, SL_POW2)
+        a = partial_sum(latents, offset + D + low, turned, T * shape.COLUMNS, shape.SL)
+        b = partial_sum(latents, offset + D + high, turned, T * shape.COLUMNS, shape.SL)
         tl.store(cell + D + i, (a * cos - b * sin).to(pages.dtype.element_ty))
         tl.store(cell + D + E // 2 + i, (b * cos + a * sin).to(pages.dtype.element_ty))
 
@@ -162,21 +175,19 @@ def _norm_kernel(
     eps,
     T,
     Q: tl.constexpr,
-    Q_POW2: tl.constexpr,
     COLUMNS: tl.constexpr,
     S: tl.constexpr,
-    S_POW2: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0)
-    i = tl.arange(0, Q_POW2)
+    i = tl.arange(0, triton.next_power_of_2(Q))
     weight = tl.load(gain + i, mask=i < Q, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    x = partial_sum(y, t * COLUMNS + i, i < Q, T * COLUMNS, S, S_POW2)
+    x = partial_sum(y, t * COLUMNS + i, i < Q, T * COLUMNS, S)
     x *= tl.rsqrt(tl.sum(x * x, 0) / Q + eps) * weight
     tl.store(out + t * Q + i, x.to(out.dtype.element_ty), mask=i < Q)
 
@@ -218,37 +229,22 @@ def store(
         raise ValueError(f"gain, table: powers of two wanted, {d} and {tail} columns given")
     pdl = pdl and traits(device).pdl
     together = heads_of(t, h)
-    kernel = _store_kernel[(t, h // together + 1)](
-        q,
-        latents,
-        gain,
-        table,
-        positions,
-        slots,
-        tables,
-        plain,
-        queries,
-        pages,
-        eps,
-        t,
-        tables.shape[1],
-        pages.stride(0),
+    shape = LatentShape(
         H=h,
         N=n,
-        N_POW2=power_of_two(n),
         D=d,
         E=tail,
         Q_COLUMNS=q.shape[2],
         COLUMNS=latents.shape[2],
         P=pages.shape[2],
         S=q.shape[0],
-        S_POW2=power_of_two(q.shape[0]),
         SL=latents.shape[0],
-        SL_POW2=power_of_two(latents.shape[0]),
         HEADS=together,
         NEIGHBOURS=neighbours,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+    )
+    kernel = _store_kernel[(t, h // together + 1)](
+        *(q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, t),
+        *(tables.shape[1], pages.stride(0), shape, own_carveout(t), pdl),
         **options(pdl, 1 if t <= 16 else 4),
     )
     set_carveout(kernel, t)
@@ -264,19 +260,7 @@ def norm(
     require("out", out, (t, q), _FLOATS, device)
     pdl = pdl and traits(device).pdl
     kernel = _norm_kernel[(t,)](
-        y,
-        gain,
-        out,
-        eps,
-        t,
-        Q=q,
-        Q_POW2=power_of_two(q),
-        COLUMNS=columns,
-        S=s,
-        S_POW2=power_of_two(s),
-        ROOMY=own_carveout(t),
-        PDL=pdl,
-        **options(pdl, 4),
+        y, gain, out, eps, t, q, columns, s, own_carveout(t), pdl, **options(pdl, 4)
     )
     set_carveout(kernel, t)
 

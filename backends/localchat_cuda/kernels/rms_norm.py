@@ -62,7 +62,6 @@ def _norm_kernel(
     eps,
     T,
     H: tl.constexpr,
-    H_POW2: tl.constexpr,
     H_PACKED: tl.constexpr,
     S: tl.constexpr,
     GROUP: tl.constexpr,
@@ -73,14 +72,14 @@ def _norm_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, H_POW2)
+    i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
     gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     x = tl.load(residual + t * H + i, mask=inside, other=0.0)
     if S > 0:
-        total = tl.zeros((H_POW2,), tl.float32)
+        total = tl.zeros(i.shape, tl.float32)
         for s in tl.static_range(S):
             total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
         x += total
@@ -129,23 +128,12 @@ def add_norm(
         return
     gpu = traits(device)
     pdl = pdl and gpu.pdl
+    splits = 0 if y is None else y.shape[0]
+    group = 0 if packed is None else packed.group
+    packed_x = out if packed is None else packed.x
     kernel = _norm_kernel[(t,)](
-        tensor_or(y, residual),
-        residual,
-        weight,
-        out,
-        out if packed is None else packed.x,
-        tensor_or(bias, weight),
-        eps,
-        t,
-        H=h,
-        H_POW2=power_of_two(h),
-        H_PACKED=columns,
-        S=0 if y is None else y.shape[0],
-        GROUP=0 if packed is None else packed.group,
-        BIASED=bias is not None,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(tensor_or(y, residual), residual, weight, out, packed_x, tensor_or(bias, weight), eps, t),
+        *(h, columns, splits, group, bias is not None, own_carveout(t), pdl),
         **options(pdl, 8 if h > 1024 else 4),
     )
     set_carveout(kernel, t)

@@ -40,7 +40,6 @@ from localchat_cuda.kernels.int4.pack import BLOCK_K
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
-    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -110,7 +109,6 @@ def _row_kernel(
     scale,
     T,
     H: tl.constexpr,
-    H_POW2: tl.constexpr,
     S: tl.constexpr,
     NORM: tl.constexpr,
     ROOMY: tl.constexpr,
@@ -119,13 +117,13 @@ def _row_kernel(
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, H_POW2)
+    i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
     first = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    total = tl.zeros((H_POW2,), tl.float32)
+    total = tl.zeros(i.shape, tl.float32)
     for s in tl.static_range(S):
         total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
     total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
@@ -161,21 +159,10 @@ def post_norm(
         return
     gpu = traits(device)
     pdl = pdl and gpu.pdl
+    norms = weight is not None
     kernel = _row_kernel[(t,)](
-        y,
-        residual,
-        post,
-        tensor_or(weight, post),
-        out,
-        eps,
-        scale,
-        t,
-        H=h,
-        H_POW2=power_of_two(h),
-        S=y.shape[0],
-        NORM=weight is not None,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(y, residual, post, tensor_or(weight, post), out, eps, scale, t),
+        *(h, y.shape[0], norms, own_carveout(t), pdl),
         **options(pdl, 8 if h > 1024 else 4),
     )
     set_carveout(kernel, t)
@@ -238,7 +225,6 @@ def _prepare_kernel(
     factor,
     T,
     H: tl.constexpr,
-    G_POW2: tl.constexpr,
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -255,7 +241,7 @@ def _prepare_kernel(
         i = tl.load(order + i)
     first = tl.load(post + i).to(tl.float32)
     gain = tl.load(weight + i).to(tl.float32)
-    g = tl.arange(0, G_POW2)
+    g = tl.arange(0, triton.next_power_of_2(G))
     t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = t < T
     inside = there[:, None]
@@ -321,42 +307,16 @@ def prepare(
     sums = torch.empty(t, groups, 4, device=device)
     grid = groups, triton.cdiv(t, several)
     kernel = _sums_kernel[grid](
-        y,
-        residual,
-        post,
-        total,
-        sums,
-        t,
-        H=h,
-        S=splits,
-        ROWS=several,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(y, residual, post, total, sums, t),
+        *(h, splits, several, own_carveout(t), pdl),
         **options(pdl, 1),
     )
     set_carveout(kernel, t)
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
     kernel = _prepare_kernel[grid](
-        total,
-        sums,
-        residual,
-        post,
-        weight,
-        squares,
-        rows.x,
-        rows.factors,
-        tensor_or(order, total),
-        eps,
-        scale,
-        t,
-        H=h,
-        G_POW2=power_of_two(groups),
-        MQ=room,
-        FORMAT=format_of(rows),
-        ROWS=several,
-        ORDER=order is not None,
-        PDL=pdl,
-        GROUP=rows.group,
+        *(total, sums, residual, post, weight, squares, rows.x, rows.factors),
+        *(tensor_or(order, total), eps, scale, t),
+        *(h, room, format_of(rows), several, order is not None, pdl, rows.group),
         **options(pdl, 1),
     )
     set_carveout(kernel, t)

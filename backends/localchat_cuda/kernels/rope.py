@@ -21,6 +21,7 @@ RoFormer (Su et al., 2021); paging after vLLM (Kwon et al., 2023).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -31,7 +32,6 @@ from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
-    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -140,13 +140,53 @@ def _spread(x: torch.Tensor, half: int) -> torch.Tensor:
     return rotated
 
 
+class Cache(NamedTuple):
+    """Pages of a layer, as kernels read them."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    marks: torch.Tensor
+    """Exponents of FP8 keys and values, or any tensor. Readers see those of both as a word."""
+    page_stride: int
+    mark_stride: int
+
+    @staticmethod
+    def of(k: torch.Tensor, v: torch.Tensor, exponents: torch.Tensor | None) -> "Cache":
+        """Return the pages for a kernel that reads them."""
+        if exponents is None:
+            return Cache(k, v, k, k.stride(0), 0)
+        return Cache(k, v, exponents.view(torch.int16), k.stride(0), exponents.stride(0) // 2)
+
+
+class RopeShape(NamedTuple):
+    """Constants of the kernel. For the letters see the module docstring."""
+
+    H: int
+    J: int
+    D: int
+    R: int
+    """Rotated columns of a head."""
+    P: int
+    S: int
+    BIAS: bool
+    NORM: bool
+    """Queries and keys are normalized per head; NORM_V: values, without weights."""
+    NORM_V: bool
+    STORED: int
+    """Heads after the queries: none, keys that are also values, or keys and values."""
+    HEADS: int
+    """Heads of a program."""
+    CODED: bool
+    """Pages are FP8."""
+
+
 @triton.jit
-def partial_sum(qkv, offsets, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+def partial_sum(qkv, offsets, inside, stride, S: tl.constexpr):
     """Load columns and sum their partial products."""
     if S == 1:
         return tl.load(qkv + offsets, mask=inside, other=0.0).to(tl.float32)
     else:
-        s = tl.arange(0, S_POW2)
+        s = tl.arange(0, triton.next_power_of_2(S))
         there = (s < S)[:, None] & inside[None, :]
         parts = tl.load(qkv + s[:, None] * stride + offsets[None, :], mask=there, other=0.0)
         return tl.sum(parts.to(tl.float32), 0)
@@ -161,38 +201,27 @@ def _rope_kernel(
     slots,
     tables,
     q,
-    k,
-    v,
-    exponents,
+    cache,
     q_norm,
     k_norm,
     eps,
     T,
     width,
-    page_stride,
-    mark_stride,
-    H: tl.constexpr,
-    J: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    S_POW2: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    NORM_V: tl.constexpr,
-    STORED: tl.constexpr,
-    HEADS: tl.constexpr,
-    CODED: tl.constexpr,
+    shape: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    H: tl.constexpr = shape.H
+    J: tl.constexpr = shape.J
+    D: tl.constexpr = shape.D
+    R: tl.constexpr = shape.R
+    P: tl.constexpr = shape.P
+    HEADS: tl.constexpr = shape.HEADS
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0)
     first = tl.program_id(1) * HEADS
-    i = tl.arange(0, HALF)
+    i = tl.arange(0, triton.next_power_of_2(D // 2))
     inside = i < D // 2
     low = i
     high = D // 2 + i
@@ -206,19 +235,19 @@ def _rope_kernel(
     sin = tl.load(table + position * D + D // 2 + i, mask=inside, other=0.0)
     if PDL:
         gdc_wait()
-    columns: tl.constexpr = (H + J * STORED) * D
+    columns: tl.constexpr = (H + J * shape.STORED) * D
     for n in tl.static_range(HEADS):
         head = first + n
         offset = t * columns + head * D
-        if STORED == 1:
+        if shape.STORED == 1:
             offset -= tl.where(head < H + J, 0, J * D)
-        a = partial_sum(qkv, offset + low, inside, T * columns, S, S_POW2)
-        b = partial_sum(qkv, offset + high, inside, T * columns, S, S_POW2)
-        if BIAS:
+        a = partial_sum(qkv, offset + low, inside, T * columns, shape.S)
+        b = partial_sum(qkv, offset + high, inside, T * columns, shape.S)
+        if shape.BIAS:
             a += tl.load(bias + head * D + low, mask=inside, other=0.0).to(tl.float32)
             b += tl.load(bias + head * D + high, mask=inside, other=0.0).to(tl.float32)
         if head < H + J:
-            if NORM:
+            if shape.NORM:
                 gain = q_norm if head < H else k_norm
                 inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
                 a = a * inverse * tl.load(gain + low, mask=inside, other=0.0).to(tl.float32)
@@ -226,37 +255,37 @@ def _rope_kernel(
             rotated = a * cos - b * sin
             b = b * cos + a * sin
             a = rotated
-        elif NORM_V:
+        elif shape.NORM_V:
             inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
             a *= inverse
             b *= inverse
-        if CODED and head < H + J:
+        if shape.CODED and head < H + J:
             a, b = kv_fp8.hadamard(a, b, D)
         if head < H:
             out = q + (t * H + head) * D
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
             tl.store(out + high, b.to(q.dtype.element_ty), mask=inside)
-        elif CODED:
+        elif shape.CODED:
             code_a, code_b, exponent = kv_fp8.encode(a, b)
             second = (head - H) // J
             row = (head - H) % J * P + position % P
-            at_row = page * page_stride + row * (D // 2)
+            at_row = page * cache.page_stride + row * (D // 2)
             if second == 0:
-                kv_fp8.put(k + at_row, code_a, code_b, low, high, inside, D, R)
+                kv_fp8.put(cache.k + at_row, code_a, code_b, low, high, inside, D, R)
             else:
-                kv_fp8.put(v + at_row, code_a, code_b, low, high, inside, D, R)
-            mark = page * mark_stride + row * 2 + second
-            tl.store(exponents + mark, exponent.to(tl.uint8))
+                kv_fp8.put(cache.v + at_row, code_a, code_b, low, high, inside, D, R)
+            mark = page * cache.mark_stride + row * 2 + second
+            tl.store(cache.marks + mark, exponent.to(tl.uint8))
         else:
-            cell = page * page_stride + position % P * D
+            cell = page * cache.page_stride + position % P * D
             if head < H + J:
-                out = k + cell + (head - H) * (P * D)
-                tl.store(out + low, a.to(k.dtype.element_ty), mask=inside)
-                tl.store(out + high, b.to(k.dtype.element_ty), mask=inside)
+                out = cache.k + cell + (head - H) * (P * D)
+                tl.store(out + low, a.to(cache.k.dtype.element_ty), mask=inside)
+                tl.store(out + high, b.to(cache.k.dtype.element_ty), mask=inside)
             else:
-                out = v + cell + (head - H - J) * (P * D)
-                tl.store(out + low, a.to(v.dtype.element_ty), mask=inside)
-                tl.store(out + high, b.to(v.dtype.element_ty), mask=inside)
+                out = cache.v + cell + (head - H - J) * (P * D)
+                tl.store(out + low, a.to(cache.v.dtype.element_ty), mask=inside)
+                tl.store(out + high, b.to(cache.v.dtype.element_ty), mask=inside)
 
 
 def require_pages(
@@ -351,40 +380,26 @@ def rope_store(
     pdl = pdl and gpu.pdl
     written = h + 2 * j if stored else h
     together = heads_of(t, written)
-    kernel = _rope_kernel[(t, written // together)](
-        qkv,
-        tensor_or(bias, qkv),
-        table,
-        positions,
-        slots,
-        tables,
-        q,
-        k,
-        v,
-        tensor_or(exponents, k),
-        tensor_or(q_norm, qkv),
-        tensor_or(k_norm, qkv),
-        eps,
-        t,
-        tables.shape[1],
-        k.stride(0),
-        0 if exponents is None else exponents.stride(0),
+    shape = RopeShape(
         H=h,
         J=j,
         D=d,
-        HALF=power_of_two(d // 2),
         R=columns or d,
         P=page,
         S=splits,
-        S_POW2=power_of_two(splits),
         BIAS=bias is not None,
         NORM=q_norm is not None,
         NORM_V=v_norm,
         STORED=stored,
         HEADS=together,
         CODED=exponents is not None,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+    )
+    mark_stride = 0 if exponents is None else exponents.stride(0)
+    cache = Cache(k, v, tensor_or(exponents, k), k.stride(0), mark_stride)
+    norms = (tensor_or(q_norm, qkv), tensor_or(k_norm, qkv), eps)
+    kernel = _rope_kernel[(t, written // together)](
+        *(qkv, tensor_or(bias, qkv), table, positions, slots, tables, q, cache, *norms),
+        *(t, tables.shape[1], shape, own_carveout(t), pdl),
         **options(pdl, 1),
     )
     set_carveout(kernel, t)

@@ -11,7 +11,6 @@ references, on a CPU and in tests.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -225,7 +224,7 @@ class LayersBase:
         """Return the sequences of the step with a layer's block tables."""
         if not self.pages.windowed(layer):
             return batch
-        return replace(batch, tables=self.inputs.window_tables)
+        return batch._replace(tables=self.inputs.window_tables)
 
     def queries(self, layer: int) -> torch.Tensor:
         """Return the buffer of a layer's queries, [T, H, D]. Layers with equal D share it."""
@@ -484,7 +483,8 @@ class LayersBase:
     @property
     def embedding_scale(self) -> float:
         """Factor of embeddings, rounded to the model's dtype if the reference implementation rounds it."""
-        if not self.config.rounds_embedding_scale:
+        # Reference implementations of post-normed families round it.
+        if not self.config.family.post_normed:
             return self.config.embedding_scale
         return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 

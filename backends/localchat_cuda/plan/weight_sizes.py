@@ -50,23 +50,23 @@ def parameters(config: ModelConfig) -> int:
     width = config.hidden
     d = config.head_dim
     norms = 2
-    if config.post_normed and not config.normed_projections:
+    if config.family.post_normed and not config.family.normed_projections:
         norms = 4
     layer = width * norms
     experts = 0
     if config.mixture is not None:
         experts += width * (config.mixture.experts + config.mixture.gated)
         experts += _expert_biases(config)
-    if config.output_bias:
+    if "o" in config.family.names.biased:
         layer += width
     attention = 0
     if config.qkv_bias:
         attention += config.qkv_columns
-    if config.sinks:
+    if config.family.names.sinks:
         attention += config.heads
-    if config.normed_heads:
+    if config.family.normed_heads:
         attention += 2 * d
-    if config.normed_projections:
+    if config.family.normed_projections:
         attention += (config.heads + config.key_heads) * d
     if (latent := config.latent) is not None:
         attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank

@@ -294,7 +294,7 @@ class TritonSampler:
             sample_state.Scratch(
                 scratch.z[:p],
                 scratch.blocks[:p],
-                scratch.values[:p],
+                scratch.candidates[:p],
                 scratch.ids[:p],
                 scratch.counts[:p],
             ),

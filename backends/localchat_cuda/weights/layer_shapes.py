@@ -62,7 +62,7 @@ def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]
     widths = dict.fromkeys(names.norms, config.hidden)
     for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
         if field in widths:
-            widths[field] = heads * d if config.normed_projections else d
+            widths[field] = heads * d if config.family.normed_projections else d
             if config.has_delta_net(layer):
                 del widths[field]
     if config.latent is not None:

@@ -55,11 +55,18 @@ import triton.language as tl
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
 from localchat_cuda.kernels.attention import decode_fused
 from localchat_cuda.kernels import activation, altup, latent, permute_columns, qk_norm, rms_norm_post, rope
+from localchat_cuda.kernels.attention.reference import AttentionBatch, AttentionShape
+from localchat_cuda.kernels.rope import Cache
 from localchat_cuda.kernels.sampling import rescore
+from localchat_cuda.kernels.sampling.state import Draws, Masking, SamplingTensors
 from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recurrent
+from localchat_cuda.kernels.delta_net import shapes as delta_shapes
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
 from localchat_cuda.kernels.ggml import gemm_int8 as ggml_int8, gemm_tiles as ggml_tiles, pack as ggml_pack
+from localchat_cuda.kernels.ggml import tile_ops as ggml_tile_ops
 from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
+from localchat_cuda.kernels.int4.tile_config import TileConfig
+from localchat_cuda.kernels.int4.tile_ops import FewRows
 from localchat_cuda.kernels.launch import Traits
 
 cc, wanted, found = int(sys.argv[1]), set(sys.argv[2:]), {}
@@ -68,107 +75,126 @@ def compiled(name, kernel, types, warps, cc, **values):
     if wanted and name not in wanted:
         return
     names = kernel.arg_names
+    aligned = [["tt.divisibility", 16]]
+    attributes = {}
+    for i, n in enumerate(names):
+        kind = types.get(n, "")
+        if isinstance(kind, tuple):  # a named tuple of tensors
+            attributes |= {(i, j): aligned for j, part in enumerate(kind) if "*" in part}
+        elif "*" in kind:
+            attributes[i,] = aligned
     source = ASTSource(
         kernel, {n: types.get(n, "constexpr") for n in names},
-        {(names.index(n),): v for n, v in values.items()},
-        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if "*" in types.get(n, "")})
+        {(names.index(n),): v for n, v in values.items()}, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps))
     found[name] = made.metadata.shared
 
 pdl = cc >= 90
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
+index["batch"] = AttentionBatch(*["*i32"] * 5)
 whole = {n: "i32" for n in ("T", "M", "width", "page_stride", "mark_stride")}
-paged = dict(q="*bf16", k="*bf16", v="*bf16", marks="*bf16", out="*bf16", sums="*fp32", peaks="*fp32",
-             masses="*fp32", sinks="*fp32", scale="fp32", **index, **whole)
-rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0, E=0)
+paged = dict(q="*bf16", k="*bf16", v="*bf16", cache=Cache("*bf16", "*bf16", "*bf16", "i32", "i32"), out="*bf16",
+             partials=decode_attention.Partials("*fp32", "*fp32", "*fp32"), sinks="*fp32", scale="fp32",
+             **index, **whole)
+def ruled(d, config):
+    return AttentionShape(16, 8, d, 64, config.tile, config.stages, 1024, 50.0, 0, 0)
+
 gpu = Traits.of((cc // 10, cc % 10), 132)
 for d in (256, 512):
     for rows in (32, 64) if d == 256 else (64,):
         config = decode_attention.tile_config_for(d, rows, roomy=gpu.roomy)
         compiled(f"decode {d} {rows}",
-            decode_attention._decode_kernel, paged, config.warps, cc, H=16, J=8, D=d, D_POW2=d, P=64,
-            TILE=config.tile, ROWS=rows, ROW_BLOCKS=1, STAGES=config.stages, ROOMY=True, PDL=pdl, **rules)
+            decode_attention._decode_kernel, paged, config.warps, cc, shape=ruled(d, config), ROWS=rows,
+            ROW_BLOCKS=1, ROOMY=True, PDL=pdl)
     config = prefill_attention.tile_config_for(d)
     compiled(f"prefill {d}",
-        prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=d, D_POW2=d, P=64,
-        M=config.rows, TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
+        prefill_attention._prefill_kernel, paged, config.warps, cc, shape=ruled(d, config), M=config.rows,
+        SUNK=True)
 fused = dict(qkv="*fp32", bias="*bf16", angles="*fp32", q_norm="*bf16", k_norm="*bf16", eps="fp32",
              row_stride="i32", part_stride="i32", **paged)
 compiled("decode fused",
-    decode_fused._fused_kernel, fused, 4, cc, H=32, J=4, D=128, HALF=64, D_POW2=128, R=128, P=64, S=4,
-    ROWS=16, BIAS=True, NORM=True, WINDOW=1024, SOFT_CAP=50.0, QUERIES=tl.bfloat16, PDL=pdl)
-plain = dict(H=16, J=1, D=512, D_POW2=512, E=64, P=64, WINDOW=0, SOFT_CAP=0.0, CODED=0)
+    decode_fused._fused_kernel, fused, 4, cc, QUERIES=tl.bfloat16, PDL=pdl, shape=decode_fused.FusedShape(
+        H=32, J=4, D=128, R=128, P=64, S=4, ROWS=16, BIAS=True, NORM=True, WINDOW=1024, SOFT_CAP=50.0))
+def latent_shape(config):
+    return AttentionShape(16, 1, 512, 64, config.tile, config.stages, 0, 0.0, 0, 64)
+
 for rows in (16, decode_attention.LATENT_ROWS):
     config = decode_attention.latent_tile_config_for(512, rows, 9, gpu)
     compiled(f"decode latents {rows}",
-        decode_attention._decode_kernel, paged, config.warps, cc, TILE=config.tile, ROWS=rows, ROW_BLOCKS=1,
-        STAGES=config.stages, ROOMY=True, PDL=pdl, **plain)
+        decode_attention._decode_kernel, paged, config.warps, cc, shape=latent_shape(config), ROWS=rows,
+        ROW_BLOCKS=1, ROOMY=True, PDL=pdl)
 config = prefill_attention.LATENTS if gpu.roomy else prefill_attention.tile_config_for(512 + 64)
 compiled("prefill latents",
-    prefill_attention._prefill_kernel, paged, config.warps, cc, M=config.rows, TILE=config.tile,
-    STAGES=config.stages, SUNK=False, **plain)
+    prefill_attention._prefill_kernel, paged, config.warps, cc, shape=latent_shape(config), M=config.rows,
+    SUNK=False)
 rows_of = dict(q="*fp32", latents="*fp32", gain="*bf16", table="*fp32", plain="*bf16", queries="*bf16",
                pages="*bf16", y="*fp32", out="*bf16", eps="fp32", **index, **whole)
 compiled("latent store",
-    latent._store_kernel, rows_of, 1, cc, H=20, N=192, N_POW2=256, D=512, E=64, Q_COLUMNS=5120, COLUMNS=1344,
-    P=64, S=3, S_POW2=4, SL=1, SL_POW2=1, HEADS=1, NEIGHBOURS=True, ROOMY=False, PDL=pdl)
+    latent._store_kernel, rows_of, 1, cc, ROOMY=False, PDL=pdl, shape=latent.LatentShape(
+        H=20, N=192, D=512, E=64, Q_COLUMNS=5120, COLUMNS=1344, P=64, S=3, SL=1, HEADS=1, NEIGHBOURS=True))
 compiled("latent norm",
-    latent._norm_kernel, rows_of, 4, cc, Q=768, Q_POW2=1024, COLUMNS=1344, S=3, S_POW2=4, ROOMY=False, PDL=pdl)
+    latent._norm_kernel, rows_of, 4, cc, Q=768, COLUMNS=1344, S=3, ROOMY=False, PDL=pdl)
+settings = SamplingTensors("*fp32", "*i32", "*i64", *["*i32"] * 3, "*fp32", "*i32")
 rescored = dict(
-    logits="*fp32", states="*bf16", weight="*bf16", bounds="*fp32", rows="*i32", slots="*i32",
-    positions="*i32", floats="*fp32", top_k="*i32", keys="*i64", bias_counts="*i32", bias_ids="*i32",
-    bias_values="*fp32", masks="*i32", mask_rows="*i32", counts="*i32", upper="*fp32", peaks="*fp32",
-    floors="*fp32", V="i32", words="i32", width="i32", S="i32", P="i32", M="i32")
+    logits="*fp32", states="*bf16", weight="*bf16", bounds="*fp32", draws=Draws("*i32", "*i32", "*i32"),
+    slots="*i32", settings=settings, masking=Masking("*i32", "*i32"), counts="*i32", upper="*fp32",
+    peaks="*fp32", floors="*fp32", scratch=rescore.RescoreScratch("*fp32", "*fp32"), V="i32", words="i32",
+    width="i32", S="i32", P="i32", M="i32")
 compiled("bounds",
-    rescore._bound_kernel, rescored, 4, cc, K=3584, K_POW2=4096, BLOCK=1024, GROUP=64, MASKED=True,
-    TALLIED=True, PDL=pdl)
+    rescore._bound_kernel, rescored, 4, cc, K=3584, BLOCK=1024, GROUP=64, MASKED=True, TALLIED=True, PDL=pdl)
 compiled("floors", rescore._floor_kernel, rescored, 8, cc, S_POW2=4096, PDL=pdl)
 for rows in (1, 8):
     compiled(f"rescore {rows}",
         rescore._rescore_kernel, rescored, 4, cc, N=152064, K=3584, MP=rows, ROWS=min(rows, 2),
         TOKENS=128, BN=4, BK=512, UNROLL=4, PDL=pdl)
 states = dict(
-    x="*bf16", qkvz="*fp32", ba="*fp32", conv="*bf16", decays="*fp32", dt_bias="*fp32", inputs="*bf16",
-    offsets="*i32", decay="*fp32", beta="*fp32", matrices="*fp32", out="*bf16", eps="fp32", T="i32", N="i32",
-    chunks="*i32", keys="*bf16", values="*bf16", sums="*fp32", z="*fp32", weight="*bf16",
+    x="*bf16", qkvz="*fp32", ba="*fp32", inputs="*bf16", eps="fp32", T="i32", N="i32", chunks="*i32",
+    keys="*bf16", values="*bf16", sums="*fp32", z="*fp32", weight="*bf16",
+    weights=delta_shapes.DeltaNetWeights("*bf16", *["*fp32"] * (len(delta_shapes.DeltaNetWeights._fields) - 1)),
+    tokens=delta_shapes.Tokens("*i32", "*i32", "*i32"), source=delta_shapes.Source("*fp32", "i32", "i32"),
+    prepared=delta_shapes.Prepared("*bf16", "*fp32", "*fp32"),
+    states=delta_shapes.LayerStates("*fp32", "*bf16"),
     **dict.fromkeys(("part_stride", "row_stride", "ba_part_stride", "ba_row_stride"), "i32"), **index)
-net = dict(G=16, H=32, K=128, V=128)
 for rows, sums in ((1, 4), (16, 1)):
     compiled(f"delta net prepare {rows}",
-        prepare._prepare_kernel, states, 1 if rows == 1 else 4, cc, W=128, TAPS=4, P=sums, P_BA=sums, H_POW2=32,
-        BT=rows, ROOMY=rows > 1, PDL=pdl, **net)
+        prepare._prepare_kernel, dict(states, out=states["prepared"]), 1 if rows == 1 else 4, cc, BT=rows,
+        ROOMY=rows > 1, PDL=pdl, shape=prepare.PrepareShape(16, 32, 128, 128, 4, sums, sums))
     compiled(f"delta net gate {rows}",
-        gated_norm._gate_kernel, states, 1 if rows == 1 else 4, cc, H=32, V=128, W=128, P=sums, NORM=True,
-        ROWS=rows, ROOMY=rows > 1, PDL=pdl)
+        gated_norm._gate_kernel, dict(states, out="*fp32"), 1 if rows == 1 else 4, cc, H=32, V=128, W=128,
+        P=sums, NORM=True, ROWS=rows, ROOMY=rows > 1, PDL=pdl)
+states["out"] = "*fp32"
+net = delta_shapes.DeltaShape(16, 32, 128, 128, 32, 4, 4)
 compiled("delta net recurrent",
-    recurrent._recurrent_kernel, states, 4, cc, BV=32, TAPS=4, P=4, ROOMY=False, PDL=pdl, **net)
-compiled("delta net chunks", chunked._chunk_kernel, states, 4, cc, B=64, **net)
+    recurrent._recurrent_kernel, states, 4, cc, shape=net, ROOMY=False, PDL=pdl)
+compiled("delta net chunks", chunked._chunk_kernel, states, 4, cc, B=64, shape=net)
 compiled("delta net scan",
-    chunked._scan_kernel, states, 4, cc, BV=32, B=64, TAPS=4, P=1, STAGES=chunked.stages_of(cc), **net)
-held = dict(x="*fp16", factors="*fp32", low="*i8", high="*i8", out="*fp32", sides="*i64", scales="*i32",
-            squares="*fp32", eps="fp32", M="i32", N="i32", C="i32", column="i32")
-formats = {name: ggml_int8.constants(ggml_pack.empty(name, 16, 3584, torch.device("meta")))
+    chunked._scan_kernel, states, 4, cc, B=64, STAGES=chunked.stages_of(cc), shape=net._replace(P=1))
+planes = ggml_tile_ops.Planes("*i8", "*i8", "*i64", "*i32")
+held = dict(x="*fp16", factors="*fp32", weight=planes, out="*fp32", squares="*fp32", eps="fp32", M="i32",
+            N="i32", C="i32", column="i32")
+formats = {name: ggml_tile_ops.form_of(ggml_pack.empty(name, 16, 3584, torch.device("meta")), gpu)
            for name in ("Q3_K", "Q8_0", "Q5_K")}
 for rows, form in ((1, "Q8_0"), (2, "Q5_K"), (4, "Q3_K")):
     compiled(f"ggml few {rows}",
-        ggml_int8._few_kernel, dict(held, x="*i8"), 2, cc, MQ=4, R=rows, SPLITS=1, BLOCKS=1, WARPS=2,
-        NORM=True, G_POW2=32, ASM=True, PDL=pdl, **formats[form])
+        ggml_int8._few_kernel, dict(held, x="*i8"), 2, cc, form=formats[form], PDL=pdl,
+        few=ggml_int8.FewRows(3584, 4, rows, TileConfig(1, 2, 1, 1), True))
 compiled("ggml tiles",
-    ggml_tiles._tiles_kernel, held, 4, cc, TILE=64, SPLITS=1, TILES=8, STAGES=3, ASM=True, PDL=pdl,
-    WHOLE=cc // 10 == 9, **formats["Q8_0"])
+    ggml_tiles._tiles_kernel, held, 4, cc, K=3584, form=formats["Q8_0"], WHOLE=cc // 10 == 9, PDL=pdl,
+    config=gemm_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
 compiled("ggml dequantized",
-    ggml_tiles._dequantize_kernel, held, 4, cc, TILES=4, ASM=True, **formats["Q5_K"])
+    ggml_tiles._dequantize_kernel, held, 4, cc, K=3584, TILES=4, form=formats["Q5_K"])
 turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                exponents="*bf16", **{**paged, **whole})
 for d, r in ((256, 256), (128, 96)):
     compiled(f"rope {d} {r}",
-        rope._rope_kernel, turning, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=False, NORM=d == r, NORM_V=False, STORED=2, HEADS=1, CODED=False, ROOMY=False, PDL=pdl)
+        rope._rope_kernel, turning, 1, cc, ROOMY=False, PDL=pdl, shape=rope.RopeShape(
+            H=8, J=4, D=d, R=r, P=64, S=4, BIAS=False, NORM=d == r, NORM_V=False, STORED=2, HEADS=1,
+            CODED=False))
 normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
               sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
               scale="fp32", factor="fp32", shift="fp32", T="i32", M="i32")
 compiled("post-norm",
-    rms_norm_post._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, NORM=True, ROOMY=True,
+    rms_norm_post._row_kernel, normed, 8, cc, H=3840, S=1, NORM=True, ROOMY=True,
     PDL=pdl)
 compiled("norm of projections",
     qk_norm._normalize_kernel, dict(turning, out="*fp32"), 8, cc, Q=5120, K=1024, BLOCK=8192, S=4,
@@ -178,11 +204,11 @@ compiled("sums",
     PDL=pdl)
 for form, x in ((0, "*i8"), (2, "*fp16")):
     compiled(f"prepare {form}",
-        rms_norm_post._prepare_kernel, dict(normed, x=x), 1, cc, H=3840, G_POW2=32, MQ=8, FORMAT=form,
+        rms_norm_post._prepare_kernel, dict(normed, x=x), 1, cc, H=3840, MQ=8, FORMAT=form,
         ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl, GROUP=128)
 compiled("merge",
     decode_attention._merge_kernel, dict(paged, out="*i8", factors="*fp32"), 1, cc, H=28,
-    D=128, SUNK=True, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ROOMY=False,
+    D=128, SUNK=True, SPLITS=4, MQ=4, FORMAT=0, ROOMY=False,
     PDL=pdl, GROUP=32)
 for mode, n in (("norm", 3584), ("act_and_mul", 7168)):
     compiled(f"{mode} in order",
@@ -198,78 +224,82 @@ for name, warps, shape in (
         ("sparse", 16, dict(F=16384, S=1, OTHER=False, SPARSE=True, BLOCK=16384))):
     compiled(name,
         activation._act_and_mul_kernel, acted, warps, cc, GELU=True, ROOMY=True, PDL=pdl, **shape)
+added = altup.Added("*fp32", "*bf16")
 streams = dict(
-    streams="*fp32", y="*fp32", laurel="*fp32", residual="*fp32", out="*bf16", eps="fp32", T="i32",
-    **{name: "*bf16" for name in ("post", "router", "norm", "prediction", "correction", "scale", "gain",
-                                  "laurel_post", "first", "second")})
-row = dict(H=2048, H_POW2=2048, S=3, ROOMY=False, PDL=pdl)
-compiled("altup predict", altup._predict_kernel, streams, 8, cc, A=4, A_POW2=4, **row)
+    streams="*fp32", before=added, attention=added, other=added, part=added, residual="*fp32", out="*bf16",
+    eps="fp32", T="i32", weights=altup.AltUpWeights(*["*bf16"] * 5),
+    **dict.fromkeys(("gain", "first", "second"), "*bf16"))
+row = dict(H=2048, S=3, ROOMY=False, PDL=pdl)
+compiled("altup predict", altup._predict_kernel, streams, 8, cc, A=4, **row)
 compiled("altup laurel", altup._add_laurel_kernel, streams, 8, cc, SL=1, **row)
-compiled("altup correct", altup._correct_kernel, streams, 8, cc, A=4, A_POW2=4, **row)
+compiled("altup correct", altup._correct_kernel, streams, 8, cc, A=4, **row)
 compiled("permute",
     permute_columns._gather_kernel, dict(x="*bf16", order="*i32", out="*bf16", T="i32"), 4, cc, K=3584,
     ROWS=permute_columns._ROWS, BLOCK=permute_columns._BLOCK)
 types = dict(x="*fp16", factors="*fp32", codes="*i16", scale_zeros="*i32", out="*fp32", squares="*fp32",
              eps="fp32", M="i32")
-shape = dict(N=37888, K=3584, NORM=True, G_POW2=32, ASM=True, PDL=pdl)
 for group in (128, 32):  # of two blocks, smaller groups compile long; 64 takes the branches of both
     compiled(f"int8 {group}",
-        gemm_int8._int8_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, MQ=4, SPLITS=1, BLOCKS=1, WARPS=2,
-        DEPTH=1, GROUP=group, **shape)
+        gemm_int8._int8_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, PDL=pdl,
+        few=FewRows(37888, 3584, 4, group, TileConfig(1, 2, 1, 1), True, True))
+    padded, blocks_of_warp = (16, 2) if group == 128 else (8, 1)
     compiled(f"fp16 {group}",
-        gemm_fp16._fp16_kernel, types, 2, cc, MP=16 if group == 128 else 8, SPLITS=1,
-        BLOCKS=1 + (group == 128), WARPS=2, DEPTH=1, GROUP=group, **shape)
+        gemm_fp16._fp16_kernel, types, 2, cc, PDL=pdl,
+        few=FewRows(37888, 3584, padded, group, TileConfig(blocks_of_warp, 2, 1, 1), True, True))
 for tile, warps, fused, group in (
         (32, 4, False, 128), (128, 8, False, 128), (128, 8, True, 128), (64, 4, True, 32)):
+    config = gemm_tiled.TiledGemmConfig(TileConfig(1 + fused, warps, 3, 1), tile)
     compiled(f"tiled {tile} {fused} {group}",
-        gemm_tiled._tiled_kernel, dict(types, out="*fp16" if fused else "*fp32"), warps, cc, TILE=tile,
-        SPLITS=1, BLOCKS=1 + fused, WARPS=warps, STAGES=3, FUSED=fused, GELU=False, GROUP=group, INTO=group,
-        **shape)
+        gemm_tiled._tiled_kernel, dict(types, out="*fp16" if fused else "*fp32"), warps, cc, PDL=pdl,
+        many=gemm_tiled.ManyRows(37888, 3584, group, config, True, fused, False, group, True))
 few, none = dict(SPLITS=16, WIDTH=2048), dict(SPLITS=0, WIDTH=1)
 biased = dict(BIASED=True, LIMIT=7.0)
+def routed(**fields):
+    shared = dict(K=2048, SPLITS=16, CHOSEN=8, NORMALIZED=True, BIASED=True)
+    return choice.RouterConstants(**shared, **fields)
+
 chosen = dict(
-    ids="*i32", slots="*i32", owners="*i32", scales="*fp32", weights="*fp32", logits="*fp32",
+    choices=choice.Choices("*i32", "*fp32"), ids="*i32", slots="*i32", owners="*i32", scales="*fp32",
+    logits="*fp32",
     squares="*fp32", eps="fp32", P="i32", T="i32", B="i32", y="*fp32", residual="*fp32", gain="*bf16",
     added="*fp32", weight="*bf16", x="*bf16", out="*bf16", bias="*fp32",
     y_bias="*bf16", arrivals="*i32")
 compiled("experts add",
-    choice._few_logits_kernel, dict(chosen, x="*fp16"), 4, cc, R=128, E=127, R_POW2=128, K=2048,
-    KX=2176, PARTS=8, M=8, BK=128, SPLITS=16, GROUP=128, CHOSEN=8, C=12, C_POW2=16, NORMALIZED=True,
-    SIGMOID=True, SCALE=1.8, Y_BIASED=True, BIASED=True, CHOOSE=True, PDL=pdl)
+    choice._few_logits_kernel, dict(chosen, x="*fp16"), 4, cc, KX=2176, PARTS=8, M=8, BK=128, GROUP=128,
+    Y_BIASED=True, CHOOSE=True, PDL=pdl, router=routed(R=128, E=127, C=12, SIGMOID=True, SCALE=1.8))
 compiled("experts choose",
-    choice._choose_kernel, chosen, 1, cc, R=512, E=512, K=2048, R_POW2=512, SPLITS=16, CHOSEN=8, C=8,
-    C_POW2=8, NORMALIZED=True, SIGMOID=False, SCALE=1.0, FEW=True, BIASED=True, PDL=pdl)
+    choice._choose_kernel, chosen, 1, cc, FEW=True, PDL=pdl,
+    router=routed(R=512, E=512, C=8, SIGMOID=False, SCALE=1.0))
 compiled("experts sort",
     blocks._sort_kernel, chosen, 4, cc, X=128, X_POW2=128, M=64, CHUNK=1024, PDL=pdl)
 tile = gemm_float.tile_for(gated=True)
 compiled("experts float few",
-    gemm_float._float_kernel, chosen, tile.warps, cc, C=8, N=1536, K=2048, M=16, P_POW2=1,
-    BN=tile.features, BK=tile.run, STAGES=tile.stages, GATED=True, GELU=False, PDL=pdl, **few,
-    **biased)
+    gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
+        C=8, N=1536, K=2048, M=16, P_POW2=1, tile=tile, RUN=tile.run, GATED=True, GELU=False, **few, **biased))
 most = 64
 for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
     tile = gemm_float.tile_for(gated=gated)
     compiled(f"experts float many {gated}",
-        gemm_float._float_kernel, chosen, tile.warps, cc, C=8, N=n, K=k, M=most, P_POW2=0,
-        BN=tile.features, BK=tile.run, STAGES=tile.stages, GATED=gated, GELU=gated, PDL=pdl, **none,
-        BIASED=False, LIMIT=0.0)
+        gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
+            C=8, N=n, K=k, M=most, P_POW2=0, tile=tile, RUN=tile.run, GATED=gated, GELU=gated, BIASED=False,
+            LIMIT=0.0, **none))
     packed = dict(chosen, x="*fp16", codes="*i16", scale_zeros="*i32", out="*fp16")
     tile = gemm_int4_many.tile_for(most, n // (1 + gated), gated=gated)
     for group in (128, 32):
         form = dict(GROUP=group, E2M1=group == 32, INTO=group, **biased)
         compiled(f"experts int4 many {gated} {group}",
-            gemm_int4_many._many_kernel, packed, tile.warps, cc, C=8, N=n, K=k, TILE=most,
-            BLOCKS=tile.blocks, WARPS=tile.warps, STAGES=tile.stages, GATED=gated, ASM=True,
-            PDL=pdl, **form)
+            gemm_int4_many._many_kernel, packed, tile.warps, cc, PDL=pdl, many=gemm_int4_many.ManyPairs(
+                C=8, N=n, K=k, rows=most, tile=tile, GATED=gated, ASM=True, **form))
         # Deeper, and with more blocks, it takes no more memory, and up to a minute to compile.
         if gated != (group == 128):
             continue  # both groups and both products are compiled, not each with each
         few_tile = gemm_int4_few.tile_for(8, n // (1 + gated), k, gated=gated, e2m1=False)
+        few_tile = few_tile._replace(depth=1, blocks=min(few_tile.blocks, 2))
         held = few if gated else none
         compiled(f"experts int4 few {gated} {group}",
-            gemm_int4_few._few_kernel, packed, few_tile.warps, cc, C=8, N=n, K=k, M=8, P_POW2=64,
-            WARPS=few_tile.warps, DEPTH=1, BLOCKS=min(few_tile.blocks, 2), GATED=gated,
-            R=8 if group == 128 else 2, ASM=True, PDL=pdl, **form, **held)
+            gemm_int4_few._few_kernel, packed, few_tile.warps, cc, PDL=pdl, few=gemm_int4_few.FewPairs(
+                C=8, N=n, F=n // (1 + gated), K=k, tile=few_tile, R=8 if group == 128 else 2, P_POW2=64,
+                GATED=gated, ASM=True, **form, **held))
 print(json.dumps(found))
 """
 

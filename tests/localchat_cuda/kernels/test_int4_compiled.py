@@ -18,6 +18,8 @@ import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8, gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4.tile_config import TileConfig
+from localchat_cuda.kernels.int4.tile_ops import FewRows
 TYPES = dict(x="*i8", factors="*fp32", codes="*i8", scale_zeros="*i32", out="*fp32", squares="*fp32",
              eps="fp32", M="i32")
 
@@ -31,15 +33,16 @@ def compiled(kernel, types, warps, **values):
     return triton.compile(source, target=target, options=dict(num_warps=warps)).asm
 
 def counted(group):
-    ptx = compiled(w4_int8._int8_kernel, TYPES, 1, N=4608, K=3584, MQ=4, SPLITS=14, BLOCKS=2, WARPS=1,
-                   DEPTH=1, NORM=False, G_POW2=32, ASM=True, PDL=True, GROUP=group)["ptx"]
+    few = FewRows(4608, 3584, 4, group, TileConfig(2, 1, 1, 14), False, True)
+    ptx = compiled(w4_int8._int8_kernel, TYPES, 1, few=few, PDL=True)["ptx"]
     return dict(
         products=ptx.count("mma.sync.aligned.m16n8k32"), shared=ptx.count(".shared"),
         wait=ptx.count("griddepcontrol.wait"), wide=ptx.count("v4.b32") + ptx.count("v4.u32"),
         unpacked=ptx.count("0x0f0f0f0f") + ptx.count("0xf0f0f0f0"))
-tiled = compiled(w4_tiled._tiled_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
-                TILE=128, SPLITS=1, BLOCKS=1, WARPS=8, STAGES=3, NORM=False, G_POW2=32, ASM=True,
-                PDL=True, GROUP=128, INTO=128)["ttgir"]
+config = w4_tiled.TiledGemmConfig(TileConfig(1, 8, 3, 1), 128)
+many = w4_tiled.ManyRows(4608, 3584, 128, config, False, False, False, 128, True)
+tiled = compiled(
+    w4_tiled._tiled_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, many=many, PDL=True)["ttgir"]
 loop = tiled[tiled.index("scf.for"):tiled.index("scf.yield")]
 print(json.dumps(dict(
     groups={group: counted(group) for group in (32, 64, 128)},

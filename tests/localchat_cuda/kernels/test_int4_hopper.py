@@ -145,8 +145,11 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
             Boxes(w.codes.view(torch.int32).view(n // 16, groups * 256), 4, 256),
             Boxes(w.scale_zeros.view(n // 16, -1), 4, 16),
             *(Pointer(each) for each in (out.view(-1), work, flags, squares.view(-1))),
-            0.5, rows, items, tiles, config.splits, n, k, config.rows, config.blocks,
-            config.stages(fused=fused), True, fused, bool(gelu), 8, True, config.even, group, into,
+            0.5, rows, items, tiles, config.splits,
+            w4_hopper.HopperRows(
+                n, k, config.rows, config.blocks, config.stages(fused=fused), True, fused, bool(gelu), True,
+                config.even, group, into,
+            ),
         ),
         gdc_wait=lambda: None, gdc_launch_dependents=lambda: None, _scaled=scaled,
         _scaled_planes=scaled_planes,
@@ -278,10 +281,9 @@ def compiled(n, k, config, fused, gelu, group=128):
         x_boxes=boxes("fp16", config.rows, 64, 128, 16), w_boxes=boxes("i32", 4, 256, 0, 32),
         s_boxes=boxes("i32", 4, 16, 0, 32), out="*fp16" if fused else "*fp32", work="*fp32",
         flags="*i32", squares="*fp32", eps="fp32", M="i32", items="i32", tiles="i32", splits="i32")
-    values = dict(
+    values = dict(many=w4_hopper.HopperRows(
         N=n, K=k, TILE=config.rows, BLOCKS=config.blocks, STAGES=config.stages(fused=fused), NORM=fused,
-        FUSED=fused, GELU=gelu, G_POW2=32, PDL=True, EVEN=config.even,
-        GROUP=group, INTO=group)
+        FUSED=fused, GELU=gelu, PDL=True, EVEN=config.even, GROUP=group, INTO=group))
     source = GluonASTSource(
         kernel, {n: types.get(n, "constexpr") for n in names},
         {(names.index(n),): v for n, v in values.items()},

@@ -20,16 +20,24 @@ import json, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.attention import decode as decode_attention, kv_fp8, kv_fp8_dequant
+from localchat_cuda.kernels.attention.reference import AttentionBatch, AttentionShape
+from localchat_cuda.kernels.rope import Cache
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels import rope
 
 def compiled(kernel, types, warps, cc, **values):
     names = kernel.arg_names
+    aligned = [["tt.divisibility", 16]]
+    attributes = {}
+    for i, n in enumerate(names):
+        kind = types.get(n, "")
+        if isinstance(kind, tuple):  # a named tuple of tensors and strides
+            attributes |= {(i, j): aligned for j in range(len(kind))}
+        elif "*" in kind or "stride" in n:
+            attributes[i,] = aligned
     source = ASTSource(
         kernel, {n: types.get(n, "constexpr") for n in names},
-        {(names.index(n),): v for n, v in values.items()},
-        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names)
-         if "*" in types.get(n, "") or "stride" in n})
+        {(names.index(n),): v for n, v in values.items()}, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps))
     whole, ptx = made.asm["ttgir"], made.asm["ptx"]
     loop = whole[whole.index("scf.for"):] if "scf.for" in whole else ""
@@ -44,34 +52,35 @@ def compiled(kernel, types, warps, cc, **values):
 cc = int(sys.argv[1])
 pdl, decoder = cc >= 90, kv_fp8.PACKED
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
+index["batch"] = AttentionBatch(*["*i32"] * 5)
 whole = {n: "i32" for n in ("T", "width", "page_stride", "mark_stride")}
-paged = dict(k="*i16", v="*i16", marks="*i16", sums="*fp32", peaks="*fp32", masses="*fp32",
-             scale="fp32", **index, **whole)
+paged = dict(k="*i16", v="*i16", cache=Cache("*i16", "*i16", "*i16", "i32", "i32"),
+             partials=decode_attention.Partials("*fp32", "*fp32", "*fp32"), scale="fp32", **index, **whole)
 found = {}
 for q, d, rows, window, cap in (
     ("*fp16", 128, 16, 0, 0.0), ("*bf16", 256, 64, 1024, 50.0),
 )[: 1 if cc == 89 else 2]:  # 89 has the memory of 80, and decodes as 90
-    types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=decoder, E=0, D=d, P=64,
-                                                 D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
+    types = dict(paged, q=q, out=q)
+    shape = AttentionShape(28, 4, d, 64, 0, 0, window, cap, decoder, 0)
     config = decode_attention.tile_config_for(d, rows, True)
     found[f"decode {d} {rows}"] = compiled(
-        decode_attention._decode_kernel, types, config.warps, cc, TILE=config.tile, ROWS=rows, ROW_BLOCKS=1,
-        STAGES=config.stages, ROOMY=False, PDL=pdl, **rules)
+        decode_attention._decode_kernel, types, config.warps, cc, ROWS=rows, ROW_BLOCKS=1, ROOMY=False, PDL=pdl,
+        shape=shape._replace(TILE=config.tile, STAGES=config.stages))
     config = prefill_attention.tile_config_for(d)
     found[f"prefill {d}"] = compiled(
         prefill_attention._prefill_kernel, dict(types, sinks="*fp32"), config.warps, cc, M=config.rows,
-        TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
+        SUNK=True, shape=shape._replace(TILE=config.tile, STAGES=config.stages))
 found["plain"] = compiled(
     kv_fp8_dequant._dequantize_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4,
     P=64,
     D=128,
     CODED=decoder)
 writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
-               q="*bf16", exponents="*u8", **paged)
+               q="*bf16", **{**paged, "cache": Cache("*i16", "*i16", "*u8", "i32", "i32")})
 for d, r in ((128, 128), (128, 96)) if cc != 89 else ():
     found[f"rope {d} {r}"] = compiled(
-        rope._rope_kernel, writing, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=True, NORM=True, NORM_V=False, STORED=2, HEADS=1, CODED=True, ROOMY=False, PDL=pdl)
+        rope._rope_kernel, writing, 1, cc, ROOMY=False, PDL=pdl, shape=rope.RopeShape(
+            H=8, J=4, D=d, R=r, P=64, S=4, BIAS=True, NORM=True, NORM_V=False, STORED=2, HEADS=1, CODED=True))
 print(json.dumps(found))
 """
 

@@ -35,16 +35,21 @@ def emulated(
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)
     sinks = torch.zeros(h) if rules.sinks is None else rules.sinks
-    numbers = (sinks, listed, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables)
+    sequences = AttentionBatch(*(Pointer(each.flatten()) for each in batch))
+    constants = (
+        prefill_hopper.ROWS // 2,
+        prefill_hopper.STAGES,
+        rules.window,
+        rules.sinks is not None,
+    )
+    shape = prefill_hopper.HopperShape(h, j, d, PAGE, *constants)
     gluon_emulation.run(
         prefill_hopper._hopper_kernel,
         programs,
         (
             Pointer(q.flatten()), Boxes(rows, PAGE), Boxes(rows[j * PAGE :], PAGE),
-            Pointer(out.view(-1)), *(Pointer(each.flatten()) for each in numbers),
-            rules.scale_for(d) * LOG2E.value, batch.tables.shape[1], 2 * j * PAGE,
-            len(tiles) * h, h, j, d, PAGE, prefill_hopper.ROWS // 2, prefill_hopper.STAGES,
-            rules.window, rules.sinks is not None,
+            Pointer(out.view(-1)), Pointer(sinks.flatten()), Pointer(listed.flatten()), sequences,
+            rules.scale_for(d) * LOG2E.value, batch.tables.shape[1], 2 * j * PAGE, len(tiles) * h, shape,
         ),
     )  # fmt: skip
     return out
@@ -116,6 +121,7 @@ import collections, json, re, subprocess, sys, tempfile, triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from localchat_cuda.kernels.attention import prefill_hopper as hopper
+from localchat_cuda.kernels.attention.reference import AttentionBatch
 
 def compiled(half, d, window):
     kernel, names = hopper._hopper_kernel, hopper._hopper_kernel.arg_names
@@ -124,14 +130,16 @@ def compiled(half, d, window):
     types = dict(
         q="*" + half, k_boxes=boxes, v_boxes=boxes, out="*" + half, factor="fp32", width="i32",
         items="i32", rows_a_page="i32",
-        sinks="*fp32", **{n: "*i32" for n in ("tiles", "starts", "counts", "lengths", "slots", "tables")})
-    values = dict(H=28, J=4, D=d, P=hopper.PAGE, M=hopper.ROWS // 2, STAGES=hopper.STAGES, WINDOW=window,
-                  SUNK=window > 0)
+        sinks="*fp32", tiles="*i32", batch=AttentionBatch(*["*i32"] * 5))
+    values = dict(shape=hopper.HopperShape(
+        28, 4, d, hopper.PAGE, hopper.ROWS // 2, hopper.STAGES, window, window > 0))
+    aligned = [["tt.divisibility", 16]]
+    batch = names.index("batch")
     source = GluonASTSource(
         kernel, {n: types.get(n, "constexpr") for n in names},
         {(names.index(n),): v for n, v in values.items()},
-        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names)
-         if "*" in types.get(n, "") or n == "rows_a_page"})
+        {(i,): aligned for i, n in enumerate(names) if "*" in types.get(n, "") or n == "rows_a_page"}
+        | {(batch, i): aligned for i in range(5)})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
                           options=dict(num_warps=4, maxnreg=168))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -20,7 +20,6 @@ on `splits` and the sequence's length alone. Flash-Decoding (Dao et al., 2023); 
 tokens: exllamav3, vLLM.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.reference import (
     HALF_TYPES,
     AttentionBatch,
+    AttentionShape,
     Rules,
     check,
     check_sinks,
@@ -56,6 +56,7 @@ from localchat_cuda.kernels.launch import (
     tensor_or,
     traits,
 )
+from localchat_cuda.kernels.rope import Cache
 
 WIDEST = 16
 LATENT_ROWS = 32
@@ -133,8 +134,7 @@ def latent_tile_config_for(d: int, rows: int, sequences: int, gpu: Traits) -> De
     return DecodeTileConfig(64, 4, 3 if sequences > _LATENT_FEW else 2, small=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Partials:
+class Partials(NamedTuple):
     """Workspace between the two kernels; shapes in the module docstring."""
 
     sums: torch.Tensor
@@ -190,58 +190,44 @@ def capped(logits, SOFT_CAP: tl.constexpr):
 @triton.jit(do_not_specialize=["width", "T"])
 def _decode_kernel(
     q,
-    k,
-    v,
-    marks,
-    starts,
-    counts,
-    lengths,
-    slots,
-    tables,
-    sums,
-    peaks,
-    masses,
+    cache,
+    batch,
+    partials,
     scale,
     width,
-    page_stride,
-    mark_stride,
     T,
-    H: tl.constexpr,
-    J: tl.constexpr,
-    D: tl.constexpr,
-    D_POW2: tl.constexpr,
-    P: tl.constexpr,
-    TILE: tl.constexpr,
+    shape: tl.constexpr,
     ROWS: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    CODED: tl.constexpr,
-    E: tl.constexpr,
-    STAGES: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # elements per token in the pages: numbers, or words of two FP8 bytes
+    D: tl.constexpr = shape.D
+    P: tl.constexpr = shape.P
+    TILE: tl.constexpr = shape.TILE
+    CODED: tl.constexpr = shape.CODED
+    E: tl.constexpr = shape.E
+    D_POW2: tl.constexpr = triton.next_power_of_2(D)
     ROW: tl.constexpr = D // 2 if CODED else D
     ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
     STEP: tl.constexpr = ROW + E
-    R: tl.constexpr = H // J
+    R: tl.constexpr = shape.H // shape.J
     if PDL:
         gdc_launch_dependents()
     # no kernel of the chain writes lengths and tables, so they are read before the wait
     pid = tl.program_id(0)
-    sequence = pid // (J * ROW_BLOCKS)
-    group = pid // ROW_BLOCKS % J
+    sequence = pid // (shape.J * ROW_BLOCKS)
+    group = pid // ROW_BLOCKS % shape.J
     split = tl.program_id(1)
-    start = tl.load(starts + sequence)
-    count = tl.load(counts + sequence)
-    length = tl.load(lengths + sequence)
-    table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    start = tl.load(batch.starts + sequence)
+    count = tl.load(batch.counts + sequence)
+    length = tl.load(batch.lengths + sequence)
+    table = batch.tables + tl.load(batch.slots + sequence).to(tl.int64) * width
     tiles = tl.cdiv(length, TILE)
     oldest = 0
-    if WINDOW > 0:
-        oldest = tl.maximum(length - count - WINDOW + 1, 0) // TILE
+    if shape.WINDOW > 0:
+        oldest = tl.maximum(length - count - shape.WINDOW + 1, 0) // TILE
     share = tl.cdiv(tiles - oldest, tl.num_programs(1))
     low = oldest + split * share
     high = tl.minimum(low + share, tiles)
@@ -255,44 +241,44 @@ def _decode_kernel(
     position = length - count + token
     d = tl.arange(0, ROW_POW2)
     n = tl.arange(0, TILE)
-    q_at = ((start + token) * H + head)[:, None] * (D + E) + d[None, :]
+    q_at = ((start + token) * shape.H + head)[:, None] * (D + E) + d[None, :]
     inside = valid[:, None] & (d < ROW)[None, :]
     query = tl.load(q + q_at, mask=inside, other=0.0)
     if E > 0:
         e = tl.arange(0, E)
-        tail_at = ((start + token) * H + head)[:, None] * (D + E) + D + e[None, :]
+        tail_at = ((start + token) * shape.H + head)[:, None] * (D + E) + D + e[None, :]
         query_tail = tl.load(q + tail_at, mask=valid[:, None], other=0.0)
     if CODED:
         query = query.to(tl.float16)
         query_high = tl.load(q + q_at + ROW, mask=inside, other=0.0).to(tl.float16)
         acc_high = tl.zeros((ROWS, ROW_POW2), tl.float32)
-        mark_at = page.to(tl.int64) * mark_stride + group * P + low * TILE % P + n
-        mark = tl.load(marks + mark_at, mask=low * TILE + n < length, other=0).to(tl.int32)
+        mark_at = page.to(tl.int64) * cache.mark_stride + group * P + low * TILE % P + n
+        mark = tl.load(cache.marks + mark_at, mask=low * TILE + n < length, other=0).to(tl.int32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, ROW_POW2), tl.float32)
-    for tile in tl.range(low, high, 1, num_stages=STAGES):
+    for tile in tl.range(low, high, 1, num_stages=shape.STAGES):
         key = tile * TILE + n
-        cell = page.to(tl.int64) * page_stride + group * (P * STEP) + tile * TILE % P * STEP
+        cell = page.to(tl.int64) * cache.page_stride + group * (P * STEP) + tile * TILE % P * STEP
         page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
         if CODED:
             # exponents are too small for the pipeline, so they are loaded by hand, one tile ahead
             factor, lift = kv_fp8.factors(mark)
-            mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
-            mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
+            mark_at = page.to(tl.int64) * cache.mark_stride + group * P + (tile + 1) * TILE % P + n
+            mark = tl.load(cache.marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
         if E > 0:
-            keys = tl.load(k + cell + D + n[None, :] * STEP + e[:, None])
+            keys = tl.load(cache.k + cell + D + n[None, :] * STEP + e[:, None])
             there = (key < length)[:, None]
         elif D == D_POW2:
-            keys = tl.load(k + cell + n[None, :] * ROW + d[:, None])
+            keys = tl.load(cache.k + cell + n[None, :] * ROW + d[:, None])
             there = (key < length)[:, None]
         else:
             keys = tl.load(
-                k + cell + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
+                cache.k + cell + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
             )
             there = (key < length)[:, None] & (d < ROW)[None, :]
         # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
-        values = tl.load(v + cell + n[:, None] * STEP + d[None, :], mask=there, other=0)
+        values = tl.load(cache.v + cell + n[:, None] * STEP + d[None, :], mask=there, other=0)
         if CODED:
             keys, keys_high = kv_fp8.decode(keys, CODED)
             logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
@@ -300,12 +286,12 @@ def _decode_kernel(
             logits = tl.dot(query, tl.trans(values), tl.dot(query_tail, keys)) * scale
         else:
             logits = tl.dot(query, keys.to(query.dtype)) * scale
-        logits = capped(logits, SOFT_CAP)
+        logits = capped(logits, shape.SOFT_CAP)
         if CODED:
             logits += lift[None, :]
         seen = (key[None, :] <= position[:, None]) & (key < length)[None, :]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        if shape.WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - shape.WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(peak, tl.max(logits, 1))
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
@@ -320,11 +306,11 @@ def _decode_kernel(
             acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc * decay[:, None])
         mass = mass * decay + tl.sum(weights, 1)
         peak = higher
-    row = (split * T + start + token) * H + head
-    tl.store(peaks + row, peak, mask=valid)
-    tl.store(masses + row, mass, mask=valid)
+    row = (split * T + start + token) * shape.H + head
+    tl.store(partials.peaks + row, peak, mask=valid)
+    tl.store(partials.masses + row, mass, mask=valid)
     if low < high:
-        out = sums + row[:, None].to(tl.int64) * D + d[None, :]
+        out = partials.sums + row[:, None].to(tl.int64) * D + d[None, :]
         tl.store(out, acc, mask=inside)
         if CODED:
             tl.store(out + ROW, acc_high, mask=inside)
@@ -332,9 +318,7 @@ def _decode_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _merge_kernel(
-    sums,
-    peaks,
-    masses,
+    partials,
     out,
     factors,
     sinks,
@@ -343,7 +327,6 @@ def _merge_kernel(
     D: tl.constexpr,
     SUNK: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLITS_POW2: tl.constexpr,
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
     ROOMY: tl.constexpr,
@@ -355,17 +338,17 @@ def _merge_kernel(
     group = tl.program_id(0)
     t = tl.program_id(1)
     i = group * 128 + tl.arange(0, 128)
-    s = tl.arange(0, SPLITS_POW2)
+    s = tl.arange(0, triton.next_power_of_2(SPLITS))
     columns = i < H * D
     if PDL:
         gdc_wait()
     if D % 128 == 0:
         # a group lies within one head, so each range has one weight
         offsets = (s * T + t) * H + group * 128 // D
-        peak = tl.load(peaks + offsets, mask=s < SPLITS, other=float("-inf"))
+        peak = tl.load(partials.peaks + offsets, mask=s < SPLITS, other=float("-inf"))
         top = tl.max(peak, 0)
         weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
-        mass = tl.sum(weight * tl.load(masses + offsets, mask=s < SPLITS, other=0.0), 0)
+        mass = tl.sum(weight * tl.load(partials.masses + offsets, mask=s < SPLITS, other=0.0), 0)
         if SUNK:
             mass += tl.exp2(tl.load(sinks + group * 128 // D).to(tl.float32) * LOG2E - top)
         full = (peak > float("-inf"))[:, None]
@@ -373,16 +356,16 @@ def _merge_kernel(
     else:
         there = (s < SPLITS)[:, None] & columns[None, :]
         offsets = ((s * T + t) * H)[:, None] + (i // D)[None, :]
-        peak = tl.load(peaks + offsets, mask=there, other=float("-inf"))
+        peak = tl.load(partials.peaks + offsets, mask=there, other=float("-inf"))
         top = tl.max(peak, 0)
         share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
-        mass = tl.sum(share * tl.load(masses + offsets, mask=there, other=0.0), 0)
+        mass = tl.sum(share * tl.load(partials.masses + offsets, mask=there, other=0.0), 0)
         if SUNK:
             sink = tl.load(sinks + i // D, mask=columns, other=0.0).to(tl.float32)
             mass += tl.exp2(sink * LOG2E - top)
         full = there & (peak > float("-inf"))
     cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
-    parts = tl.load(sums + cell, mask=full, other=0.0)
+    parts = tl.load(partials.sums + cell, mask=full, other=0.0)
     value = tl.sum(parts * share, 0) / tl.where(mass == 0.0, 1.0, mass)
     if FORMAT == 3:
         tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)
@@ -436,41 +419,13 @@ def attend(
     if page % config.tile:
         raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
     scale = rules.scale_for(width) * LOG2E.value
+    codes = kv_fp8.decoder_of(q.device) if coded else 0
+    tile = (config.tile, config.stages)
+    shape = AttentionShape(h, j, d, page, *tile, rules.window, rules.soft_cap, codes, tail)
     pdl = pdl and decoder.pdl
-    marks = k if exponents is None else exponents.view(torch.int16)
     kernel = _decode_kernel[(programs, splits)](
-        q,
-        k,
-        v,
-        marks,
-        batch.starts,
-        batch.counts,
-        batch.lengths,
-        batch.slots,
-        batch.tables,
-        partials.sums,
-        partials.peaks,
-        partials.masses,
-        scale,
-        batch.tables.shape[1],
-        k.stride(0),
-        marks.stride(0),
-        t,
-        H=h,
-        J=j,
-        D=d,
-        D_POW2=power_of_two(d),
-        P=page,
-        TILE=config.tile,
-        ROWS=rows,
-        ROW_BLOCKS=blocks,
-        WINDOW=rules.window,
-        SOFT_CAP=rules.soft_cap,
-        CODED=kv_fp8.decoder_of(q.device) if coded else 0,
-        E=tail,
-        STAGES=config.stages,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        *(q, Cache.of(k, v, exponents), batch, partials, scale, batch.tables.shape[1], t),
+        *(shape, rows, blocks, own_carveout(t), pdl),
         **options(pdl, config.warps),
     )
     if config.small:
@@ -517,18 +472,11 @@ def merge(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
-        partials.sums,
-        partials.peaks,
-        partials.masses,
-        target,
-        factors,
-        tensor_or(sinks, partials.peaks),
-        t,
+        *(partials, target, factors, tensor_or(sinks, partials.peaks), t),
         H=h,
         D=columns // h,
         SUNK=sinks is not None,
         SPLITS=splits,
-        SPLITS_POW2=power_of_two(splits),
         MQ=room,
         FORMAT=variant,
         ROOMY=own_carveout(t),

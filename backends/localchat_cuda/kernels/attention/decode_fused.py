@@ -15,6 +15,8 @@ Grid (T * J, splits). One stream of a 7B model at 300 tokens takes 3.0 us a laye
 Not for FP8 pages, latents, drafts, and layers without keys or values of their own.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +26,6 @@ from localchat_cuda.kernels.attention.decode import LOG2E, Partials, capped
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import (
     options,
-    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -39,41 +40,49 @@ _ROWS = 16
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
+class FusedShape(NamedTuple):
+    """Constants of the kernel. For the letters see reference.py and rope.py."""
+
+    H: int
+    J: int
+    D: int
+    R: int
+    """Rotated columns of a head."""
+    P: int
+    S: int
+    ROWS: int
+    """Query heads of a tile."""
+    BIAS: bool
+    NORM: bool
+    WINDOW: int
+    SOFT_CAP: float
+    """Rules.soft_cap."""
+
+
 @triton.jit
 def _head_halves(
-    qkv,
-    pointer,
-    inside,
-    low,
-    high,
-    stride,
-    bias,
-    bias_at,
-    norm,
-    eps,
-    S: tl.constexpr,
-    D: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
+    qkv, pointer, inside, low, high, stride, bias, bias_at, norm, eps, shape: tl.constexpr
 ):
     """Sum the partial products of heads at `pointer` [N]: their columns `low` and `high` [N, D/2 and more],
     with bias and norm.
     """
+    S: tl.constexpr = shape.S
     a = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     b = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     for s in tl.static_range(S):
         part = qkv + s * stride + pointer[:, None]
         a += tl.load(part + low[None, :], mask=inside, other=0.0).to(tl.float32)
         b += tl.load(part + high[None, :], mask=inside, other=0.0).to(tl.float32)
-    if BIAS:
+    if shape.BIAS:
         own = bias + bias_at[:, None]
         a += tl.load(own + low[None, :], mask=inside, other=0.0).to(tl.float32)
         b += tl.load(own + high[None, :], mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        there = low < D
-        inverse = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+    if shape.NORM:
+        there = low < shape.D
+        inverse = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / shape.D + eps)[:, None]
         a = a * inverse * tl.load(norm + low, mask=there, other=0.0).to(tl.float32)[None, :]
-        b = b * inverse * tl.load(norm + high, mask=high < D, other=0.0).to(tl.float32)[None, :]
+        gain = tl.load(norm + high, mask=high < shape.D, other=0.0).to(tl.float32)
+        b = b * inverse * gain[None, :]
     return a, b
 
 
@@ -109,55 +118,45 @@ def _fused_kernel(
     eps,
     k,
     v,
-    starts,
-    lengths,
-    slots,
-    tables,
-    sums,
-    peaks,
-    masses,
+    batch,
+    partials,
     scale,
     width,
     page_stride,
     row_stride,
     part_stride,
     T,
-    H: tl.constexpr,
-    J: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    D_POW2: tl.constexpr,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    S: tl.constexpr,
-    ROWS: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
+    shape: tl.constexpr,
     QUERIES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """R: rotated columns of a head."""
+    ROWS: tl.constexpr = shape.ROWS
+    H: tl.constexpr = shape.H
+    J: tl.constexpr = shape.J
+    D: tl.constexpr = shape.D
+    P: tl.constexpr = shape.P
+    S: tl.constexpr = shape.S
+    HALF: tl.constexpr = triton.next_power_of_2(D // 2)
+    D_POW2: tl.constexpr = triton.next_power_of_2(D)
     if PDL:
         gdc_launch_dependents()
     pid = tl.program_id(0)
     sequence = pid // J
     group = pid % J
     split = tl.program_id(1)
-    start = tl.load(starts + sequence)
-    old = tl.load(lengths + sequence) - 1
-    table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    start = tl.load(batch.starts + sequence)
+    old = tl.load(batch.lengths + sequence) - 1
+    table = batch.tables + tl.load(batch.slots + sequence).to(tl.int64) * width
     pages = tl.cdiv(old, P)
     number = split
-    if WINDOW > 0:
-        number += tl.maximum(old - WINDOW + 1, 0) // P
+    if shape.WINDOW > 0:
+        number += tl.maximum(old - shape.WINDOW + 1, 0) // P
     i = tl.arange(0, HALF)
     low = i
     high = D // 2 + i
-    if R < D:
-        low = tl.where(i < R // 2, i, i + R // 2)
-        high = tl.where(i < R // 2, i + R // 2, high)
+    if shape.R < D:
+        low = tl.where(i < shape.R // 2, i, i + shape.R // 2)
+        high = tl.where(i < shape.R // 2, i + shape.R // 2, high)
     d = tl.arange(0, D_POW2)
     half = i < D // 2
     cos = tl.load(angles + old * D + i, mask=half, other=0.0)[None, :]
@@ -184,10 +183,7 @@ def _fused_kernel(
         head * D,
         q_norm,
         eps,
-        S,
-        D,
-        BIAS,
-        NORM,
+        shape,
     )
     rotated = (qa * cos - qb * sin).to(QUERIES)
     qb = (qb * cos + qa * sin).to(QUERIES)
@@ -196,10 +192,12 @@ def _fused_kernel(
     mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D_POW2), tl.float32)
     if number < pages:
-        logits = capped(tl.dot(qb, b.to(qb.dtype), tl.dot(qa, a.to(qa.dtype))) * scale, SOFT_CAP)
+        logits = capped(
+            tl.dot(qb, b.to(qb.dtype), tl.dot(qa, a.to(qa.dtype))) * scale, shape.SOFT_CAP
+        )
         seen = key < old
-        if WINDOW > 0:
-            seen = seen & (key > old - WINDOW)
+        if shape.WINDOW > 0:
+            seen = seen & (key > old - shape.WINDOW)
         logits = tl.where(seen[None, :], logits, float("-inf"))
         peak = tl.max(logits, 1)
         weights = tl.exp2(logits - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
@@ -219,10 +217,7 @@ def _fused_kernel(
             (H + group) * D + first,
             k_norm,
             eps,
-            S,
-            D,
-            BIAS,
-            NORM,
+            shape,
         )
         key_a = (ka * cos - kb * sin).to(k.dtype.element_ty)
         key_b = (kb * cos + ka * sin).to(k.dtype.element_ty)
@@ -230,7 +225,7 @@ def _fused_kernel(
         value = tl.zeros((D_POW2,), tl.float32)
         for s in tl.static_range(S):
             value += tl.load(qkv + s * part_stride + at_v, mask=d < D, other=0.0).to(tl.float32)
-        if BIAS:
+        if shape.BIAS:
             value += tl.load(bias + (H + J + group) * D + d, mask=d < D, other=0.0).to(tl.float32)
         value = value.to(v.dtype.element_ty)
         new = tl.load(table + old // P).to(tl.int64) * page_stride + group * (P * D) + old % P * D
@@ -240,7 +235,7 @@ def _fused_kernel(
         new_a = key_a.to(QUERIES).to(tl.float32)
         new_b = key_b.to(QUERIES).to(tl.float32)
         logits = tl.sum(qa.to(tl.float32) * new_a + qb.to(tl.float32) * new_b, 1)
-        logits = capped(logits * scale, SOFT_CAP)
+        logits = capped(logits * scale, shape.SOFT_CAP)
         higher = tl.maximum(peak, logits)
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(logits - anchor)
@@ -250,10 +245,10 @@ def _fused_kernel(
         mass = mass * decay + weights
         peak = higher
     row = (split * T + start) * H + head
-    tl.store(peaks + row, peak, mask=valid)
-    tl.store(masses + row, mass, mask=valid)
+    tl.store(partials.peaks + row, peak, mask=valid)
+    tl.store(partials.masses + row, mass, mask=valid)
     if (number < pages) | (split == tl.num_programs(1) - 1):
-        out = sums + row[:, None].to(tl.int64) * D + d[None, :]
+        out = partials.sums + row[:, None].to(tl.int64) * D + d[None, :]
         tl.store(out, acc, mask=valid[:, None] & (d < D)[None, :])
 
 
@@ -305,33 +300,10 @@ def store_and_attend(
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    kernel = _fused_kernel[(t * j, splits)](
-        qkv,
-        tensor_or(bias, qkv),
-        angles,
-        tensor_or(q_norm, qkv),
-        tensor_or(k_norm, qkv),
-        eps,
-        k,
-        v,
-        batch.starts,
-        batch.lengths,
-        batch.slots,
-        batch.tables,
-        partials.sums,
-        partials.peaks,
-        partials.masses,
-        rules.scale_for(d) * LOG2E.value,
-        batch.tables.shape[1],
-        k.stride(0),
-        qkv.stride(1),
-        qkv.stride(0),
-        t,
+    shape = FusedShape(
         H=h,
         J=j,
         D=d,
-        HALF=power_of_two(d // 2),
-        D_POW2=power_of_two(d),
         R=columns or d,
         P=page,
         S=qkv.shape[0],
@@ -340,8 +312,13 @@ def store_and_attend(
         NORM=q_norm is not None,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
-        QUERIES=_TYPES[dtype],
-        PDL=pdl,
+    )
+    norms = (tensor_or(q_norm, qkv), tensor_or(k_norm, qkv), eps)
+    scale = rules.scale_for(d) * LOG2E.value
+    strides = (k.stride(0), qkv.stride(1), qkv.stride(0))
+    kernel = _fused_kernel[(t * j, splits)](
+        *(qkv, tensor_or(bias, qkv), angles, *norms, k, v, batch, partials, scale),
+        *(batch.tables.shape[1], *strides, t, shape, _TYPES[dtype], pdl),
         **options(pdl, 4),
     )
     set_carveout(kernel, t)

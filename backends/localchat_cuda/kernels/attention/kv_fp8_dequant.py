@@ -24,7 +24,7 @@ import triton.language as tl
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.launch import options, require
-from localchat_cuda.kernels.rope import require_pages
+from localchat_cuda.kernels.rope import Cache, require_pages
 
 
 class DequantizedPages(NamedTuple):
@@ -47,16 +47,12 @@ class DequantizedPages(NamedTuple):
 
 @triton.jit(do_not_specialize=["width"])
 def _dequantize_kernel(
-    k,
-    v,
-    marks,
+    cache,
     tables,
     sources,
     pool,
     table,
     width,
-    page_stride,
-    mark_stride,
     J: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -74,12 +70,12 @@ def _dequantize_kernel(
             tl.store(table + offset, target)
         n = tl.arange(0, P)
         i = tl.arange(0, D // 2)
-        cell = page * page_stride + head * (P * (D // 2)) + n[:, None] * (D // 2) + i[None, :]
+        cell = page * cache.page_stride + head * (P * (D // 2)) + n[:, None] * (D // 2) + i[None, :]
         if which == 0:
-            words = tl.load(k + cell)
+            words = tl.load(cache.k + cell)
         else:
-            words = tl.load(v + cell)
-        mark = tl.load(marks + page * mark_stride + head * P + n).to(tl.int32)
+            words = tl.load(cache.v + cell)
+        mark = tl.load(cache.marks + page * cache.mark_stride + head * P + n).to(tl.int32)
         factor = kv_fp8.scales(mark >> which * 8 & 255)
         low, high = kv_fp8.decode(words, CODED)
         row = pool + (target.to(tl.int64) * 2 * J + tl.program_id(1)) * (P * D) + n[:, None] * D
@@ -110,19 +106,7 @@ def dequantize(
             f"k, v: pages of {j} heads and {page_tokens} tokens wanted, {k.shape} given"
         )
     _dequantize_kernel[(pages, 2 * j)](
-        k,
-        v,
-        exponents.view(torch.int16),
-        tables,
-        sources,
-        plain.pool,
-        plain.table,
-        tables.shape[1],
-        k.stride(0),
-        exponents.stride(0) // 2,
-        J=j,
-        P=page_tokens,
-        D=d,
-        CODED=kv_fp8.decoder_of(device),
+        *(Cache.of(k, v, exponents), tables, sources, *plain, tables.shape[1]),
+        *(j, page_tokens, d, kv_fp8.decoder_of(device)),
         **options(False, 4),
     )

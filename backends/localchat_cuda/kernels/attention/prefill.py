@@ -27,12 +27,14 @@ from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.decode import LOG2E, capped
 from localchat_cuda.kernels.attention.reference import (
     AttentionBatch,
+    AttentionShape,
     Rules,
     check,
     check_sinks,
     tail_of,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
+from localchat_cuda.kernels.launch import options, require, tensor_or, traits
+from localchat_cuda.kernels.rope import Cache
 
 hopper: ModuleType | None
 """Kernel for Hopper GPUs; None if this Triton has no Gluon, or an incompatible one."""
@@ -101,57 +103,55 @@ def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int
 @triton.jit
 def _step(
     tile,
-    query,
-    query_high,
-    query_tail,
+    queries,
     acc,
     acc_high,
     peak,
     mass,
-    k,
-    v,
-    marks,
-    table,
-    position,
-    length,
+    cache,
+    sequence,
     scale,
-    page_stride,
-    mark_stride,
     head,
-    D: tl.constexpr,
-    D_POW2: tl.constexpr,
-    P: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    CODED: tl.constexpr,
-    E: tl.constexpr,
+    shape: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """Add the products with a tile of keys to the sums of queries.
+
+    `queries`: both halves of coded ones, and the columns of latents that are no values. `sequence`: pages,
+    positions of the queries, and length. MASKED: some queries may not see some keys.
+    """
+    query, query_high, query_tail = queries
+    table, position, length = sequence
+    D: tl.constexpr = shape.D
+    D_POW2: tl.constexpr = triton.next_power_of_2(D)
+    P: tl.constexpr = shape.P
+    TILE: tl.constexpr = shape.TILE
+    CODED: tl.constexpr = shape.CODED
+    E: tl.constexpr = shape.E
     ROW: tl.constexpr = D // 2 if CODED else D
     STEP: tl.constexpr = ROW + E
     d = tl.arange(0, D_POW2 // 2 if CODED else D_POW2)
     n = tl.arange(0, TILE)
     page = tl.load(table + tile * TILE // P).to(tl.int64)
-    cell = page * page_stride + head * (P * STEP) + tile * TILE % P * STEP + n * STEP
+    cell = page * cache.page_stride + head * (P * STEP) + tile * TILE % P * STEP + n * STEP
     key = tile * TILE + n
     if E > 0:
         if MASKED:
             there = (key < length)[:, None] & (d < ROW)[None, :]
-            values = tl.load(v + cell[:, None] + d[None, :], mask=there, other=0)
+            values = tl.load(cache.v + cell[:, None] + d[None, :], mask=there, other=0)
         else:
-            values = tl.load(v + cell[:, None] + d[None, :])
-        keys = tl.load(k + cell[None, :] + D + tl.arange(0, E)[:, None])
+            values = tl.load(cache.v + cell[:, None] + d[None, :])
+        keys = tl.load(cache.k + cell[None, :] + D + tl.arange(0, E)[:, None])
     elif D == D_POW2:
-        keys = tl.load(k + cell[None, :] + d[:, None])
+        keys = tl.load(cache.k + cell[None, :] + d[:, None])
     else:
-        keys = tl.load(k + cell[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
+        keys = tl.load(cache.k + cell[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
     if CODED:
-        mark_at = page * mark_stride + head * P + tile * TILE % P + n
+        mark_at = page * cache.mark_stride + head * P + tile * TILE % P + n
         if MASKED:
-            mark = tl.load(marks + mark_at, mask=key < length, other=0).to(tl.int32)
+            mark = tl.load(cache.marks + mark_at, mask=key < length, other=0).to(tl.int32)
         else:
-            mark = tl.load(marks + mark_at).to(tl.int32)
+            mark = tl.load(cache.marks + mark_at).to(tl.int32)
         factor, lift = kv_fp8.factors(mark)
         keys, keys_high = kv_fp8.decode(keys, CODED)
         logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
@@ -159,13 +159,13 @@ def _step(
         logits = tl.dot(query, tl.trans(values), tl.dot(query_tail, keys)) * scale
     else:
         logits = tl.dot(query, keys.to(query.dtype)) * scale
-    logits = capped(logits, SOFT_CAP)
+    logits = capped(logits, shape.SOFT_CAP)
     if CODED:
         logits += lift[None, :]
     if MASKED:
         seen = (key[None, :] <= position[:, None]) & (key < length)[None, :]
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        if shape.WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - shape.WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
     higher = tl.maximum(peak, tl.max(logits, 1))
     anchor = higher
@@ -177,11 +177,11 @@ def _step(
     if E == 0 and MASKED:
         # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
         there = (key < length)[:, None] & (d < ROW)[None, :]
-        values = tl.load(v + cell[:, None] + d[None, :], mask=there, other=0)
+        values = tl.load(cache.v + cell[:, None] + d[None, :], mask=there, other=0)
     elif E == 0 and D == D_POW2:
-        values = tl.load(v + cell[:, None] + d[None, :])
+        values = tl.load(cache.v + cell[:, None] + d[None, :])
     elif E == 0:
-        values = tl.load(v + cell[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
+        values = tl.load(cache.v + cell[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
     if CODED:
         mass = mass * decay + tl.sum(weights * tl.exp2(-lift)[None, :], 1)
         half = weights.to(tl.float16)
@@ -197,170 +197,78 @@ def _step(
 @triton.jit(do_not_specialize=["width"])
 def _prefill_kernel(
     q,
-    k,
-    v,
-    marks,
+    cache,
     out,
     tiles,
-    starts,
-    counts,
-    lengths,
-    slots,
-    tables,
+    batch,
     sinks,
     scale,
     width,
-    page_stride,
-    mark_stride,
-    H: tl.constexpr,
-    J: tl.constexpr,
-    D: tl.constexpr,
-    D_POW2: tl.constexpr,
-    P: tl.constexpr,
+    shape: tl.constexpr,
     M: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
     SUNK: tl.constexpr,
-    CODED: tl.constexpr,
-    E: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
-    ROW: tl.constexpr = D // 2 if CODED else D
-    ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
+    D: tl.constexpr = shape.D
+    ROW: tl.constexpr = D // 2 if shape.CODED else D
+    D_POW2: tl.constexpr = triton.next_power_of_2(D)
+    ROW_POW2: tl.constexpr = D_POW2 // 2 if shape.CODED else D_POW2
     sequence = tl.load(tiles + tl.program_id(0) * 2)
     first = tl.load(tiles + tl.program_id(0) * 2 + 1)
     head = tl.program_id(1)
-    start = tl.load(starts + sequence)
-    count = tl.load(counts + sequence)
-    length = tl.load(lengths + sequence)
-    table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    start = tl.load(batch.starts + sequence)
+    count = tl.load(batch.counts + sequence)
+    length = tl.load(batch.lengths + sequence)
+    table = batch.tables + tl.load(batch.slots + sequence).to(tl.int64) * width
     row = first + tl.arange(0, M)
     position = length - count + row
     d = tl.arange(0, ROW_POW2)
     valid = (row < count)[:, None] & (d < ROW)[None, :]
-    row_at = ((start + row).to(tl.int64) * H + head)[:, None]
-    q_at = row_at * (D + E) + d[None, :]
+    row_at = ((start + row).to(tl.int64) * shape.H + head)[:, None]
+    q_at = row_at * (D + shape.E) + d[None, :]
     out_at = row_at * D + d[None, :]
     query = tl.load(q + q_at, mask=valid, other=0.0)
     query_high = query
     query_tail = query
     acc_high = 0.0
-    if E > 0:
-        tail_at = row_at * (D + E) + D + tl.arange(0, E)[None, :]
+    if shape.E > 0:
+        tail_at = row_at * (D + shape.E) + D + tl.arange(0, shape.E)[None, :]
         query_tail = tl.load(q + tail_at, mask=(row < count)[:, None], other=0.0)
-    if CODED:
+    if shape.CODED:
         query = query.to(tl.float16)
         query_high = tl.load(q + q_at + ROW, mask=valid, other=0.0).to(tl.float16)
         acc_high = tl.zeros((M, ROW_POW2), tl.float32)
     before = length - count + first
-    last = tl.cdiv(tl.minimum(before + M, length), TILE)
-    clear = (before + 1) // TILE
+    last = tl.cdiv(tl.minimum(before + M, length), shape.TILE)
+    clear = (before + 1) // shape.TILE
     edge = 0
     peak = tl.full((M,), float("-inf"), tl.float32)
     mass = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, ROW_POW2), tl.float32)
-    group = head // (H // J)
-    if WINDOW > 0:
-        low = tl.maximum(before - WINDOW + 1, 0) // TILE
-        edge = tl.maximum(tl.cdiv(before + M - WINDOW, TILE), low)
+    group = head // (shape.H // shape.J)
+    queries = (query, query_high, query_tail)
+    rows = (table, position, length)
+    if shape.WINDOW > 0:
+        low = tl.maximum(before - shape.WINDOW + 1, 0) // shape.TILE
+        edge = tl.maximum(tl.cdiv(before + M - shape.WINDOW, shape.TILE), low)
         edge = tl.minimum(edge, last)
         clear = tl.maximum(clear, edge)
-        for tile in tl.range(low, edge, 1, num_stages=STAGES):
+        for tile in tl.range(low, edge, 1, num_stages=shape.STAGES):
             acc, acc_high, peak, mass = _step(
-                tile,
-                query,
-                query_high,
-                query_tail,
-                acc,
-                acc_high,
-                peak,
-                mass,
-                k,
-                v,
-                marks,
-                table,
-                position,
-                length,
-                scale,
-                page_stride,
-                mark_stride,
-                group,
-                D,
-                D_POW2,
-                P,
-                TILE,
-                WINDOW,
-                SOFT_CAP,
-                CODED,
-                E,
-                True,
+                tile, queries, acc, acc_high, peak, mass, cache, rows, scale, group, shape, True
             )
-    for tile in tl.range(edge, clear, 1, num_stages=STAGES):
+    for tile in tl.range(edge, clear, 1, num_stages=shape.STAGES):
         acc, acc_high, peak, mass = _step(
-            tile,
-            query,
-            query_high,
-            query_tail,
-            acc,
-            acc_high,
-            peak,
-            mass,
-            k,
-            v,
-            marks,
-            table,
-            position,
-            length,
-            scale,
-            page_stride,
-            mark_stride,
-            group,
-            D,
-            D_POW2,
-            P,
-            TILE,
-            WINDOW,
-            SOFT_CAP,
-            CODED,
-            E,
-            False,
+            tile, queries, acc, acc_high, peak, mass, cache, rows, scale, group, shape, False
         )
-    for tile in tl.range(clear, last, 1, num_stages=STAGES):
+    for tile in tl.range(clear, last, 1, num_stages=shape.STAGES):
         acc, acc_high, peak, mass = _step(
-            tile,
-            query,
-            query_high,
-            query_tail,
-            acc,
-            acc_high,
-            peak,
-            mass,
-            k,
-            v,
-            marks,
-            table,
-            position,
-            length,
-            scale,
-            page_stride,
-            mark_stride,
-            group,
-            D,
-            D_POW2,
-            P,
-            TILE,
-            WINDOW,
-            SOFT_CAP,
-            CODED,
-            E,
-            True,
+            tile, queries, acc, acc_high, peak, mass, cache, rows, scale, group, shape, True
         )
     if SUNK:
         mass += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2E - peak)
     mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
     tl.store(out + out_at, (acc / mass).to(out.dtype.element_ty), mask=valid)
-    if CODED:
+    if shape.CODED:
         tl.store(out + out_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=valid)
 
 
@@ -403,35 +311,13 @@ def attend(
     page = k.shape[2]
     if page % config.tile:
         raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
+    codes = 0 if exponents is None else kv_fp8.decoder_of(q.device)
+    tile = (config.tile, config.stages)
+    heads = (h, k.shape[1], d, page)
+    shape = AttentionShape(*heads, *tile, rules.window, rules.soft_cap, codes, tail)
+    scale = rules.scale_for(width) * LOG2E.value
     _prefill_kernel[(tiles.shape[0], h)](
-        q,
-        k,
-        v,
-        k if exponents is None else exponents.view(torch.int16),
-        out,
-        tiles,
-        batch.starts,
-        batch.counts,
-        batch.lengths,
-        batch.slots,
-        batch.tables,
-        tensor_or(rules.sinks, q),
-        rules.scale_for(width) * LOG2E.value,
-        batch.tables.shape[1],
-        k.stride(0),
-        0 if exponents is None else exponents.stride(0) // 2,
-        H=h,
-        J=k.shape[1],
-        D=d,
-        D_POW2=power_of_two(d),
-        P=page,
-        M=config.rows,
-        TILE=config.tile,
-        WINDOW=rules.window,
-        SOFT_CAP=rules.soft_cap,
-        SUNK=rules.sinks is not None,
-        CODED=0 if exponents is None else kv_fp8.decoder_of(q.device),
-        E=tail,
-        STAGES=config.stages,
+        *(q, Cache.of(k, v, exponents), out, tiles, batch, tensor_or(rules.sinks, q), scale),
+        *(batch.tables.shape[1], shape, config.rows, rules.sinks is not None),
         **options(False, config.warps),
     )

@@ -26,6 +26,8 @@ FlashAttention-3 (Shah et al., 2024): the roles and the order of products; block
 attention.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from localchat_cuda.kernels.attention.decode import LOG2E
@@ -57,6 +59,20 @@ _HALVES = (torch.float16, torch.bfloat16)
 _ROWS_OF_BOX = 128  # bytes that TMA swizzles, so that reads of columns are free of bank conflicts
 
 
+class HopperShape(NamedTuple):
+    """Constants of the kernel. For the letters see reference.py."""
+
+    H: int
+    J: int
+    D: int
+    P: int
+    M: int
+    """Queries of a warpgroup."""
+    STAGES: int
+    WINDOW: int
+    SUNK: bool
+
+
 @gluon.jit
 def _rounds(items):
     """Count the items of this program."""
@@ -68,16 +84,7 @@ def _rounds(items):
 
 
 @gluon.jit
-def _item(
-    round_index,
-    tiles,
-    counts,
-    lengths,
-    H: gl.constexpr,
-    M: gl.constexpr,
-    STEP: gl.constexpr,
-    WINDOW: gl.constexpr,
-):
+def _item(round_index, tiles, counts, lengths, shape: gl.constexpr, STEP: gl.constexpr):
     """Find the work of a round: tile, head and steps `low` to `end`.
 
     No steps for a sequence without new tokens. Rounds alternate direction over the programs, so that none
@@ -86,16 +93,16 @@ def _item(
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
     item = round_index * grid + gl.where(round_index % 2 == 0, lane, grid - 1 - lane)
-    sequence = gl.load(tiles + item // H * 2)
-    first = gl.load(tiles + item // H * 2 + 1)
+    sequence = gl.load(tiles + item // shape.H * 2)
+    first = gl.load(tiles + item // shape.H * 2 + 1)
     count = gl.load(counts + sequence)
     length = gl.load(lengths + sequence)
     before = length - count + first
-    end = gl.where(first < count, gl.cdiv(gl.minimum(before + 2 * M, length), STEP), 0)
+    end = gl.where(first < count, gl.cdiv(gl.minimum(before + 2 * shape.M, length), STEP), 0)
     low = end * 0
-    if WINDOW > 0:
-        low = gl.minimum(gl.maximum(before - WINDOW + 1, 0) // STEP, end)
-    return item % H, sequence, first, count, length, low, end
+    if shape.WINDOW > 0:
+        low = gl.minimum(gl.maximum(before - shape.WINDOW + 1, 0) // STEP, end)
+    return item % shape.H, sequence, first, count, length, low, end
 
 
 @gluon.jit
@@ -114,43 +121,27 @@ def _fetch(boxes, row, low_page, other, buffers, stage, full):
 
 
 @gluon.jit
-def _load(
-    k_boxes,
-    v_boxes,
-    ks,
-    vs,
-    full,
-    empty,
-    tiles,
-    counts,
-    lengths,
-    slots,
-    tables,
-    width,
-    items,
-    rows_a_page,
-    H: gl.constexpr,
-    J: gl.constexpr,
-    M: gl.constexpr,
-    P: gl.constexpr,
-    D: gl.constexpr,
-    STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
-):
+def _load(shape: gl.constexpr, k_boxes, v_boxes, rings, queue, pages, items, rows_a_page):
     """Loading warp: for each item its keys, newest first, and each step's values one step later."""
-    BYTES: gl.constexpr = 2 * P * D * 2
+    STAGES: gl.constexpr = shape.STAGES
+    ks, vs, full, empty = rings
+    tiles, counts, lengths = queue
+    slots, tables, width = pages
+    BYTES: gl.constexpr = 2 * shape.P * shape.D * 2
     base = 0
     for round_index in range(_rounds(items)):
         head, sequence, first, count, length, low, end = _item(
-            round_index, tiles, counts, lengths, H, M, 2 * P, WINDOW
+            round_index, tiles, counts, lengths, shape, 2 * shape.P
         )
         if low < end:
             table = tables + gl.load(slots + sequence).to(gl.int64) * width
-            last_page = gl.cdiv(gl.minimum(length - count + first + 2 * M, length), P) - 1
+            last_page = (
+                gl.cdiv(gl.minimum(length - count + first + 2 * shape.M, length), shape.P) - 1
+            )
             first_page = last_page * 0
-            if WINDOW > 0:
-                first_page = gl.maximum(length - count + first - WINDOW + 1, 0) // P
-            row = head // (H // J) * P
+            if shape.WINDOW > 0:
+                first_page = gl.maximum(length - count + first - shape.WINDOW + 1, 0) // shape.P
+            row = head // (shape.H // shape.J) * shape.P
             low_page, other = _pages(table, end - 1, first_page, last_page, rows_a_page)
             stage = base % STAGES
             mbarrier.wait(empty.index(stage), ((base // STAGES) & 1) ^ 1)
@@ -205,33 +196,15 @@ def _without_rest(values, key, length, P: gl.constexpr, B_L: gl.constexpr):
 
 
 @gluon.jit
-def _attend(
-    q,
-    out,
-    ks,
-    vs,
-    full,
-    empty,
-    sinks,
-    start,
-    count,
-    length,
-    first,
-    low,
-    end,
-    base,
-    head,
-    factor,
-    WG: gl.constexpr,
-    H: gl.constexpr,
-    P: gl.constexpr,
-    D: gl.constexpr,
-    M: gl.constexpr,
-    STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SUNK: gl.constexpr,
-):
+def _attend(q, out, rings, sinks, start, item, base, factor, WG: gl.constexpr, shape: gl.constexpr):
     """Compute rows WG * M and on of an item, in one warpgroup. `base` continues step numbers across items."""
+    P: gl.constexpr = shape.P
+    D: gl.constexpr = shape.D
+    M: gl.constexpr = shape.M
+    STAGES: gl.constexpr = shape.STAGES
+    WINDOW: gl.constexpr = shape.WINDOW
+    ks, vs, full, empty = rings
+    head, _, first, count, length, low, end = item
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, P, 16])
     A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, A_L, 2)
@@ -241,7 +214,7 @@ def _attend(
     begin = first + WG * M
     row = begin + gl.arange(0, M, gl.SliceLayout(1, B_L))
     column = gl.arange(0, D, gl.SliceLayout(0, B_L))
-    q_at = ((start + row).to(gl.int64) * H + head)[:, None] * D + column[None, :]
+    q_at = ((start + row).to(gl.int64) * shape.H + head)[:, None] * D + column[None, :]
     valid = (row < count)[:, None]
     query = gl.convert_layout(gl.load(q + q_at, mask=valid, other=0.0), Q_L)
     before = length - count + begin
@@ -326,7 +299,7 @@ def _attend(
     mbarrier.wait(full.index(stage), (last // STAGES) & 1)
     acc_run = warpgroup_mma(p, vs.index(stage * 2), acc, is_async=True)
     acc_run = warpgroup_mma(r, vs.index(stage * 2 + 1), acc_run, is_async=True)
-    if SUNK:
+    if shape.SUNK:
         sink = gl.load(sinks + head).to(gl.float32) * 1.4426950408889634  # log2(e)
         mass += gl.exp2(sink - peak * factor)
     mass = gl.where(mass == 0.0, 1.0, mass)
@@ -339,62 +312,15 @@ def _attend(
 
 
 @gluon.jit
-def _consume(
-    q,
-    out,
-    ks,
-    vs,
-    full,
-    empty,
-    sinks,
-    tiles,
-    starts,
-    counts,
-    lengths,
-    items,
-    factor,
-    WG: gl.constexpr,
-    H: gl.constexpr,
-    P: gl.constexpr,
-    D: gl.constexpr,
-    M: gl.constexpr,
-    STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SUNK: gl.constexpr,
-):
+def _consume(WG: gl.constexpr, shape: gl.constexpr, q, out, rings, sinks, queue, items, factor):
+    tiles, starts, counts, lengths = queue
     base = 0
     for round_index in range(_rounds(items)):
-        head, sequence, first, count, length, low, end = _item(
-            round_index, tiles, counts, lengths, H, M, 2 * P, WINDOW
-        )
+        item = _item(round_index, tiles, counts, lengths, shape, 2 * shape.P)
+        _, sequence, _, _, _, low, end = item
         if low < end:
             start = gl.load(starts + sequence)
-            _attend(
-                q,
-                out,
-                ks,
-                vs,
-                full,
-                empty,
-                sinks,
-                start,
-                count,
-                length,
-                first,
-                low,
-                end,
-                base,
-                head,
-                factor,
-                WG,
-                H,
-                P,
-                D,
-                M,
-                STAGES,
-                WINDOW,
-                SUNK,
-            )
+            _attend(q, out, rings, sinks, start, item, base, factor, WG, shape)
             base += end - low + 1
 
 
@@ -406,24 +332,16 @@ def _hopper_kernel(
     out,
     sinks,
     tiles,
-    starts,
-    counts,
-    lengths,
-    slots,
-    tables,
+    batch,
     factor,
     width,
     rows_a_page,
     items,
-    H: gl.constexpr,
-    J: gl.constexpr,
-    D: gl.constexpr,
-    P: gl.constexpr,
-    M: gl.constexpr,
-    STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SUNK: gl.constexpr,
+    shape: gl.constexpr,
 ):
+    P: gl.constexpr = shape.P
+    D: gl.constexpr = shape.D
+    STAGES: gl.constexpr = shape.STAGES
     T_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ks = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
     vs = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
@@ -434,86 +352,18 @@ def _hopper_kernel(
         mbarrier.init(empty.index(i), count=2)
     fence_async_shared()
     barrier()
+    # Constants come first: of a sum of tuples, the second may not contain them.
+    rings = (ks, vs, full, empty)
+    queue = (tiles, batch.starts, batch.counts, batch.lengths)
+    work = (q, out, rings, sinks, queue, items, factor)
+    lengths = (tiles, batch.counts, batch.lengths)
+    pages = (batch.slots, batch.tables, width)
+    loaded = (k_boxes, v_boxes, rings, lengths, pages, items, rows_a_page)
     gl.warp_specialize(
         [
-            (
-                _consume,
-                (
-                    q,
-                    out,
-                    ks,
-                    vs,
-                    full,
-                    empty,
-                    sinks,
-                    tiles,
-                    starts,
-                    counts,
-                    lengths,
-                    items,
-                    factor,
-                    gl.constexpr(0),
-                    H,
-                    P,
-                    D,
-                    M,
-                    STAGES,
-                    WINDOW,
-                    SUNK,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    q,
-                    out,
-                    ks,
-                    vs,
-                    full,
-                    empty,
-                    sinks,
-                    tiles,
-                    starts,
-                    counts,
-                    lengths,
-                    items,
-                    factor,
-                    gl.constexpr(1),
-                    H,
-                    P,
-                    D,
-                    M,
-                    STAGES,
-                    WINDOW,
-                    SUNK,
-                ),
-            ),
-            (
-                _load,
-                (
-                    k_boxes,
-                    v_boxes,
-                    ks,
-                    vs,
-                    full,
-                    empty,
-                    tiles,
-                    counts,
-                    lengths,
-                    slots,
-                    tables,
-                    width,
-                    items,
-                    rows_a_page,
-                    H,
-                    J,
-                    M,
-                    P,
-                    D,
-                    STAGES,
-                    WINDOW,
-                ),
-            ),
+            (_consume, (gl.constexpr(0), shape) + work),
+            (_consume, (gl.constexpr(1), shape) + work),
+            (_load, (shape,) + loaded),
         ],
         [4, 1],
         [240, 24],
@@ -552,30 +402,12 @@ def launch(
     """
     _, h, d = q.shape
     items = tiles.shape[0] * h
+    constants = (rules.window, rules.sinks is not None)
+    shape = HopperShape(h, k.shape[1], d, PAGE, ROWS // 2, STAGES, *constants)
+    scale = rules.scale_for(d) * LOG2E.value
     _hopper_kernel[(min(items, traits(q.device).sms),)](
-        q,
-        _boxes(k),
-        _boxes(v),
-        out,
-        tensor_or(rules.sinks, out),
-        tiles,
-        batch.starts,
-        batch.counts,
-        batch.lengths,
-        batch.slots,
-        batch.tables,
-        rules.scale_for(d) * LOG2E.value,
-        batch.tables.shape[1],
-        k.stride(0) // d,
-        items,
-        H=h,
-        J=k.shape[1],
-        D=d,
-        P=PAGE,
-        M=ROWS // 2,
-        STAGES=STAGES,
-        WINDOW=rules.window,
-        SUNK=rules.sinks is not None,
+        *(q, _boxes(k), _boxes(v), out, tensor_or(rules.sinks, out), tiles, batch, scale),
+        *(batch.tables.shape[1], k.stride(0) // d, items, shape),
         num_warps=4,
         maxnreg=168,
     )

@@ -12,6 +12,7 @@ sequences.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,8 +27,7 @@ LATENT_TAILS = (16, 32, 64)
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionBatch:
+class AttentionBatch(NamedTuple):
     """Sequences of one launch; all int32 on the device."""
 
     starts: torch.Tensor
@@ -57,6 +57,24 @@ class Rules:
 
     def scale_for(self, d: int) -> float:
         return self.scale or d**-0.5
+
+
+class AttentionShape(NamedTuple):
+    """Constants of the attention kernels. For the letters see the module docstring."""
+
+    H: int
+    J: int
+    D: int
+    P: int
+    TILE: int
+    """Keys of a step."""
+    STAGES: int
+    WINDOW: int
+    SOFT_CAP: float
+    """Rules.soft_cap."""
+    CODED: int
+    """Decoder of FP8 pages (kv_fp8.decoder_of), or 0."""
+    E: int
 
 
 def tail_of(k: torch.Tensor, v: torch.Tensor) -> int:

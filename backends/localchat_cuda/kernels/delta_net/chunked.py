@@ -26,9 +26,11 @@ from localchat_cuda.kernels.delta_net.shapes import (
     FLOATS,
     TAPS,
     ChunkedPart,
+    DeltaShape,
     LayerStates,
     Prepared,
     Projection,
+    Source,
     require_batch,
     require_prepared,
     require_projection,
@@ -78,36 +80,25 @@ def _inverse(n, same, diagonal):
 
 @triton.jit
 def _chunk_kernel(
-    x,
-    decay,
-    beta,
-    starts,
-    counts,
-    chunks,
-    keys,
-    values,
-    sums,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    B: tl.constexpr,
+    prepared, batch, chunks, keys, values, sums, shape: tl.constexpr, B: tl.constexpr
 ):
-    C: tl.constexpr = 2 * G * K + H * V
+    C: tl.constexpr = 2 * shape.G * shape.K + shape.H * shape.V
     s = tl.load(chunks + tl.program_id(0) * 2)
     h = tl.program_id(1)
     if s >= 0:
         rows = tl.load(chunks + tl.program_id(0) * 2 + 1) * B + tl.arange(0, B)
-        there = rows < tl.load(counts + s)
-        t = tl.load(starts + s) + rows
-        k = tl.arange(0, K)
-        v = tl.arange(0, V)
-        token = x + t * C
+        there = rows < tl.load(batch.counts + s)
+        t = tl.load(batch.starts + s) + rows
+        k = tl.arange(0, shape.K)
+        v = tl.arange(0, shape.V)
+        token = prepared.x + t * C
         key = tl.load(
-            token[:, None] + (G + h // (H // G)) * K + k[None, :], mask=there[:, None], other=0.0
+            token[:, None] + (shape.G + h // (shape.H // shape.G)) * shape.K + k[None, :],
+            mask=there[:, None],
+            other=0.0,
         )
-        c = tl.cumsum(tl.load(decay + t * H + h, mask=there, other=0.0), 0)
-        rate = tl.load(beta + t * H + h, mask=there, other=0.0)
+        c = tl.cumsum(tl.load(prepared.decay + t * shape.H + h, mask=there, other=0.0), 0)
+        rate = tl.load(prepared.beta + t * shape.H + h, mask=there, other=0.0)
         r = tl.arange(0, B)
         below = r[:, None] > r[None, :]
         apart = tl.where(below, c[:, None] - c[None, :], 0.0)
@@ -115,22 +106,26 @@ def _chunk_kernel(
         n = tl.where(below, n, 0.0)
         same = (r // 8)[:, None] == (r // 8)[None, :]
         inverse = _inverse(n, same, r[:, None] == r[None, :])
-        inverse = inverse.to(x.dtype.element_ty)
+        inverse = inverse.to(prepared.x.dtype.element_ty)
         value = tl.load(
-            token[:, None] + 2 * G * K + h * V + v[None, :], mask=there[:, None], other=0.0
+            token[:, None] + 2 * shape.G * shape.K + h * shape.V + v[None, :],
+            mask=there[:, None],
+            other=0.0,
         )
-        change = (value.to(tl.float32) * rate[:, None]).to(x.dtype.element_ty)
+        change = (value.to(tl.float32) * rate[:, None]).to(prepared.x.dtype.element_ty)
         u = tl.dot(inverse, change, input_precision="ieee")
-        owed = (key.to(tl.float32) * (rate * tl.exp(c))[:, None]).to(x.dtype.element_ty)
+        owed = (key.to(tl.float32) * (rate * tl.exp(c))[:, None]).to(prepared.x.dtype.element_ty)
         w = tl.dot(inverse, owed, input_precision="ieee")
-        out = t * H + h
+        out = t * shape.H + h
         tl.store(
-            values + out[:, None] * V + v[None, :],
+            values + out[:, None] * shape.V + v[None, :],
             u.to(values.dtype.element_ty),
             mask=there[:, None],
         )
         tl.store(
-            keys + out[:, None] * K + k[None, :], w.to(keys.dtype.element_ty), mask=there[:, None]
+            keys + out[:, None] * shape.K + k[None, :],
+            w.to(keys.dtype.element_ty),
+            mask=there[:, None],
         )
         tl.store(sums + out, c, mask=there)
 
@@ -138,45 +133,37 @@ def _chunk_kernel(
 @triton.jit
 def _scan_kernel(
     x,
-    qkvz,
+    source,
     keys,
     values,
     sums,
-    matrices,
-    inputs,
-    starts,
-    counts,
-    lengths,
-    slots,
+    states,
+    batch,
     out,
-    part_stride,
-    row_stride,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
+    shape: tl.constexpr,
     B: tl.constexpr,
-    TAPS: tl.constexpr,
-    P: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    C: tl.constexpr = 2 * G * K + H * V
+    K: tl.constexpr = shape.K
+    C: tl.constexpr = 2 * shape.G * K + shape.H * shape.V
     s = tl.program_id(0)
     h = tl.program_id(1)
-    first = tl.program_id(2) * BV
-    g = h // (H // G)
-    row = tl.load(starts + s)
-    count = tl.load(counts + s)
-    length = tl.load(lengths + s)
-    entry = tl.load(slots + s)
+    first = tl.program_id(2) * shape.BV
+    g = h // (shape.H // shape.G)
+    row = tl.load(batch.starts + s)
+    count = tl.load(batch.counts + s)
+    length = tl.load(batch.lengths + s)
+    entry = tl.load(batch.slots + s)
     if count > 0:
         k = tl.arange(0, K)
-        v = first + tl.arange(0, BV)
+        v = first + tl.arange(0, shape.BV)
         r = tl.arange(0, B)
         upto = r[:, None] >= r[None, :]
         state_pointers = (
-            matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+            states.matrices
+            + (entry * shape.H + h).to(tl.int64) * (K * shape.V)
+            + k[:, None] * shape.V
+            + v[None, :]
         )
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
@@ -185,10 +172,10 @@ def _scan_kernel(
             t = row + start + r
             token = (x + t * C)[:, None] + k[None, :]
             query = tl.load(token + g * K, mask=there, other=0.0)
-            key = tl.load(token + (G + g) * K, mask=there, other=0.0)
-            cell = t * H + h
+            key = tl.load(token + (shape.G + g) * K, mask=there, other=0.0)
+            cell = t * shape.H + h
             w = tl.load(keys + cell[:, None] * K + k[None, :], mask=there, other=0.0)
-            u = tl.load(values + cell[:, None] * V + v[None, :], mask=there, other=0.0)
+            u = tl.load(values + cell[:, None] * shape.V + v[None, :], mask=there, other=0.0)
             c = tl.load(sums + cell, mask=start + r < count, other=0.0)
             last = tl.min(c, 0)  # sums only fall
             c = tl.where(start + r < count, c, last)
@@ -200,30 +187,15 @@ def _scan_kernel(
             output = tl.dot(query, stored_state, input_precision="ieee") * tl.exp(c)[:, None]
             output += tl.dot(weights, change.to(x.dtype.element_ty), input_precision="ieee")
             tl.store(
-                out + cell[:, None] * V + v[None, :], output.to(out.dtype.element_ty), mask=there
+                out + cell[:, None] * shape.V + v[None, :],
+                output.to(out.dtype.element_ty),
+                mask=there,
             )
             change = (change * tl.exp(last - c)[:, None]).to(x.dtype.element_ty)
             state = state * tl.exp(last) + tl.dot(tl.trans(key), change, input_precision="ieee")
         tl.store(state_pointers, state)
-        store_own_inputs(
-            qkvz,
-            inputs,
-            entry,
-            row + count,
-            count,
-            length,
-            first,
-            h,
-            part_stride,
-            row_stride,
-            G,
-            H,
-            K,
-            V,
-            BV,
-            TAPS,
-            P,
-        )
+        sequence = (entry, row + count, count, length)
+        store_own_inputs(source, states.inputs, sequence, first, h, shape)
 
 
 def takes(states: LayerStates) -> bool:
@@ -247,50 +219,16 @@ def apply(
     keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
     values = torch.empty(t, h, v, dtype=x.dtype, device=device)
     sums = torch.empty(t, h, device=device)
-    starts, counts, lengths, slots, _ = (
-        getattr(part.batch, name) for name in part.batch.__dataclass_fields__
-    )
-    _chunk_kernel[(part.chunks.shape[0], h)](
-        *prepared,
-        starts,
-        counts,
-        part.chunks,
-        keys,
-        values,
-        sums,
-        G=g,
-        H=h,
-        K=k,
-        V=v,
-        B=CHUNK,
-        **options(False, 4),
-    )
     qkvz = projection.qkvz
     columns = min(_COLUMNS, v)
+    shape = DeltaShape(g, h, k, v, columns, TAPS, qkvz.shape[0])
+    _chunk_kernel[(part.chunks.shape[0], h)](
+        prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, **options(False, 4)
+    )
     major, minor = traits(device).capability
     _scan_kernel[(s, h, v // columns)](
-        x,
-        qkvz,
-        keys,
-        values,
-        sums,
-        *states,
-        starts,
-        counts,
-        lengths,
-        slots,
-        out,
-        qkvz.stride(0),
-        qkvz.stride(1),
-        G=g,
-        H=h,
-        K=k,
-        V=v,
-        BV=columns,
-        B=CHUNK,
-        TAPS=TAPS,
-        P=qkvz.shape[0],
-        STAGES=stages_of(10 * major + minor),
+        *(x, Source.of(qkvz), keys, values, sums, states, part.batch, out),
+        *(shape, CHUNK, stages_of(10 * major + minor)),
         **options(False, 4),
     )
 

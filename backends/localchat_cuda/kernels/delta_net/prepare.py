@@ -11,6 +11,8 @@ Grid (T, 2 G + H + 1), or a 16th of T for many tokens: a head each, the last one
 Yang et al., Gated Delta Networks (2024, arXiv 2412.06464).
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -30,7 +32,6 @@ from localchat_cuda.kernels.delta_net.shapes import (
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
-    power_of_two,
     require,
     set_carveout,
     traits,
@@ -80,56 +81,61 @@ def sigmoid(v):
     return 1.0 / (1.0 + tl.exp(tl.minimum(-v, 80.0, propagate_nan=tl.PropagateNan.ALL)))
 
 
+class PrepareShape(NamedTuple):
+    """Constants of the kernel. For the letters see the module docstring."""
+
+    G: int
+    H: int
+    K: int
+    V: int
+    TAPS: int
+    P: int
+    P_BA: int
+    """Partial sums of both products."""
+
+
 @triton.jit(do_not_specialize=["T"])
 def _prepare_kernel(
     qkvz,
     ba,
-    conv,
-    decays,
-    dt_bias,
+    weights,
     inputs,
-    slots,
-    positions,
-    offsets,
-    x,
-    decay,
-    beta,
+    tokens,
+    out,
     eps,
     T,
     part_stride,
     row_stride,
     ba_part_stride,
     ba_row_stride,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    W: tl.constexpr,
-    TAPS: tl.constexpr,
-    P: tl.constexpr,
-    P_BA: tl.constexpr,
-    H_POW2: tl.constexpr,
+    shape: tl.constexpr,
     BT: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    G: tl.constexpr = shape.G
+    H: tl.constexpr = shape.H
+    TAPS: tl.constexpr = shape.TAPS
+    P: tl.constexpr = shape.P
+    P_BA: tl.constexpr = shape.P_BA
     if PDL:
         gdc_launch_dependents()
-    C: tl.constexpr = 2 * G * K + H * V
+    C: tl.constexpr = 2 * G * shape.K + H * shape.V
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     there = t < T
     head = tl.program_id(1)
     if head < 2 * G + H:
         # The step buffer and the states were complete before the step began.
-        slot = tl.load(slots + t, mask=there, other=0)
-        position = tl.load(positions + t, mask=there, other=0)
-        offset = tl.load(offsets + t, mask=there, other=0)
+        slot = tl.load(tokens.slots + t, mask=there, other=0)
+        position = tl.load(tokens.positions + t, mask=there, other=0)
+        offset = tl.load(tokens.offsets + t, mask=there, other=0)
+        W: tl.constexpr = shape.K if shape.K > shape.V else shape.V
         i = tl.arange(0, W)
-        column = head * K
-        width = K
+        column = head * shape.K
+        width = shape.K
         if head >= 2 * G:
-            column = 2 * G * K + (head - 2 * G) * V
-            width = V
+            column = 2 * G * shape.K + (head - 2 * G) * shape.V
+            width = shape.V
         cell = there[:, None] & (i < width)[None, :]
         columns = column + i
         total = tl.zeros((BT, W), tl.float32)
@@ -143,7 +149,7 @@ def _prepare_kernel(
                 value += tl.load(row + p * part_stride, mask=cell & own[:, None], other=0.0).to(
                     tl.float32
                 )
-            value = value.to(x.dtype.element_ty).to(tl.float32)
+            value = value.to(out.x.dtype.element_ty).to(tl.float32)
             if back > 0:
                 earlier = (position >= back) & (offset < back)
                 entry = slot * (TAPS - 1) + TAPS - 1 - back + offset
@@ -151,20 +157,25 @@ def _prepare_kernel(
                 value += tl.load(input_pointers, mask=cell & earlier[:, None], other=0.0).to(
                     tl.float32
                 )
-            tap = tl.load(conv + columns * TAPS + TAPS - 1 - back, mask=i < width, other=0.0)
+            tap = tl.load(
+                weights.conv + columns * TAPS + TAPS - 1 - back, mask=i < width, other=0.0
+            )
             total += value * tap.to(tl.float32)[None, :]
         total *= sigmoid(total)
         if head < 2 * G:
             inverse = tl.rsqrt(tl.sum(total * total, 1) + eps)
             if head < G:
-                inverse *= K**-0.5
+                inverse *= shape.K**-0.5
             total *= inverse[:, None]
-        tl.store(x + t[:, None] * C + columns[None, :], total.to(x.dtype.element_ty), mask=cell)
+        tl.store(
+            out.x + t[:, None] * C + columns[None, :], total.to(out.x.dtype.element_ty), mask=cell
+        )
     else:
+        H_POW2: tl.constexpr = triton.next_power_of_2(H)
         h = tl.arange(0, H_POW2)
         gates = there[:, None] & (h < H)[None, :]
-        rate = tl.load(decays + h, mask=h < H, other=0.0)
-        bias = tl.load(dt_bias + h, mask=h < H, other=0.0)
+        rate = tl.load(weights.decay + h, mask=h < H, other=0.0)
+        bias = tl.load(weights.dt_bias + h, mask=h < H, other=0.0)
         b = tl.zeros((BT, H_POW2), tl.float32)
         a = tl.zeros((BT, H_POW2), tl.float32)
         if PDL:
@@ -176,9 +187,9 @@ def _prepare_kernel(
         a += bias[None, :]
         clamped = tl.minimum(a, 20.0, propagate_nan=tl.PropagateNan.ALL)
         softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(clamped)))
-        out = t[:, None] * H + h[None, :]
-        tl.store(decay + out, rate[None, :] * softplus, mask=gates)
-        tl.store(beta + out, sigmoid(b), mask=gates)
+        cells = t[:, None] * H + h[None, :]
+        tl.store(out.decay + cells, rate[None, :] * softplus, mask=gates)
+        tl.store(out.beta + cells, sigmoid(b), mask=gates)
 
 
 def prepare(
@@ -208,30 +219,10 @@ def prepare(
     pdl = pdl and traits(device).pdl
     qkvz, ba = projection
     together = 1 if t <= _ALONE else _TOGETHER
+    shape = PrepareShape(g, h, k, v, TAPS, qkvz.shape[0], ba.shape[0])
+    strides = (*qkvz.stride()[:2], *ba.stride()[:2])
     kernel = _prepare_kernel[(triton.cdiv(t, together), 2 * g + h + 1)](
-        qkvz,
-        ba,
-        weights.conv,
-        weights.decay,
-        weights.dt_bias,
-        states.inputs,
-        *tokens,
-        *out,
-        _NORM_EPS,
-        t,
-        qkvz.stride(0),
-        qkvz.stride(1),
-        ba.stride(0),
-        ba.stride(1),
-        G=g,
-        H=h,
-        K=k,
-        V=v,
-        W=max(k, v),
-        TAPS=TAPS,
-        P=qkvz.shape[0],
-        P_BA=ba.shape[0],
-        H_POW2=power_of_two(h),
+        *(qkvz, ba, weights, states.inputs, tokens, out, _NORM_EPS, t, *strides, shape),
         BT=together,
         ROOMY=own_carveout(t),
         PDL=pdl,

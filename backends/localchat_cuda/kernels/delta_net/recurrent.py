@@ -18,9 +18,11 @@ from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net.shapes import (
     FLOATS,
     TAPS,
+    DeltaShape,
     LayerStates,
     Prepared,
     Projection,
+    Source,
     require_batch,
     require_prepared,
     require_projection,
@@ -69,30 +71,19 @@ def reference(
 
 
 @triton.jit
-def _input(
-    qkvz,
-    inputs,
-    entry,
-    end,
-    position,
-    count,
-    length,
-    first,
-    width: tl.constexpr,
-    part_stride,
-    row_stride,
-    C: tl.constexpr,
-    TAPS: tl.constexpr,
-    P: tl.constexpr,
-):
+def _input(source, inputs, rows, position, first, width: tl.constexpr, shape: tl.constexpr):
     """Load input `position` (0 is the oldest) of the TAPS - 1 after the step, from the step or the state."""
+    TAPS: tl.constexpr = shape.TAPS
+    C: tl.constexpr = 2 * shape.G * shape.K + shape.H * shape.V
+    P: tl.constexpr = shape.P
+    entry, end, count, length = rows
     back = TAPS - 1 - position  # tokens from the end, at row `end`
     i = tl.arange(0, width)
-    new = qkvz + (end - back) * row_stride + first + i
+    new = source.qkvz + (end - back) * source.row_stride + first + i
     total = tl.zeros((width,), tl.float32)
     here = i < tl.where(back <= count, width, 0)
     for p in tl.static_range(P):
-        total += tl.load(new + p * part_stride, mask=here, other=0.0).to(tl.float32)
+        total += tl.load(new + p * source.part_stride, mask=here, other=0.0).to(tl.float32)
     total = total.to(inputs.dtype.element_ty)
     stored = inputs + (entry * (TAPS - 1) + position + count) * C + first + i
     earlier = i < tl.where((back > count) & (back <= length), width, 0)
@@ -100,73 +91,17 @@ def _input(
 
 
 @triton.jit
-def store_inputs(
-    qkvz,
-    inputs,
-    entry,
-    end,
-    count,
-    length,
-    first,
-    width: tl.constexpr,
-    part_stride,
-    row_stride,
-    C: tl.constexpr,
-    TAPS: tl.constexpr,
-    P: tl.constexpr,
-):
+def store_inputs(source, inputs, rows, first, width: tl.constexpr, shape: tl.constexpr):
     """Store the last inputs of `width` channels from `first` on.
 
-    They follow `count` tokens before row `end`.
+    `rows`: entry of the states, and the `count` tokens before row `end` of a sequence of that `length`.
     """
-    a = _input(
-        qkvz,
-        inputs,
-        entry,
-        end,
-        0,
-        count,
-        length,
-        first,
-        width,
-        part_stride,
-        row_stride,
-        C,
-        TAPS,
-        P,
-    )
-    b = _input(
-        qkvz,
-        inputs,
-        entry,
-        end,
-        1,
-        count,
-        length,
-        first,
-        width,
-        part_stride,
-        row_stride,
-        C,
-        TAPS,
-        P,
-    )
-    c = _input(
-        qkvz,
-        inputs,
-        entry,
-        end,
-        2,
-        count,
-        length,
-        first,
-        width,
-        part_stride,
-        row_stride,
-        C,
-        TAPS,
-        P,
-    )
+    TAPS: tl.constexpr = shape.TAPS
+    C: tl.constexpr = 2 * shape.G * shape.K + shape.H * shape.V
+    entry, _, _, _ = rows
+    a = _input(source, inputs, rows, 0, first, width, shape)
+    b = _input(source, inputs, rows, 1, first, width, shape)
+    c = _input(source, inputs, rows, 2, first, width, shape)
     tl.debug_barrier()  # threads may hold the same channel: all are read before one is overwritten
     out = inputs + entry * (TAPS - 1) * C + first + tl.arange(0, width)
     tl.store(out, a)
@@ -175,145 +110,72 @@ def store_inputs(
 
 
 @triton.jit
-def store_own_inputs(
-    qkvz,
-    inputs,
-    entry,
-    end,
-    count,
-    length,
-    first,
-    h,
-    part_stride,
-    row_stride,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    TAPS: tl.constexpr,
-    P: tl.constexpr,
-):
+def store_own_inputs(source, inputs, rows, first, h, shape: tl.constexpr):
     """Store the last inputs of a program's values.
 
     The first program of a key head also stores its queries and keys.
     """
-    C: tl.constexpr = 2 * G * K + H * V
-    g = h // (H // G)
-    store_inputs(
-        qkvz,
-        inputs,
-        entry,
-        end,
-        count,
-        length,
-        2 * G * K + h * V + first,
-        BV,
-        part_stride,
-        row_stride,
-        C,
-        TAPS,
-        P,
-    )
-    if (first == 0) & (h % (H // G) == 0):
-        store_inputs(
-            qkvz, inputs, entry, end, count, length, g * K, K, part_stride, row_stride, C, TAPS, P
-        )
-        store_inputs(
-            qkvz,
-            inputs,
-            entry,
-            end,
-            count,
-            length,
-            (G + g) * K,
-            K,
-            part_stride,
-            row_stride,
-            C,
-            TAPS,
-            P,
-        )
+    G: tl.constexpr = shape.G
+    K: tl.constexpr = shape.K
+    g = h // (shape.H // G)
+    store_inputs(source, inputs, rows, 2 * G * K + h * shape.V + first, shape.BV, shape)
+    if (first == 0) & (h % (shape.H // G) == 0):
+        store_inputs(source, inputs, rows, g * K, K, shape)
+        store_inputs(source, inputs, rows, (G + g) * K, K, shape)
 
 
 @triton.jit
 def _recurrent_kernel(
-    x,
-    decay,
-    beta,
-    qkvz,
-    matrices,
-    inputs,
-    starts,
-    counts,
-    lengths,
-    slots,
+    prepared,
+    source,
+    states,
+    batch,
     out,
-    part_stride,
-    row_stride,
-    G: tl.constexpr,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BV: tl.constexpr,
-    TAPS: tl.constexpr,
-    P: tl.constexpr,
+    shape: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    H: tl.constexpr = shape.H
+    K: tl.constexpr = shape.K
     if PDL:
         gdc_launch_dependents()
-    C: tl.constexpr = 2 * G * K + H * V
+    C: tl.constexpr = 2 * shape.G * K + H * shape.V
     s = tl.program_id(0)
     h = tl.program_id(1)
-    first = tl.program_id(2) * BV
-    g = h // (H // G)
-    row = tl.load(starts + s)
-    count = tl.load(counts + s)
-    length = tl.load(lengths + s)
-    entry = tl.load(slots + s)
+    first = tl.program_id(2) * shape.BV
+    g = h // (H // shape.G)
+    row = tl.load(batch.starts + s)
+    count = tl.load(batch.counts + s)
+    length = tl.load(batch.lengths + s)
+    entry = tl.load(batch.slots + s)
     if count > 0:
         k = tl.arange(0, K)
-        v = first + tl.arange(0, BV)
+        v = first + tl.arange(0, shape.BV)
         # Of this step only this kernel writes the states of this layer: they are read before the wait.
         state_pointers = (
-            matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+            states.matrices
+            + (entry * H + h).to(tl.int64) * (K * shape.V)
+            + k[:, None] * shape.V
+            + v[None, :]
         )
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if PDL:
             gdc_wait()
         for t in range(row, row + count):
-            token = x + t * C
+            token = prepared.x + t * C
             query = tl.load(token + g * K + k).to(tl.float32)
-            key = tl.load(token + (G + g) * K + k).to(tl.float32)
-            value = tl.load(token + 2 * G * K + h * V + v).to(tl.float32)
-            state *= tl.exp(tl.load(decay + t * H + h))
+            key = tl.load(token + (shape.G + g) * K + k).to(tl.float32)
+            value = tl.load(token + 2 * shape.G * K + h * shape.V + v).to(tl.float32)
+            state *= tl.exp(tl.load(prepared.decay + t * H + h))
             predicted = tl.sum(state * key[:, None], 0)
-            change = (value - predicted) * tl.load(beta + t * H + h)
+            change = (value - predicted) * tl.load(prepared.beta + t * H + h)
             state += key[:, None] * change[None, :]
             output = tl.sum(state * query[:, None], 0)
-            tl.store(out + (t * H + h) * V + v, output.to(out.dtype.element_ty))
+            tl.store(out + (t * H + h) * shape.V + v, output.to(out.dtype.element_ty))
         tl.store(state_pointers, state)
-        store_own_inputs(
-            qkvz,
-            inputs,
-            entry,
-            row + count,
-            count,
-            length,
-            first,
-            h,
-            part_stride,
-            row_stride,
-            G,
-            H,
-            K,
-            V,
-            BV,
-            TAPS,
-            P,
-        )
+        sequence = (entry, row + count, count, length)
+        store_own_inputs(source, states.inputs, sequence, first, h, shape)
     elif PDL:
         gdc_wait()
 
@@ -338,26 +200,16 @@ def apply(
     pdl = pdl and traits(device).pdl
     qkvz = projection.qkvz
     columns = min(_COLUMNS, v)
+    shape = DeltaShape(states.key_heads, h, k, v, columns, TAPS, qkvz.shape[0])
     kernel = _recurrent_kernel[(s, h, v // columns)](
-        *prepared,
-        qkvz,
-        *states,
-        batch.starts,
-        batch.counts,
-        batch.lengths,
-        batch.slots,
+        prepared,
+        Source.of(qkvz),
+        states,
+        batch,
         out,
-        qkvz.stride(0),
-        qkvz.stride(1),
-        G=states.key_heads,
-        H=h,
-        K=k,
-        V=v,
-        BV=columns,
-        TAPS=TAPS,
-        P=qkvz.shape[0],
-        ROOMY=own_carveout(t),
-        PDL=pdl,
+        shape,
+        own_carveout(t),
+        pdl,
         **options(pdl, 4),
     )
     set_carveout(kernel, t)

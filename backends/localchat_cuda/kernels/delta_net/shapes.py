@@ -82,6 +82,32 @@ class Prepared(NamedTuple):
         return Prepared(x, *torch.empty(2, t, h, device=device).unbind(0))
 
 
+class Source(NamedTuple):
+    """Partial sums qkvz as kernels read them, and the distances of their parts and rows."""
+
+    qkvz: torch.Tensor
+    part_stride: int
+    row_stride: int
+
+    @staticmethod
+    def of(qkvz: torch.Tensor) -> "Source":
+        return Source(qkvz, qkvz.stride(0), qkvz.stride(1))
+
+
+class DeltaShape(NamedTuple):
+    """Constants of the kernels that change states."""
+
+    G: int
+    H: int
+    K: int
+    V: int
+    BV: int
+    """Columns of a state in a program."""
+    TAPS: int
+    P: int
+    """Partial sums."""
+
+
 class ChunkedPart(NamedTuple):
     """Sequences of many new tokens in a step, which are computed in chunks."""
 

@@ -119,6 +119,22 @@ class FewRows(NamedTuple):
     choices: Choices
 
 
+class RouterConstants(NamedTuple):
+    """Constants of the kernels. For the letters see the module docstring."""
+
+    R: int
+    E: int
+    K: int
+    SPLITS: int
+    """Ranges of K."""
+    CHOSEN: int
+    C: int
+    NORMALIZED: bool
+    SIGMOID: bool
+    SCALE: float
+    BIASED: bool
+
+
 def reference(x: torch.Tensor, router: Router) -> Choices:
     """`route` in plain torch."""
     plain = x.float() @ router.weight.float().t()
@@ -185,32 +201,21 @@ def _few_logits_kernel(
     logits,
     squares,
     bias,
-    ids,
-    weights,
+    choices,
     arrivals,
     eps,
     T,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    K: tl.constexpr,
+    router: tl.constexpr,
     KX: tl.constexpr,
-    R_POW2: tl.constexpr,
     PARTS: tl.constexpr,
     M: tl.constexpr,
     BK: tl.constexpr,
-    SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    C: tl.constexpr,
-    C_POW2: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SCALE: tl.constexpr,
     Y_BIASED: tl.constexpr,
-    BIASED: tl.constexpr,
     CHOOSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    K: tl.constexpr = router.K
     if PDL:
         gdc_launch_dependents()
     block = tl.program_id(0)
@@ -218,8 +223,8 @@ def _few_logits_kernel(
     r = block * 16 + tl.arange(0, 16)
     k = tl.arange(0, BK)
     steps: tl.constexpr = (K + BK - 1) // BK
-    first = split * steps // SPLITS
-    ws = weight + tl.minimum(r, R - 1)[:, None] * K
+    first = split * steps // router.SPLITS
+    ws = weight + tl.minimum(r, router.R - 1)[:, None] * K
     sums = ()
     totals = ()
     for _ in tl.static_range(M):
@@ -229,7 +234,7 @@ def _few_logits_kernel(
     w = tl.load(ws + (first * BK + k)[None, :], mask=(first * BK + k < K)[None, :], other=0.0)
     if PDL:
         gdc_wait()
-    for c in tl.range(first, (split + 1) * steps // SPLITS, num_stages=1):
+    for c in tl.range(first, (split + 1) * steps // router.SPLITS, num_stages=1):
         columns = c * BK + k
         if c > first:
             w = tl.load(ws + columns[None, :], mask=(columns < K)[None, :], other=0.0)
@@ -270,39 +275,20 @@ def _few_logits_kernel(
         sums = grown
         totals = longer
     for t in tl.static_range(M):
-        tl.store(logits + (split * T + t) * R + r, sums[t], mask=r < R * tl.minimum(T - t, 1))
+        tl.store(
+            logits + (split * T + t) * router.R + r,
+            sums[t],
+            mask=r < router.R * tl.minimum(T - t, 1),
+        )
         if block == 0:
             row = t + tl.arange(0, 1)
-            tl.store(squares + row * SPLITS + split, totals[t], mask=row < T)
+            tl.store(squares + row * router.SPLITS + split, totals[t], mask=row < T)
     if CHOOSE:
         tl.debug_barrier()  # the stores of all warps come before the count of one thread
         programs = tl.num_programs(0) * tl.num_programs(1)
         if tl.atomic_add(arrivals, 1) == programs - 1:
             tl.store(arrivals, 0)
-            _choose_row(
-                logits,
-                squares,
-                bias,
-                ids,
-                weights,
-                0,
-                T,
-                eps,
-                R,
-                E,
-                K,
-                R_POW2,
-                SPLITS,
-                CHOSEN,
-                C,
-                C_POW2,
-                NORMALIZED,
-                SIGMOID,
-                SCALE,
-                True,
-                BIASED,
-                True,
-            )
+            _choose_row(logits, squares, bias, choices, 0, T, eps, router, True, True)
 
 
 @triton.jit
@@ -313,49 +299,33 @@ def inverse_rms(squares, t, eps, K: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _row_logits(
-    logits,
-    squares,
-    t,
-    T,
-    eps,
-    R: tl.constexpr,
-    K: tl.constexpr,
-    R_POW2: tl.constexpr,
-    SPLITS: tl.constexpr,
-    FEW: tl.constexpr,
-):
+def _row_logits(logits, squares, t, T, eps, router: tl.constexpr, FEW: tl.constexpr):
     """Load the logits [R_POW2] of row t without bias, before the norm if FEW."""
+    R_POW2: tl.constexpr = triton.next_power_of_2(router.R)
+    SPLITS: tl.constexpr = router.SPLITS
     i = tl.arange(0, R_POW2)
     v = tl.zeros((R_POW2,), tl.float32)
     for s in tl.static_range(SPLITS):
-        v += tl.load(logits + (s * T + t) * R + i, mask=i < R, other=0.0)
+        v += tl.load(logits + (s * T + t) * router.R + i, mask=i < router.R, other=0.0)
     if FEW:
-        v *= tl.sum(inverse_rms(squares, t + tl.arange(0, 1), eps, K, SPLITS), 0)
+        v *= tl.sum(inverse_rms(squares, t + tl.arange(0, 1), eps, router.K, SPLITS), 0)
     return v
 
 
 @triton.jit
-def _ranked(
-    v,
-    correction,
-    E: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    COUNTED: tl.constexpr,
-):
+def _ranked(v, correction, router: tl.constexpr, COUNTED: tl.constexpr):
     """Return rank and weight of each expert by logits v: int32 and fp32 like v. `correction`: of sigmoids."""
+    CHOSEN: tl.constexpr = router.CHOSEN
     i = tl.arange(0, v.shape[0])
-    routed = i < E
+    routed = i < router.E
     s = v
-    if SIGMOID:
+    if router.SIGMOID:
         p = 1.0 / (1.0 + tl.exp(-v))
         s = p + correction
     # NaN ranks last, in order: no row takes an expert twice, whatever its logits are.
     key = tl.where(s > -1e30, tl.minimum(s, 1e30), -1e30)
     key = tl.where(routed, key, float("-inf"))
-    if not SIGMOID:
+    if not router.SIGMOID:
         p = tl.exp(v - tl.max(key, 0))
     p = tl.where(routed, p, 0.0)
     if COUNTED:
@@ -363,20 +333,20 @@ def _ranked(
         better = better | ((key[None, :] == key[:, None]) & (i[None, :] < i[:, None]))
         rank = tl.sum(better.to(tl.int32), 1)
     else:
-        rank = i * 0 + E
+        rank = i * 0 + router.E
         for j in tl.static_range(CHOSEN):
             best = i == tl.argmax(key, 0)
             rank = tl.where(best, j, rank)
             key = tl.where(best, float("-inf"), key)
-    if NORMALIZED:
+    if router.NORMALIZED:
         counted = tl.where((p == p) & (rank < CHOSEN), p, 0.0)
-        if SIGMOID:  # all may be tiny, and the sum is of whole numbers
+        if router.SIGMOID:  # all may be tiny, and the sum is of whole numbers
             highest = tl.maximum(tl.max(counted, 0), 1e-30)
             counted = counted / highest
             p = p / highest
     else:
         counted = tl.where(p == p, p, 0.0)
-    if NORMALIZED or not SIGMOID:
+    if router.NORMALIZED or not router.SIGMOID:
         # Whole numbers have one sum in whatever order they are added.
         total = tl.sum((tl.minimum(counted, 1.0) * 1073741824.0).to(tl.int64), 0)
         p = p / (total.to(tl.float32) / 1073741824.0)
@@ -388,52 +358,17 @@ def _choose_kernel(
     logits,
     squares,
     bias,
-    ids,
-    weights,
+    choices,
     eps,
     T,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    R_POW2: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    C: tl.constexpr,
-    C_POW2: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SCALE: tl.constexpr,
+    router: tl.constexpr,
     FEW: tl.constexpr,
-    BIASED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    _choose_row(
-        logits,
-        squares,
-        bias,
-        ids,
-        weights,
-        tl.program_id(0),
-        T,
-        eps,
-        R,
-        E,
-        K,
-        R_POW2,
-        SPLITS,
-        CHOSEN,
-        C,
-        C_POW2,
-        NORMALIZED,
-        SIGMOID,
-        SCALE,
-        FEW,
-        BIASED,
-        False,
-    )
+    _choose_row(logits, squares, bias, choices, tl.program_id(0), T, eps, router, FEW, False)
 
 
 @triton.jit
@@ -441,46 +376,35 @@ def _choose_row(
     logits,
     squares,
     bias,
-    ids,
-    weights,
+    choices,
     t,
     T,
     eps,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    R_POW2: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    C: tl.constexpr,
-    C_POW2: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SCALE: tl.constexpr,
+    router: tl.constexpr,
     FEW: tl.constexpr,
-    BIASED: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
     """Write the choices of row t."""
+    R_POW2: tl.constexpr = triton.next_power_of_2(router.R)
     i = tl.arange(0, R_POW2)
-    c = tl.arange(0, C_POW2)
-    v = _row_logits(logits, squares, t, T, eps, R, K, R_POW2, SPLITS, FEW)
+    c = tl.arange(0, triton.next_power_of_2(router.C))
+    v = _row_logits(logits, squares, t, T, eps, router, FEW)
     own = tl.zeros((R_POW2,), tl.float32)
-    if BIASED:
-        own = tl.load(bias + i, mask=i < R, other=0.0).to(tl.float32)
-    v += tl.where(i < E, 0.0, own) if SIGMOID else own
-    rank, p = _ranked(v, own, E, CHOSEN, NORMALIZED, SIGMOID, COUNTED)
+    if router.BIASED:
+        own = tl.load(bias + i, mask=i < router.R, other=0.0).to(tl.float32)
+    v += tl.where(i < router.E, 0.0, own) if router.SIGMOID else own
+    rank, p = _ranked(v, own, router, COUNTED)
     hit = rank[None, :] == c[:, None]
     chosen = tl.sum(tl.where(hit, i[None, :], 0), 1)
     weight = tl.sum(tl.where(hit, p[None, :], 0.0), 1)
-    if SCALE != 1.0:
-        weight *= SCALE
-    if C > CHOSEN:
-        gate = tl.sum(tl.where(i == E, v, 0.0), 0)
-        chosen = tl.where(c >= CHOSEN, E + c - CHOSEN, chosen)
-        weight = tl.where(c >= CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
-    tl.store(ids + t * C + c, chosen, mask=c < C)
-    tl.store(weights + t * C + c, weight, mask=c < C)
+    if router.SCALE != 1.0:
+        weight *= router.SCALE
+    if router.C > router.CHOSEN:
+        gate = tl.sum(tl.where(i == router.E, v, 0.0), 0)
+        chosen = tl.where(c >= router.CHOSEN, router.E + c - router.CHOSEN, chosen)
+        weight = tl.where(c >= router.CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
+    tl.store(choices.ids + t * router.C + c, chosen, mask=c < router.C)
+    tl.store(choices.weights + t * router.C + c, weight, mask=c < router.C)
 
 
 def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
@@ -493,18 +417,9 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
     tile = 16 if t <= 64 else 64
     pdl = pdl and traits(device).pdl
     logits = torch.empty(_SPLITS, t, r, device=device)
-    _logits_kernel[(triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)](
-        x,
-        router.weight,
-        logits,
-        t,
-        R=r,
-        K=k,
-        TILE=tile,
-        BK=_RUN,
-        SPLITS=_SPLITS,
-        PDL=pdl,
-        **options(pdl, 4),
+    grid = (triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)
+    _logits_kernel[grid](
+        x, router.weight, logits, t, r, k, tile, _RUN, _SPLITS, pdl, **options(pdl, 4)
     )
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     choices = Choices(ids, torch.empty(t, router.choices, device=device))
@@ -550,23 +465,17 @@ def add_few(
     pdl = pdl and traits(device).pdl
     chooses = t == 1 and r <= MOST_FUSED
     arrivals = router.arrivals if chooses else None
+    choices = Choices(ids, weights)
+    sums = (y, tensor_or(y_bias, gain), residual, gain)
+    results = (x, added, logits, squares, tensor_or(router.bias, logits), choices)
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
-        y,
-        tensor_or(y_bias, gain),
-        residual,
-        gain,
+        *sums,
         weight,
-        x,
-        added,
-        logits,
-        squares,
-        tensor_or(router.bias, logits),
-        ids,
-        weights,
+        *results,
         tensor_or(arrivals, ids),
         eps,
         t,
-        K=k,
+        _constants(router, splits),
         KX=columns,
         PARTS=y.shape[0],
         M=power_of_two(t),
@@ -575,11 +484,9 @@ def add_few(
         Y_BIASED=y_bias is not None,
         CHOOSE=arrivals is not None,
         PDL=pdl,
-        **_constants(router, splits),
         **options(pdl, 4),
     )
     set_carveout(kernel, t)
-    choices = Choices(ids, weights)
     if arrivals is None:
         _choose(logits, squares, eps, router, choices, pdl)
     return FewRows(x, added, squares, eps, k, choices)
@@ -587,12 +494,14 @@ def add_few(
 
 def few_arguments(
     rows: FewRows | None, unused: torch.Tensor
-) -> tuple[tuple[torch.Tensor, float], dict[str, int]]:
-    """Arguments and constants of gate_up's kernels that few rows bring; None: of others, `unused` is never
-    read."""
+) -> tuple[torch.Tensor, float, int, int]:
+    """Return squares, eps, SPLITS and WIDTH for the kernels of gate_up.
+
+    Without few rows (None) no kernel reads the tensor `unused`.
+    """
     if rows is None:
-        return (unused, 0.0), {"SPLITS": 0, "WIDTH": 1}
-    return (rows.squares, rows.eps), {"SPLITS": rows.squares.shape[1], "WIDTH": rows.width}
+        return unused, 0.0, 0, 1
+    return rows.squares, rows.eps, rows.squares.shape[1], rows.width
 
 
 def _few_splits(k: int) -> int:
@@ -609,23 +518,10 @@ def _check(router: Router) -> None:
         )
 
 
-def _constants(router: Router, splits: int) -> dict[str, int | float]:
-    """What makes a choice."""
-    r = len(router.weight)
-    c = router.choices
-    return {
-        "R": r,
-        "E": router.experts,
-        "R_POW2": power_of_two(r),
-        "SPLITS": splits,
-        "CHOSEN": router.chosen,
-        "C": c,
-        "C_POW2": power_of_two(c),
-        "NORMALIZED": router.normalized,
-        "SIGMOID": router.sigmoid,
-        "SCALE": router.scale,
-        "BIASED": router.bias is not None,
-    }
+def _constants(router: Router, splits: int) -> RouterConstants:
+    r, k = router.weight.shape
+    flags = (router.normalized, router.sigmoid, router.scale, router.bias is not None)
+    return RouterConstants(r, router.experts, k, splits, router.chosen, router.choices, *flags)
 
 
 def _choose(
@@ -637,19 +533,18 @@ def _choose(
     pdl: bool,
 ) -> None:
     splits, t, _ = logits.shape
+    few = squares is not None
     kernel = _choose_kernel[(t,)](
         logits,
         tensor_or(squares, logits),
         tensor_or(router.bias, logits),
-        choices.ids,
-        choices.weights,
+        choices,
         eps,
         t,
-        K=router.weight.shape[1],
-        FEW=squares is not None,
-        PDL=pdl,
-        **_constants(router, splits),
+        _constants(router, splits),
+        few,
+        pdl,
         **options(pdl, 1),
     )
-    if squares is not None:
+    if few:
         set_carveout(kernel, t)

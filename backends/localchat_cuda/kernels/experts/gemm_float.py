@@ -49,6 +49,29 @@ class FloatTile(NamedTuple):
     stages: int
 
 
+class FloatPairs(NamedTuple):
+    """Constants of the kernel. For the letters see choice.py and the module docstring."""
+
+    C: int
+    N: int
+    """Features of an expert, of gate and of up."""
+    K: int
+    M: int
+    """Rows of a block."""
+    P_POW2: int
+    """Argument of blocks.expert_rows."""
+    tile: FloatTile
+    RUN: int
+    """Columns of a step."""
+    GATED: bool
+    BIASED: bool
+    LIMIT: float
+    GELU: bool
+    SPLITS: int
+    WIDTH: int
+    """Columns of `squares`, and of x before padding."""
+
+
 @triton.jit(do_not_specialize=["P", "T"])
 def _float_kernel(
     x,
@@ -63,43 +86,33 @@ def _float_kernel(
     eps,
     P,
     T,
-    C: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    M: tl.constexpr,
-    P_POW2: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    STAGES: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    LIMIT: tl.constexpr,
-    GELU: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    shape: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    M: tl.constexpr = shape.M
+    K: tl.constexpr = shape.K
+    BN: tl.constexpr = shape.tile.features
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, M)
-    expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, P_POW2)
+    expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, shape.P_POW2)
     if expert < 0:
         return
-    F: tl.constexpr = N // 2 if GATED else N
+    F: tl.constexpr = shape.N // 2 if shape.GATED else shape.N
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    rows = pairs // C if GATED else pairs
+    k = tl.arange(0, shape.RUN)
+    rows = pairs // shape.C if shape.GATED else pairs
     xs = x + rows[None, :].to(tl.int64) * K
-    ws = weight + expert.to(tl.int64) * (N * K) + tl.minimum(n, F - 1)[:, None] * K
+    ws = weight + expert.to(tl.int64) * (shape.N * K) + tl.minimum(n, F - 1)[:, None] * K
     acc = tl.zeros((BN, M), tl.float32)
     up = tl.zeros((BN, M), tl.float32)
-    for c in tl.range(0, K, BK, num_stages=STAGES):
+    for c in tl.range(0, K, shape.RUN, num_stages=shape.tile.stages):
         offsets = c + k
-        if K % BK == 0:
+        if K % shape.RUN == 0:
             columns = tl.load(xs + offsets[:, None])
             acc = tl.dot(tl.load(ws + offsets[None, :]), columns, acc)
-            if GATED:
+            if shape.GATED:
                 up = tl.dot(tl.load(ws + F * K + offsets[None, :]), columns, up)
         else:
             there = offsets < K
@@ -107,25 +120,25 @@ def _float_kernel(
             acc = tl.dot(
                 tl.load(ws + offsets[None, :], mask=there[None, :], other=0.0), columns, acc
             )
-            if GATED:
+            if shape.GATED:
                 w = tl.load(ws + F * K + offsets[None, :], mask=there[None, :], other=0.0)
                 up = tl.dot(w, columns, up)
-    if GATED:
-        if SPLITS > 0:
-            inverse = inverse_rms(squares, rows, eps, WIDTH, SPLITS)[None, :]
+    if shape.GATED:
+        if shape.SPLITS > 0:
+            inverse = inverse_rms(squares, rows, eps, shape.WIDTH, shape.SPLITS)[None, :]
             acc = acc * inverse
             up = up * inverse
-        if BIASED:
-            own = bias + expert * N + tl.minimum(n, F - 1)
+        if shape.BIASED:
+            own = bias + expert * shape.N + tl.minimum(n, F - 1)
             acc += tl.load(own).to(tl.float32)[:, None]
             up += tl.load(own + F).to(tl.float32)[:, None]
-        acc = apply_gate(acc, up, LIMIT, GELU)
+        acc = apply_gate(acc, up, shape.LIMIT, shape.GELU)
         position = pairs
     else:
-        if BIASED:
-            acc += tl.load(bias + expert * N + tl.minimum(n, F - 1)).to(tl.float32)[:, None]
+        if shape.BIASED:
+            acc += tl.load(bias + expert * shape.N + tl.minimum(n, F - 1)).to(tl.float32)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
-        position = pairs % C * T + pairs // C
+        position = pairs % shape.C * T + pairs // shape.C
     if out.dtype.element_ty == tl.float16:
         acc = to_half(acc)
     offsets = position[None, :].to(tl.int64) * F + n[:, None]
@@ -204,7 +217,7 @@ def _launch(
     n: int,
     tile: FloatTile | None,
     pdl: bool,
-    few: tuple[tuple[torch.Tensor, float], dict[str, int]],
+    few: tuple[torch.Tensor, float, int, int],
     *,
     gated: bool,
     limit: float = 0.0,
@@ -218,33 +231,37 @@ def _launch(
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
     pdl = pdl and traits(device).pdl
-    ids = choices.ids
     grid = (triton.cdiv(n // (1 + gated), tile.features), grid_blocks(choices, blocks))
-    _float_kernel[grid](
-        x,
-        weight,
-        tensor_or(bias, choices.weights),
-        ids,
-        ids if blocks is None else blocks.slots,
-        ids if blocks is None else blocks.owners,
-        choices.weights,
-        out,
-        *few[0],
-        t * c,
-        t,
+    squares, eps, splits, width = few
+    shape = FloatPairs(
         C=c,
         N=n,
         K=k,
         M=m,
         P_POW2=pairs_class(choices, blocks),
-        BN=tile.features,
-        BK=min(tile.run, power_of_two(k)),
-        STAGES=tile.stages,
+        tile=tile,
+        RUN=min(tile.run, power_of_two(k)),
         GATED=gated,
         BIASED=bias is not None,
         LIMIT=limit,
         GELU=gelu,
-        **few[1],
-        PDL=pdl,
+        SPLITS=splits,
+        WIDTH=width,
+    )
+    sorted_pairs = (choices.ids, choices.ids) if blocks is None else (blocks.slots, blocks.owners)
+    _float_kernel[grid](
+        x,
+        weight,
+        tensor_or(bias, choices.weights),
+        choices.ids,
+        *sorted_pairs,
+        choices.weights,
+        out,
+        squares,
+        eps,
+        t * c,
+        t,
+        shape,
+        pdl,
         **options(pdl, tile.warps),
     )

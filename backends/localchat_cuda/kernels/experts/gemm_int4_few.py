@@ -75,6 +75,35 @@ class FewTile(NamedTuple):
     """Register limit for the compiler; 0: none."""
 
 
+class FewPairs(NamedTuple):
+    """Constants of the kernel. For the letters see choice.py and the module docstring."""
+
+    C: int
+    N: int
+    """Features of an expert, of gate and of up."""
+    F: int
+    """Features of the result."""
+    K: int
+    GROUP: int
+    """Columns that share a scale: 32, 64 or 128."""
+    E2M1: bool
+    tile: FewTile
+    R: int
+    """Rows with columns of their own; 8: all rows take every group in turn."""
+    P_POW2: int
+    """Argument of blocks.expert_rows."""
+    GATED: bool
+    BIASED: bool
+    LIMIT: float
+    INTO: int
+    """GROUP of the weight that reads the result of gate and up."""
+    SPLITS: int
+    WIDTH: int
+    """Columns of `squares`, and of x before padding."""
+    ASM: bool
+    """Use inline PTX, or its twin in plain Triton."""
+
+
 @triton.jit
 def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
     """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8].
@@ -102,54 +131,38 @@ def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
-def _load(
-    codes,
-    scale_zeros,
-    block,
-    group,
-    G: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-):
+def _load(codes, scale_zeros, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
     """Load codes, and words of scales and zeros, of DEPTH chunks of a row block.
 
     The first column block is `group`.
     """
+    WARPS: tl.constexpr = few.tile.warps
+    G: tl.constexpr = few.K // 128
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         offset = block * G + group + d * WARPS
-        if GROUP == 32:
+        if few.GROUP == 32:
             ws = ws + (
                 load_half_pairs(codes, offset * 512, WARPS),
                 load_half_pairs(codes, offset * 512 + 256, WARPS),
             )
         else:
             ws = ws + (load_pairs(codes, offset * 512, WARPS),)
-        if GROUP == 128 or E2M1:
+        if few.GROUP == 128 or few.E2M1:
             ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
         else:
-            ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, GROUP, WARPS)
+            ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, few.GROUP, WARPS)
     return ws, ss
 
 
 @triton.jit
-def _load_x(
-    x,
-    rows,
-    group,
-    PARTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-):
-    """Load x of DEPTH chunks: of each chunk, group of codes and eight rows two operands, and x's sums (none
-    of E2M1, whose codes have no offset)."""
-    S: tl.constexpr = 4 if GROUP == 32 else 2
-    RUN: tl.constexpr = 8 if GROUP == 32 else 16
+def _load_x(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
+    """Load x of DEPTH chunks: of each chunk and group of codes two operands, and x's sums (none of E2M1,
+    whose codes have no offset)."""
+    WARPS: tl.constexpr = few.tile.warps
+    S: tl.constexpr = 4 if few.GROUP == 32 else 2
+    RUN: tl.constexpr = 8 if few.GROUP == 32 else 16
     if WARPS == 1:
         ones = tl.full((16, 2 * RUN), 1.0, tl.float16)
     else:
@@ -158,38 +171,22 @@ def _load_x(
     for d in tl.static_range(DEPTH):
         for s in tl.static_range(S):
             pointer = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
-            for p in tl.static_range(PARTS):
-                xa = _columns(pointer, rows[p], WARPS, RUN)
-                xb = _columns(pointer + 32, rows[p], WARPS, RUN)
-                if E2M1:
-                    result = result + (xa, xb, 0)
-                else:
-                    result = result + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
+            xa = _columns(pointer, rows, WARPS, RUN)
+            xb = _columns(pointer + 32, rows, WARPS, RUN)
+            if few.E2M1:
+                result = result + (xa, xb, 0)
+            else:
+                result = result + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
     return result
 
 
 @triton.jit
-def _add_group(
-    sums,
-    a,
-    b,
-    xs,
-    index: tl.constexpr,
-    scale,
-    zero,
-    PARTS: tl.constexpr,
-    WARPS: tl.constexpr,
-    E2M1: tl.constexpr,
-):
+def _add_group(sums, a, b, xs, index: tl.constexpr, scale, zero, few: tl.constexpr):
     """Add the products of a group of codes to the sums of all rows. `zero` includes the codes' offset."""
-    added = ()
-    for p in tl.static_range(PARTS):
-        acc = tl.dot(b, xs[index + 3 * p + 1], tl.dot(a, xs[index + 3 * p]))
-        if not E2M1:
-            total = xs[index + 3 * p + 2]
-            acc -= (zero[:, None] if WARPS == 1 else zero[:, :, None]) * total
-        added = added + (sums[p] + (scale[:, None] if WARPS == 1 else scale[:, :, None]) * acc,)
-    return added
+    acc = tl.dot(b, xs[3 * index + 1], tl.dot(a, xs[3 * index]))
+    if not few.E2M1:
+        acc -= (zero[:, None] if few.tile.warps == 1 else zero[:, :, None]) * xs[3 * index + 2]
+    return sums + (scale[:, None] if few.tile.warps == 1 else scale[:, :, None]) * acc
 
 
 @triton.jit
@@ -201,65 +198,46 @@ def _without(scale, SKIP: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _multiply(
-    sums,
-    ws,
-    ss,
-    xs,
-    PARTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    SKIP: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-):
+def _multiply(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr):
     """Add the products of DEPTH chunks of one row block, of all warps but the first SKIP."""
-    S: tl.constexpr = 4 if GROUP == 32 else 2
+    WARPS: tl.constexpr = few.tile.warps
+    S: tl.constexpr = 4 if few.GROUP == 32 else 2
     H: tl.constexpr = S // 2
-    Q: tl.constexpr = 3 * PARTS
     for d in tl.static_range(DEPTH):
         for h in tl.static_range(H):
-            if E2M1:
-                e, f, g, i = float_halves(ws[d * H + h], ASM)
-                scale = _without(group_scale(ss[d], h, ASM), SKIP, WARPS)
-                sums = _add_group(sums, e, f, xs, (d * S + h) * Q, scale, 0, PARTS, WARPS, True)
-                scale = _without(group_scale(ss[d], H + h, ASM), SKIP, WARPS)
-                sums = _add_group(sums, g, i, xs, (d * S + H + h) * Q, scale, 0, PARTS, WARPS, True)
-            elif GROUP == 128:
-                e, f, g, i = halves(ws[d * H + h], ASM)
+            # Group h of low nibbles, then group H + h of high ones.
+            if few.E2M1:
+                e, f, g, i = float_halves(ws[d * H + h], few.ASM)
+                scale = _without(group_scale(ss[d], h, few.ASM), SKIP, WARPS)
+                sums = _add_group(sums, e, f, xs, d * S + h, scale, 0, few)
+                scale = _without(group_scale(ss[d], H + h, few.ASM), SKIP, WARPS)
+                sums = _add_group(sums, g, i, xs, d * S + H + h, scale, 0, few)
+            elif few.GROUP == 128:
+                e, f, g, i = halves(ws[d * H + h], few.ASM)
                 scale = _without(scale_of(ss[d]), SKIP, WARPS)
                 zero = zero_of(ss[d])
-                sums = _add_group(
-                    sums, e, f, xs, d * S * Q, scale, zero + 1024.0, PARTS, WARPS, False
-                )
-                sums = _add_group(
-                    sums, g, i, xs, d * S * Q + Q, scale, zero + 64.0, PARTS, WARPS, False
-                )
+                sums = _add_group(sums, e, f, xs, d * S + h, scale, zero + 1024.0, few)
+                sums = _add_group(sums, g, i, xs, d * S + H + h, scale, zero + 64.0, few)
             else:
-                e, f, g, i = halves(ws[d * H + h], ASM)
+                e, f, g, i = halves(ws[d * H + h], few.ASM)
                 first = ss[3 * d]
                 second = ss[3 * d + 1]
                 zeros = ss[3 * d + 2]
                 scale = _without(side_scale(first, second, h), SKIP, WARPS)
                 zero = side_zero(zeros, h).to(tl.float32)
-                sums = _add_group(
-                    sums, e, f, xs, (d * S + h) * Q, scale, zero + 1024.0, PARTS, WARPS, False
-                )
+                sums = _add_group(sums, e, f, xs, d * S + h, scale, zero + 1024.0, few)
                 scale = _without(side_scale(first, second, H + h), SKIP, WARPS)
                 zero = side_zero(zeros, H + h).to(tl.float32)
-                sums = _add_group(
-                    sums, g, i, xs, (d * S + H + h) * Q, scale, zero + 64.0, PARTS, WARPS, False
-                )
+                sums = _add_group(sums, g, i, xs, d * S + H + h, scale, zero + 64.0, few)
     return sums
 
 
 @triton.jit
-def _own(x, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr):
+def _own(x, d: tl.constexpr, few: tl.constexpr):
     """Zero the operand x outside columns d * R to (d + 1) * R."""
-    there = tl.where(tl.arange(0, 8) // R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
-    there = there[None, :] if WARPS == 1 else there[None, None, :]
-    if ASM:
+    there = tl.where(tl.arange(0, 8) // few.R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
+    there = there[None, :] if few.tile.warps == 1 else there[None, None, :]
+    if few.ASM:
         return tl.inline_asm_elementwise(
             "and.b32 $0, $1, $2;",
             "=r,r,r",
@@ -274,14 +252,15 @@ def _own(x, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, ASM: tl.const
 
 
 @triton.jit
-def _load_x_apart(x, rows, group, DEPTH: tl.constexpr, WARPS: tl.constexpr, R: tl.constexpr):
+def _load_x_apart(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
     """Load x of DEPTH chunks: of each, two of all four groups (R = 2), or two of groups 0 and 2 and two
     of groups 1 and 3 (R = 4), as a word of codes has them."""
-    d = tl.arange(0, 8) // R
-    rows += d // 2 * 64 + d % 2 * 4 if R == 2 else d * 64
+    WARPS: tl.constexpr = few.tile.warps
+    d = tl.arange(0, 8) // few.R
+    rows += d // 2 * 64 + d % 2 * 4 if few.R == 2 else d * 64
     result = ()
     for c in tl.static_range(DEPTH):
-        for h in tl.static_range(R // 2):
+        for h in tl.static_range(few.R // 2):
             pointer = x + (group + c * WARPS) * 128 + h * 4
             result = result + (
                 _columns(pointer, rows, WARPS, 8),
@@ -291,129 +270,64 @@ def _load_x_apart(x, rows, group, DEPTH: tl.constexpr, WARPS: tl.constexpr, R: t
 
 
 @triton.jit
-def _add_word(
-    acc,
-    codes,
-    xa,
-    xb,
-    low: tl.constexpr,
-    high: tl.constexpr,
-    R: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def _add_word(acc, codes, xa, xb, low: tl.constexpr, high: tl.constexpr, few: tl.constexpr):
     """Add the products of the two groups in a word of codes.
 
     Their columns have the numbers `low` and `high`.
     """
-    e, f, g, i = float_halves(codes, ASM)
-    acc = tl.dot(e, _own(xa, low, R, WARPS, ASM), acc)
-    acc = tl.dot(f, _own(xb, low, R, WARPS, ASM), acc)
-    acc = tl.dot(g, _own(xa, high, R, WARPS, ASM), acc)
-    return tl.dot(i, _own(xb, high, R, WARPS, ASM), acc)
+    e, f, g, i = float_halves(codes, few.ASM)
+    acc = tl.dot(e, _own(xa, low, few), acc)
+    acc = tl.dot(f, _own(xb, low, few), acc)
+    acc = tl.dot(g, _own(xa, high, few), acc)
+    return tl.dot(i, _own(xb, high, few), acc)
 
 
 @triton.jit
-def _multiply_apart(
-    sums,
-    ws,
-    ss,
-    xs,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    SKIP: tl.constexpr,
-    ASM: tl.constexpr,
-    R: tl.constexpr,
-):
+def _multiply_apart(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr):
     """Multiply e2m1 codes for R rows, 2 or 4, with separate columns for 8 / R groups."""
-    result = sums[0]
+    R: tl.constexpr = few.R
+    WARPS: tl.constexpr = few.tile.warps
     for c in tl.static_range(DEPTH):
         sides = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
         s = tl.arange(0, 8) // R * (R // 2)
         s = s[None, :] if WARPS == 1 else s[None, None, :]
-        acc = tl.zeros_like(result)
+        acc = tl.zeros_like(sums)
         for h in tl.static_range(2):
             # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
-            acc = _add_word(
-                acc,
-                ws[2 * c + h],
-                xs[c * R + (R - 2) * h],
-                xs[c * R + (R - 2) * h + 1],
-                h if R == 2 else 0,
-                h + 2 if R == 2 else 1,
-                R,
-                WARPS,
-                ASM,
-            )
+            xa = xs[c * R + (R - 2) * h]
+            xb = xs[c * R + (R - 2) * h + 1]
+            if R == 2:
+                acc = _add_word(acc, ws[2 * c + h], xa, xb, h, h + 2, few)
+            else:
+                acc = _add_word(acc, ws[2 * c + h], xa, xb, 0, 1, few)
             if R == 4 or h == 1:
-                scale = group_scale(sides, s + (h if R == 4 else 0), ASM)
+                scale = group_scale(sides, s + (h if R == 4 else 0), few.ASM)
                 if SKIP > 0:
                     scale = tl.where((tl.arange(0, WARPS) >= SKIP)[:, None, None], scale, 0.0)
-                result += scale * acc
-                acc = tl.zeros_like(result)
-    return (result,)
+                sums += scale * acc
+                acc = tl.zeros_like(sums)
+    return sums
 
 
 @triton.jit
 def _step(
-    sums,
-    x,
-    codes,
-    scale_zeros,
-    rows,
-    block,
-    group,
-    G: tl.constexpr,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PARTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    SKIP: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-    R: tl.constexpr,
+    sums, x, weight, rows, block, group, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr
 ):
     """Add the products of DEPTH chunks of all row blocks, whose weights are loaded together."""
-    ws, ss = _load_tiles(
-        codes, scale_zeros, block, group, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
-    )
-    return _multiply_tiles(
-        sums, ws, ss, x, rows, group, TILES, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1, R
-    )
+    ws, ss = _load_tiles(weight, block, group, few, DEPTH)
+    return _multiply_tiles(sums, ws, ss, x, rows, group, few, DEPTH, SKIP)
 
 
 @triton.jit
-def _load_tiles(
-    codes,
-    scale_zeros,
-    block,
-    group,
-    G: tl.constexpr,
-    F: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-):
+def _load_tiles(weight, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
+    BLOCKS: tl.constexpr = few.tile.blocks
+    TILES: tl.constexpr = 2 * BLOCKS if few.GATED else BLOCKS
+    codes, scale_zeros = weight
     ws = ()
     ss = ()
     for r in tl.static_range(TILES):
-        w, s = _load(
-            codes,
-            scale_zeros,
-            block + r % BLOCKS + r // BLOCKS * (F // 16),
-            group,
-            G,
-            DEPTH,
-            WARPS,
-            GROUP,
-            E2M1,
-        )
+        tile = block + r % BLOCKS + r // BLOCKS * (few.F // 16)
+        w, s = _load(codes, scale_zeros, tile, group, few, DEPTH)
         ws = ws + (w,)
         ss = ss + (s,)
     return ws, ss
@@ -421,47 +335,31 @@ def _load_tiles(
 
 @triton.jit
 def _multiply_tiles(
-    sums,
-    ws,
-    ss,
-    x,
-    rows,
-    group,
-    TILES: tl.constexpr,
-    PARTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    SKIP: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-    R: tl.constexpr,
+    sums, ws, ss, x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr
 ):
-    if R < 8:
-        xs = _load_x_apart(x, rows[0], group, DEPTH, WARPS, R)
+    TILES: tl.constexpr = 2 * few.tile.blocks if few.GATED else few.tile.blocks
+    if few.R < 8:
+        xs = _load_x_apart(x, rows, group, few, DEPTH)
     else:
-        xs = _load_x(x, rows, group, PARTS, DEPTH, WARPS, GROUP, E2M1)
+        xs = _load_x(x, rows, group, few, DEPTH)
     grown = ()
     for r in tl.static_range(TILES):
-        part = ()
-        for p in tl.static_range(PARTS):
-            part = part + (sums[r * PARTS + p],)
-        if R < 8:
-            part = _multiply_apart(part, ws[r], ss[r], xs, DEPTH, WARPS, SKIP, ASM, R)
+        if few.R < 8:
+            grown = grown + (_multiply_apart(sums[r], ws[r], ss[r], xs, few, DEPTH, SKIP),)
         else:
-            part = _multiply(part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1)
-        grown = grown + part
+            grown = grown + (_multiply(sums[r], ws[r], ss[r], xs, few, DEPTH, SKIP),)
     return grown
 
 
 @triton.jit
-def _total(v, WARPS: tl.constexpr, R: tl.constexpr, E2M1: tl.constexpr):
+def _total(v, few: tl.constexpr):
     """The sum of all warps, and of the groups that have columns of their own: [16, 8] or [16, R]."""
-    if WARPS > 1:
+    R: tl.constexpr = few.R
+    if few.tile.warps > 1:
         v = tl.sum(v, 0)
     if R < 8:
         v = tl.sum(tl.reshape(v, (16, 8 // R, R)), 1)
-    if E2M1:
+    if few.E2M1:
         v = v * 16384.0  # float_halves gives 2^-14 of the values
     return v
 
@@ -472,174 +370,83 @@ def _few_kernel(
     codes,
     scale_zeros,
     bias,
-    ids,
-    scales,
+    choices,
     out,
     squares,
     eps,
     P,
     T,
-    C: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    M: tl.constexpr,
-    P_POW2: tl.constexpr,
-    WARPS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-    R: tl.constexpr,
-    INTO: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    few: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    G: tl.constexpr = K // 128
+    BLOCKS: tl.constexpr = few.tile.blocks
+    WARPS: tl.constexpr = few.tile.warps
+    DEPTH: tl.constexpr = few.tile.depth
+    TILES: tl.constexpr = 2 * BLOCKS if few.GATED else BLOCKS
+    G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
-    PARTS: tl.constexpr = M // 8
-    F: tl.constexpr = N // 2 if GATED else N
-    TILES: tl.constexpr = 2 * BLOCKS if GATED else BLOCKS
-    S: tl.constexpr = 128 // GROUP
-    LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
+    S: tl.constexpr = 128 // few.GROUP
+    LINE: tl.constexpr = G * 16 if S == 1 or few.E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
-        if GATED:
+        if few.GATED:
             # In this order, the choice of experts has ended when `down` starts, which may read them
             # immediately.
             gdc_wait()
         gdc_launch_dependents()
-    m = tl.arange(0, 8) % R
+    m = tl.arange(0, 8) % few.R
     pair = tl.program_id(1)
-    expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, M, P_POW2)
+    ids = choices.ids
+    expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, 8, few.P_POW2)
     if expert < 0:
         return
-    own = (pairs,)
-    there = (inside,)
-    if PARTS == 2:
-        _, pairs, inside = expert_rows(ids, ids, ids, pair, P, m + 8, M, P_POW2)
-        own = own + (pairs,)
-        there = there + (inside,)
-    rows = ()
-    for p in tl.static_range(PARTS):
-        if GATED:
-            rows = rows + (own[p] // C * K,)
-        else:
-            rows = rows + (own[p] * K,)
+    rows = (pairs // few.C if few.GATED else pairs) * few.K
     block = tl.program_id(0) * BLOCKS
-    codes += expert.to(tl.int64) * (N // 16 * G * 512)
-    scale_zeros += expert.to(tl.int64) * (N // 16 * LINE)
+    codes += expert.to(tl.int64) * (few.N // 16 * G * 512)
+    scale_zeros += expert.to(tl.int64) * (few.N // 16 * LINE)
+    weight = (codes, scale_zeros)
     sums = ()
-    for _ in tl.static_range(TILES * PARTS):
+    for _ in tl.static_range(TILES):
         if WARPS == 1:
             sums = sums + (tl.zeros((16, 8), tl.float32),)
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
-    ws, ss = _load_tiles(
-        codes, scale_zeros, block, 0, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
-    )
-    if PDL and not GATED:
+    ws, ss = _load_tiles(weight, block, 0, few, DEPTH)
+    if PDL and not few.GATED:
         gdc_wait()
-    sums = _multiply_tiles(
-        sums, ws, ss, x, rows, 0, TILES, PARTS, DEPTH, WARPS, 0, ASM, GROUP, E2M1, R
-    )
+    sums = _multiply_tiles(sums, ws, ss, x, rows, 0, few, DEPTH, 0)
     for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
-        sums = _step(
-            sums,
-            x,
-            codes,
-            scale_zeros,
-            rows,
-            block,
-            chunk * WARPS,
-            G,
-            F,
-            TILES,
-            BLOCKS,
-            PARTS,
-            DEPTH,
-            WARPS,
-            0,
-            ASM,
-            GROUP,
-            E2M1,
-            R,
-        )
+        sums = _step(sums, x, weight, rows, block, chunk * WARPS, few, DEPTH, 0)
     if CHUNKS % DEPTH > 0:
-        sums = _step(
-            sums,
-            x,
-            codes,
-            scale_zeros,
-            rows,
-            block,
-            CHUNKS // DEPTH * DEPTH * WARPS,
-            G,
-            F,
-            TILES,
-            BLOCKS,
-            PARTS,
-            CHUNKS % DEPTH,
-            WARPS,
-            0,
-            ASM,
-            GROUP,
-            E2M1,
-            R,
-        )
+        last: tl.constexpr = CHUNKS // DEPTH * DEPTH * WARPS
+        sums = _step(sums, x, weight, rows, block, last, few, CHUNKS % DEPTH, 0)
     if G % WARPS > 0:
         # The last column blocks are fewer than warps: the first warps take some again, which are in the
         # cache, and leave them out of the sum.
-        sums = _step(
-            sums,
-            x,
-            codes,
-            scale_zeros,
-            rows,
-            block,
-            G - WARPS,
-            G,
-            F,
-            TILES,
-            BLOCKS,
-            PARTS,
-            1,
-            WARPS,
-            WARPS - G % WARPS,
-            ASM,
-            GROUP,
-            E2M1,
-            R,
-        )
-    if R < 8:
-        _, pairs, inside = expert_rows(ids, ids, ids, pair, P, tl.arange(0, R), M, P_POW2)
-        own = (pairs,)
-        there = (inside,)
+        sums = _step(sums, x, weight, rows, block, G - WARPS, few, 1, WARPS - G % WARPS)
+    if few.R < 8:
+        m = tl.arange(0, few.R)
+        _, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, 8, few.P_POW2)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
-        for p in tl.static_range(PARTS):
-            v = _total(sums[r * PARTS + p], WARPS, R, E2M1)
-            if GATED:
-                inverse = inverse_rms(squares, own[p] // C, eps, WIDTH, SPLITS)[None, :]
-                v = v * inverse
-            column = (block + r) * 16 + n
-            if BIASED:
-                v += tl.load(bias + expert * N + column).to(tl.float32)[:, None]
-            if GATED:
-                up = _total(sums[(BLOCKS + r) * PARTS + p], WARPS, R, E2M1) * inverse
-                if BIASED:
-                    up += tl.load(bias + expert * N + F + column).to(tl.float32)[:, None]
-                v = apply_gate(v, up, LIMIT, False)
-                column = packed_cell(column, INTO, True)
-                offsets = own[p][None, :] * F + column[:, None]
-                tl.store(out + offsets, to_half(v), mask=there[p][None, :])
-            else:
-                v = v * tl.load(scales + own[p])[None, :]
-                offsets = (own[p] % C * T + own[p] // C)[None, :] * F + column[:, None]
-                tl.store(out + offsets, v, mask=there[p][None, :])
+        v = _total(sums[r], few)
+        if few.GATED:
+            inverse = inverse_rms(squares, pairs // few.C, eps, few.WIDTH, few.SPLITS)[None, :]
+            v = v * inverse
+        column = (block + r) * 16 + n
+        if few.BIASED:
+            v += tl.load(bias + expert * few.N + column).to(tl.float32)[:, None]
+        if few.GATED:
+            up = _total(sums[BLOCKS + r], few) * inverse
+            if few.BIASED:
+                up += tl.load(bias + expert * few.N + few.F + column).to(tl.float32)[:, None]
+            v = apply_gate(v, up, few.LIMIT, False)
+            column = packed_cell(column, few.INTO, True)
+            offsets = pairs[None, :] * few.F + column[:, None]
+            tl.store(out + offsets, to_half(v), mask=inside[None, :])
+        else:
+            v = v * tl.load(choices.weights + pairs)[None, :]
+            offsets = (pairs % few.C * T + pairs // few.C)[None, :] * few.F + column[:, None]
+            tl.store(out + offsets, v, mask=inside[None, :])
 
 
 def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> FewTile:
@@ -737,39 +544,44 @@ def _launch(
     if k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
     pdl = pdl and gpu.pdl
-    few = few_arguments(rows, out)
     own = 8
     if weight.e2m1 and t <= 4:
         own = 4 if t > 2 else 2
-    kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
+    squares, eps, splits, width = few_arguments(rows, out)
+    few = FewPairs(
+        C=c,
+        N=n,
+        F=features,
+        K=k,
+        GROUP=weight.group,
+        E2M1=weight.e2m1,
+        tile=tile,
+        R=own,
+        P_POW2=pairs_class(choices, None),
+        GATED=gated,
+        BIASED=bias is not None,
+        LIMIT=limit,
+        INTO=into,
+        SPLITS=splits,
+        WIDTH=width,
+        ASM=gpu.asm,
+    )
+    tensors = (
         x,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
-        choices.ids,
-        choices.weights,
+    )
+    kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
+        *tensors,
+        choices,
         out,
-        *few[0],
+        squares,
+        eps,
         t * c,
         t,
-        C=c,
-        N=n,
-        K=k,
-        M=8,
-        P_POW2=pairs_class(choices, None),
-        WARPS=tile.warps,
-        DEPTH=tile.depth,
-        BLOCKS=tile.blocks,
-        GATED=gated,
-        BIASED=bias is not None,
-        LIMIT=limit,
-        ASM=gpu.asm,
-        GROUP=weight.group,
-        E2M1=weight.e2m1,
-        R=own,
-        INTO=into,
-        **few[1],
-        PDL=pdl,
+        few,
+        pdl,
         **options(pdl, tile.warps, registers=tile.registers),
     )
     set_carveout(kernel, t)

@@ -37,6 +37,27 @@ class ManyTile(NamedTuple):
     stages: int
 
 
+class ManyPairs(NamedTuple):
+    """Constants of the kernel. For the letters see choice.py and the module docstring."""
+
+    C: int
+    N: int
+    """Features of an expert, of gate and of up."""
+    K: int
+    GROUP: int
+    """Columns that share a scale: 32, 64 or 128."""
+    E2M1: bool
+    rows: int
+    """Rows of a block."""
+    tile: ManyTile
+    GATED: bool
+    BIASED: bool
+    LIMIT: float
+    INTO: int
+    """GROUP of the weight that reads the result of gate and up."""
+    ASM: bool
+
+
 @triton.jit(do_not_specialize=["P", "T"])
 def _many_kernel(
     x,
@@ -49,39 +70,29 @@ def _many_kernel(
     out,
     P,
     T,
-    C: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    STAGES: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
-    INTO: tl.constexpr,
+    many: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    G: tl.constexpr = K // 128
+    ROWS: tl.constexpr = many.rows
+    BLOCKS: tl.constexpr = many.tile.blocks
+    WARPS: tl.constexpr = many.tile.warps
+    G: tl.constexpr = many.K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
-    F: tl.constexpr = N // 2 if GATED else N
+    F: tl.constexpr = many.N // 2 if many.GATED else many.N
     # Row blocks of a program: contiguous, or half of gate and as many of up, F features further on.
-    OWN: tl.constexpr = BLOCKS // 2 if GATED else BLOCKS
-    S: tl.constexpr = 128 // GROUP
-    LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
+    OWN: tl.constexpr = BLOCKS // 2 if many.GATED else BLOCKS
+    S: tl.constexpr = 128 // many.GROUP
+    LINE: tl.constexpr = G * 16 if S == 1 or many.E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    m = tl.arange(0, TILE)
-    expert, pairs, inside = expert_rows(slots, slots, owners, tl.program_id(1), P, m, TILE, 0)
+    m = tl.arange(0, ROWS)
+    expert, pairs, inside = expert_rows(slots, slots, owners, tl.program_id(1), P, m, ROWS, 0)
     if expert < 0:
         return
-    rows = pairs // C if GATED else pairs
-    codes += expert.to(tl.int64) * (N // 16 * G * 512)
-    scale_zeros += expert.to(tl.int64) * (N // 16 * LINE)
+    rows = pairs // many.C if many.GATED else pairs
+    codes += expert.to(tl.int64) * (many.N // 16 * G * 512)
+    scale_zeros += expert.to(tl.int64) * (many.N // 16 * LINE)
     first_block = tl.program_id(0) * (OWN * WARPS)
     k = tl.arange(0, 32)
     i = tl.arange(0, BN * 32)
@@ -92,47 +103,49 @@ def _many_kernel(
     n = tl.arange(0, BN)
     b = n // (16 * WARPS)
     side = (n // 16 % WARPS + b % OWN * WARPS + b // OWN * (F // 16)) * LINE + n % 16
-    row_at = rows[None, :].to(tl.int64) * K + k[:, None]
-    acc = tl.zeros((BN, TILE), tl.float32)
-    for g in tl.range(0, G, num_stages=STAGES):
+    row_at = rows[None, :].to(tl.int64) * many.K + k[:, None]
+    acc = tl.zeros((BN, ROWS), tl.float32)
+    for g in tl.range(0, G, num_stages=many.tile.stages):
         w = tl.load(codes + (first_block * G + g) * 512 + run)
         w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
         w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
-        if E2M1:
+        if many.E2M1:
             exponents = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
-            wa, wb, wc, wd = scaled_floats(w, exponents, ASM)
-        elif GROUP == 128:
+            wa, wb, wc, wd = scaled_floats(w, exponents, many.ASM)
+        elif many.GROUP == 128:
             scale_zero = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
             scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
             zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
             zero = zero.to(tl.float16)[:, None]
             scale = scale[:, None]
             wa, wb, wc, wd = scaled(
-                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), many.ASM
             )
         else:
             line = scale_zeros + first_block * LINE
-            wa, wb, wc, wd = scaled_groups(w, line, g, side, G, GROUP, ASM)
+            wa, wb, wc, wd = scaled_groups(w, line, g, side, G, many.GROUP, many.ASM)
         xg = x + g * 128 + row_at
         acc = tl.dot(wa, tl.load(xg), acc)
         acc = tl.dot(wb, tl.load(xg + 32), acc)
         acc = tl.dot(wc, tl.load(xg + 64), acc)
-        acc = landed(tl.dot(wd, tl.load(xg + 96), acc), ASM)
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
+        acc = landed(tl.dot(wd, tl.load(xg + 96), acc), many.ASM)
+    if many.GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, ROWS)), (1, 2, 0)))
         feature = first_block * 16 + tl.arange(0, BN // 2)
-        if BIASED:
-            gate += tl.load(bias + expert * N + feature).to(tl.float32)[:, None]
-            up += tl.load(bias + expert * N + F + feature).to(tl.float32)[:, None]
-        offsets = pairs[None, :].to(tl.int64) * F + packed_cell(feature, INTO, False)[:, None]
-        tl.store(out + offsets, to_half(apply_gate(gate, up, LIMIT, False)), mask=inside[None, :])
+        if many.BIASED:
+            gate += tl.load(bias + expert * many.N + feature).to(tl.float32)[:, None]
+            up += tl.load(bias + expert * many.N + F + feature).to(tl.float32)[:, None]
+        offsets = pairs[None, :].to(tl.int64) * F + packed_cell(feature, many.INTO, False)[:, None]
+        tl.store(
+            out + offsets, to_half(apply_gate(gate, up, many.LIMIT, False)), mask=inside[None, :]
+        )
     else:
-        if BIASED:
-            acc += tl.load(bias + expert * N + first_block * 16 + n).to(tl.float32)[:, None]
+        if many.BIASED:
+            acc += tl.load(bias + expert * many.N + first_block * 16 + n).to(tl.float32)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
         if out.dtype.element_ty == tl.float16:
             acc = to_half(acc)
-        position = (pairs % C * T + pairs // C).to(tl.int64)
+        position = (pairs % many.C * T + pairs // many.C).to(tl.int64)
         offsets = position[None, :] * F + (first_block * 16 + n)[:, None]
         tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=inside[None, :])
 
@@ -215,31 +228,35 @@ def _launch(
     if weight.features_out % n or features % own or (gated and tile.blocks % 2):
         raise ValueError(f"tile: {tile} does not divide experts of {features} features")
     pdl = pdl and gpu.pdl
-    _many_kernel[(features // own, blocks.owners.shape[0])](
+    many = ManyPairs(
+        C=c,
+        N=n,
+        K=k,
+        GROUP=weight.group,
+        E2M1=weight.e2m1,
+        rows=blocks.rows,
+        tile=tile,
+        GATED=gated,
+        BIASED=bias is not None,
+        LIMIT=limit,
+        INTO=into,
+        ASM=gpu.asm,
+    )
+    tensors = (
         x,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
+    )
+    _many_kernel[(features // own, blocks.owners.shape[0])](
+        *tensors,
         blocks.slots,
         blocks.owners,
         choices.weights,
         out,
         t * c,
         t,
-        C=c,
-        N=n,
-        K=k,
-        TILE=blocks.rows,
-        BLOCKS=tile.blocks,
-        WARPS=tile.warps,
-        STAGES=tile.stages,
-        GATED=gated,
-        BIASED=bias is not None,
-        LIMIT=limit,
-        ASM=gpu.asm,
-        GROUP=weight.group,
-        E2M1=weight.e2m1,
-        INTO=into,
-        PDL=pdl,
+        many,
+        pdl,
         **options(pdl, tile.warps),
     )

@@ -30,6 +30,8 @@ The integer arithmetic is in the spirit of llama.cpp's mmvq, which rounds x to 8
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -37,13 +39,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
-from localchat_cuda.kernels.ggml.tile_ops import byte, byte_of, field, four_numbers, half, half_of
+from localchat_cuda.kernels.ggml.tile_ops import (
+    byte,
+    byte_of,
+    field,
+    form_of,
+    four_numbers,
+    half,
+    half_of,
+    planes,
+)
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import inverse_rms
 from localchat_cuda.kernels.launch import (
     options,
-    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -51,6 +61,19 @@ from localchat_cuda.kernels.launch import (
 )
 
 MAX_ROWS = 8
+
+
+class FewRows(NamedTuple):
+    """Constants of the kernel. For the letters see the module docstring."""
+
+    K: int
+    MQ: int
+    """Rows that `factors` has room for."""
+    R: int
+    """Rows with columns of their own; 4: rows in pairs of columns."""
+    tile: TileConfig
+    NORM: bool
+    """Rows are divided by their rms."""
 
 
 def reference(
@@ -85,70 +108,53 @@ def _tiles(plane, tile, chunk, B: tl.constexpr, WARPS: tl.constexpr, BITS: tl.co
 
 
 @triton.jit
-def _load_codes(
-    low,
-    high,
-    tile,
-    tiles,
-    chunk,
-    B: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-):
+def _load_codes(weight, tile, tiles, chunk, B: tl.constexpr, few: tl.constexpr, form: tl.constexpr):
     """Return LOW and HIGH tiles [WARPS, 16, 32] per row tile.
 
     Each warp has a column block.
     """
+    BLOCKS: tl.constexpr = few.tile.blocks
     result = ()
     for r in tl.static_range(BLOCKS):
         index = tl.minimum(tile + r, tiles - 1)
-        result = result + _tiles(low, index, chunk, B, WARPS, LOW)
-        result = result + _tiles(high, index, chunk, B, WARPS, HIGH)
+        result = result + _tiles(weight.low, index, chunk, B, few.tile.warps, form.LOW)
+        result = result + _tiles(weight.high, index, chunk, B, few.tile.warps, form.HIGH)
     return result
 
 
 @triton.jit
-def _load_sides(
-    sides,
-    scales,
-    tile,
-    tiles,
-    chunk,
-    B: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    WORDS: tl.constexpr,
-    FACTORS: tl.constexpr,
-):
+def _load_sides(weight, tile, tiles, chunk, B: tl.constexpr, few: tl.constexpr, form: tl.constexpr):
     """Return words [WARPS, 16] of sides per row tile.
 
     The words of the first half come first. The last word has the scales with factors.
     """
+    BLOCKS: tl.constexpr = few.tile.blocks
     result = ()
     n = tl.arange(0, 16)[None, :]
     for r in tl.static_range(BLOCKS):
         beside = tl.minimum(tile + r, tiles - 1) * B
-        beside += _block(chunk, tl.arange(0, WARPS), B, WARPS)[:, None]
-        for index in tl.static_range(2 * WORDS):
-            result = result + (tl.load(sides + (beside * (2 * WORDS) + index) * 16 + n),)
-        if FACTORS:
-            result = result + (tl.load(scales + beside * 16 + n),)
+        beside += _block(chunk, tl.arange(0, few.tile.warps), B, few.tile.warps)[:, None]
+        for index in tl.static_range(2 * form.WORDS):
+            result = result + (
+                tl.load(weight.sides + (beside * (2 * form.WORDS) + index) * 16 + n),
+            )
+        if form.FACTORS:
+            result = result + (tl.load(weight.scales + beside * 16 + n),)
     return result
 
 
 @triton.jit
-def _columns(x, pointer, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
+def _columns(x, pointer, first, rows2, few: tl.constexpr):
     """Load the right operand [WARPS, 32, 8]: (high, low) of four rows.
 
     `pointer` [WARPS] is the start of the group.
 
     Columns past the last row repeat earlier ones; their results are not stored.
     """
+    WARPS: tl.constexpr = few.tile.warps
     k = tl.arange(0, 32)
     k = k // 8 * 16 + k % 8
-    n = ((first + tl.arange(0, 8)) % rows2)[:, None, None] * K
+    n = ((first + tl.arange(0, 8)) % rows2)[:, None, None] * few.K
     tile = tl.load(x + n + pointer[None, :, None] + k[None, None, :])
     tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
     return tl.reshape(tile, (WARPS, 32, 8))
@@ -188,39 +194,36 @@ def _add_group(
     FIRST: tl.constexpr,
     PARTS: tl.constexpr,
     WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    ASM: tl.constexpr,
+    form: tl.constexpr,
 ):
     """Add the products of group s of the 32 columns g to the sums of all parts."""
-    group: tl.constexpr = g * (32 // GROUP) + s
-    SIDE: tl.constexpr = 5 + (128 // GROUP if MINIMUM else 0)
-    own = _halves_apart(codes, s, GROUP)
-    if FACTORS:
-        factor = byte(four_numbers(loaded[FIRST], group // 4), group % 4, ASM)
-        if MINIMUM and GROUP == 16:
+    group: tl.constexpr = g * (32 // form.GROUP) + s
+    SIDE: tl.constexpr = 5 + (128 // form.GROUP if form.MINIMUM else 0)
+    own = _halves_apart(codes, s, form.GROUP)
+    if form.FACTORS:
+        factor = byte(four_numbers(loaded[FIRST], group // 4), group % 4, form.ASM)
+        if form.MINIMUM and form.GROUP == 16:
             minimum = (factor >> 4) & 15
             factor = factor & 15
-        elif MINIMUM:
-            minimum = byte(four_numbers(loaded[FIRST], 1), group, ASM)
+        elif form.MINIMUM:
+            minimum = byte(four_numbers(loaded[FIRST], 1), group, form.ASM)
     else:
         factor = half(four_numbers(loaded[FIRST], group // 2), group % 2)
-        if MINIMUM:
+        if form.MINIMUM:
             minimum = half(four_numbers(loaded[FIRST + 1], group // 2), group % 2)
     added = ()
     for p in tl.static_range(PARTS):
         total = tl.dot(own, side[p * SIDE + 1 + g], out_dtype=tl.int32)
         a = sums[2 * p]
         b = sums[2 * p + 1]
-        if FACTORS:
+        if form.FACTORS:
             a += total * factor[:, :, None]
         else:
             upper, lower = _pairs(total, WARPS)
             a += (upper * 256 + lower).to(tl.float32) * factor[:, :, None]
-        if MINIMUM:
+        if form.MINIMUM:
             x = side[p * SIDE + 5 + group].to(tl.int32, bitcast=True)[:, None, :]
-            if FACTORS:
+            if form.FACTORS:
                 b += x * minimum[:, :, None]
             else:
                 a -= x.to(tl.float32) * minimum[:, :, None]
@@ -229,18 +232,10 @@ def _add_group(
 
 
 @triton.jit
-def _codes(
-    loaded,
-    index: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    SHIFT: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def _codes(loaded, index: tl.constexpr, form: tl.constexpr):
     """Select the codes of 32 columns, by `index`, of a column block."""
-    top = loaded[LOW + index * HIGH // 8] if HIGH else loaded[0]
-    return field(loaded[index * LOW // 8], top, index, None, LOW, HIGH, SHIFT, TABLE, ASM)
+    top = loaded[form.LOW + index * form.HIGH // 8] if form.HIGH else loaded[0]
+    return field(loaded[index * form.LOW // 8], top, index, None, form)
 
 
 @triton.jit
@@ -253,103 +248,63 @@ def _add_half(
     h: tl.constexpr,
     PARTS: tl.constexpr,
     WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
+    form: tl.constexpr,
 ):
     """Add the products of half a column block to `outs` [WARPS, 16, 4] of all parts."""
-    SIDE: tl.constexpr = 5 + (128 // GROUP if MINIMUM else 0)
+    SIDE: tl.constexpr = 5 + (128 // form.GROUP if form.MINIMUM else 0)
     sums = ()
     for _ in tl.static_range(PARTS):
-        if FACTORS:
+        if form.FACTORS:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.int32), tl.zeros((WARPS, 16, 4), tl.int32))
         else:
             sums = sums + (tl.zeros((WARPS, 16, 4), tl.float32), 0)
     for g in tl.static_range(4):
-        codes = _codes(tiles, 4 * h + g, LOW, HIGH, SHIFT, TABLE, ASM)
-        for s in tl.static_range(32 // GROUP):
-            sums = _add_group(
-                sums,
-                codes,
-                loaded,
-                side,
-                g,
-                s,
-                h * WORDS,
-                PARTS,
-                WARPS,
-                GROUP,
-                FACTORS,
-                MINIMUM,
-                ASM,
-            )
+        codes = _codes(tiles, 4 * h + g, form)
+        for s in tl.static_range(32 // form.GROUP):
+            sums = _add_group(sums, codes, loaded, side, g, s, h * form.WORDS, PARTS, WARPS, form)
     grown = ()
     for p in tl.static_range(PARTS):
         x_scale = tl.where(there, side[p * SIDE], 0.0)[:, None, :]
-        if FACTORS:
-            scale = half(loaded[2 * WORDS], 0)[:, :, None]
+        if form.FACTORS:
+            scale = half(loaded[2 * form.WORDS], 0)[:, :, None]
             upper, lower = _pairs(sums[2 * p], WARPS)
             value = upper.to(tl.float32) * 256 + lower.to(tl.float32)
-            out = outs[p] + value * (scale * (1.0 / (1 << SHIFT)) * x_scale)
-            if MINIMUM:
-                less = half(loaded[2 * WORDS], 1)[:, :, None]
+            out = outs[p] + value * (scale * (1.0 / (1 << form.SHIFT)) * x_scale)
+            if form.MINIMUM:
+                less = half(loaded[2 * form.WORDS], 1)[:, :, None]
                 out -= sums[2 * p + 1].to(tl.float32) * (less * x_scale)
         else:
-            out = outs[p] + sums[2 * p] * (x_scale * (1.0 / (1 << SHIFT)))
+            out = outs[p] + sums[2 * p] * (x_scale * (1.0 / (1 << form.SHIFT)))
         grown = grown + (out,)
     return grown
 
 
 @triton.jit
-def _multiply(
-    outs,
-    codes,
-    sides,
-    x,
-    factors,
-    rows2,
-    chunk,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def _multiply(outs, codes, sides, x, factors, rows2, chunk, few: tl.constexpr, form: tl.constexpr):
     """Add the products of a column block for each warp.
 
     The operands are the results of `_load_codes` and `_load_sides`.
     """
-    PARTS: tl.constexpr = MQ // 4
-    EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
-    TILES: tl.constexpr = LOW + HIGH
+    BLOCKS: tl.constexpr = few.tile.blocks
+    PARTS: tl.constexpr = few.MQ // 4
+    EACH: tl.constexpr = 2 * form.WORDS + (1 if form.FACTORS else 0)
+    TILES: tl.constexpr = form.LOW + form.HIGH
     for h in tl.static_range(2):
-        column = (chunk * WARPS + tl.arange(0, WARPS)) * 2 + h
+        column = (chunk * few.tile.warps + tl.arange(0, few.tile.warps)) * 2 + h
         # beyond the last column: what is read there counts 0 times
-        there = (column < K // 128)[:, None]
-        group = tl.minimum(column, K // 128 - 1)
+        there = (column < few.K // 128)[:, None]
+        group = tl.minimum(column, few.K // 128 - 1)
         side = ()
         for p in tl.static_range(PARTS):
-            side = side + (_factor(factors, group, 0, p, MQ),)
+            side = side + (_factor(factors, group, 0, p, few.MQ),)
             for g in tl.static_range(4):
                 start = group * 128 + g // 2 * 64 + g % 2 * 8
-                side = side + (_columns(x, start, 8 * p, rows2, K, WARPS),)
-            if MINIMUM:
-                for s in tl.static_range(128 // GROUP):
-                    side = side + (_factor(factors, group, (4 if GROUP == 32 else 8) + s, p, MQ),)
+                side = side + (_columns(x, start, 8 * p, rows2, few),)
+            if form.MINIMUM:
+                for s in tl.static_range(128 // form.GROUP):
+                    side = side + (
+                        _factor(factors, group, (4 if form.GROUP == 32 else 8) + s, p, few.MQ),
+                    )
         grown = ()
         for r in tl.static_range(BLOCKS):
             grown = grown + _add_half(
@@ -360,43 +315,28 @@ def _multiply(
                 there,
                 h,
                 PARTS,
-                WARPS,
-                GROUP,
-                LOW,
-                HIGH,
-                WORDS,
-                SHIFT,
-                FACTORS,
-                MINIMUM,
-                TABLE,
-                ASM,
+                few.tile.warps,
+                form,
             )
         outs = grown
     return outs
 
 
 @triton.jit
-def _columns_apart(
-    x,
-    pointer,
-    g: tl.constexpr,
-    R: tl.constexpr,
-    K: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def _columns_apart(x, pointer, g: tl.constexpr, few: tl.constexpr, GROUP: tl.constexpr):
     """Load x of 4 / R groups from g on. Each group and row has a pair of columns.
 
     `group` [WARPS] are the blocks. Returns [8, WARPS, 4, GROUP / 16, 4]. Groups of 16 have half an operand,
     which serves as both halves.
     """
+    WARPS: tl.constexpr = few.tile.warps
     n = tl.arange(0, 8)
-    group = g + n // (2 * R)
+    group = g + n // (2 * few.R)
     if GROUP == 32:
         start = group // 2 * 64 + group % 2 * 8
     else:
         start = group // 4 * 64 + group % 4 * 4
-    n = n % (2 * R) * K + start
+    n = n % (2 * few.R) * few.K + start
     k = tl.arange(0, GROUP)
     k = k // (GROUP // 4) * 16 + k % (GROUP // 4)
     tile = tl.load(x + n[:, None, None] + pointer[None, :, None] * 128 + k[None, None, :])
@@ -404,26 +344,20 @@ def _columns_apart(
 
 
 @triton.jit
-def _own_columns(
-    tile,
-    d: tl.constexpr,
-    R: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def _own_columns(tile, d: tl.constexpr, few: tl.constexpr, form: tl.constexpr):
     """Build the right operand [WARPS, 32, 8] of 32 inputs.
 
     Their first group is number d of `tile`, and all others are 0.
     """
+    WARPS: tl.constexpr = few.tile.warps
     sixteen = tl.arange(0, 2)[None, None, None, :, None]
-    own = d + sixteen // (GROUP // 16)
-    there = tl.arange(0, 8)[:, None, None, None, None] // (2 * R) == own
+    own = d + sixteen // (form.GROUP // 16)
+    there = tl.arange(0, 8)[:, None, None, None, None] // (2 * few.R) == own
     mask = tl.where(there, -1, 0).to(tl.int8)
     shape: tl.constexpr = (8, WARPS, 4, 2, 4)
     tile = tl.broadcast_to(tile, shape)
     mask = tl.broadcast_to(mask, shape)
-    if ASM:  # four bytes at once
+    if form.ASM:  # four bytes at once
         tile = tl.inline_asm_elementwise(
             "and.b32 $0, $1, $2;", "=r,r,r", [tile, mask], dtype=tl.int8, is_pure=True, pack=4
         )
@@ -434,50 +368,35 @@ def _own_columns(
 
 @triton.jit
 def _add_apart(
-    out,
-    tiles,
-    loaded,
-    columns,
-    side,
-    h: tl.constexpr,
-    R: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
+    out, tiles, loaded, columns, side, h: tl.constexpr, few: tl.constexpr, form: tl.constexpr
 ):
     """Add the products of half a column block to `out` [WARPS, 16, 4]. Each pair gets those of its groups."""
-    D: tl.constexpr = 4 // R
-    PER: tl.constexpr = 32 // GROUP
-    FIRST: tl.constexpr = h * WORDS
+    WARPS: tl.constexpr = few.tile.warps
+    D: tl.constexpr = 4 // few.R
+    PER: tl.constexpr = 32 // form.GROUP
+    FIRST: tl.constexpr = h * form.WORDS
     sums = tl.zeros((WARPS, 16, 4), tl.float32)
-    for j in tl.static_range(128 // GROUP // D):
+    for j in tl.static_range(128 // form.GROUP // D):
         total = tl.zeros((WARPS, 16, 8), tl.int32)
         for i in tl.static_range(D // PER):
-            codes = _codes(tiles, 4 * h + j * (D // PER) + i, LOW, HIGH, SHIFT, TABLE, ASM)
-            own = _own_columns(columns[j], i * PER, R, WARPS, GROUP, ASM)
+            codes = _codes(tiles, 4 * h + j * (D // PER) + i, form)
+            own = _own_columns(columns[j], i * PER, few, form)
             total = tl.dot(codes, own, total, out_dtype=tl.int32)
         upper, lower = _pairs(total, WARPS)
         value = upper * 256 + lower
-        lane = (tl.arange(0, 4) // R)[None, None, :]
-        if FACTORS:
+        lane = (tl.arange(0, 4) // few.R)[None, None, :]
+        if form.FACTORS:
             packed = four_numbers(loaded[FIRST], j * D // 4)[:, :, None]
-            factor = byte_of(packed, j * D % 4 + lane, ASM)
-            scale = half(loaded[2 * WORDS], 0)[:, :, None]
-            if MINIMUM:
-                if GROUP == 16:
+            factor = byte_of(packed, j * D % 4 + lane, form.ASM)
+            scale = half(loaded[2 * form.WORDS], 0)[:, :, None]
+            if form.MINIMUM:
+                if form.GROUP == 16:
                     minimum = (factor >> 4) & 15
                     factor = factor & 15
                 else:
                     packed = four_numbers(loaded[FIRST], 1)[:, :, None]
-                    minimum = byte_of(packed, j * D + lane, ASM)
-                less = half(loaded[2 * WORDS], 1)[:, :, None]
+                    minimum = byte_of(packed, j * D + lane, form.ASM)
+                less = half(loaded[2 * form.WORDS], 1)[:, :, None]
                 x = side[1 + j].to(tl.int32, bitcast=True)[:, None, :]
                 # below 2^31: 32 values of 15 bits by codes of 5 and factors of 6
                 sums += (value * factor).to(tl.float32) * scale
@@ -485,58 +404,40 @@ def _add_apart(
             else:
                 sums += value.to(tl.float32) * (factor.to(tl.float32) * scale)
         else:
-            sums += value.to(tl.float32) * half_of(loaded[FIRST], j * D, lane, ASM)
-            if MINIMUM:
+            sums += value.to(tl.float32) * half_of(loaded[FIRST], j * D, lane, form.ASM)
+            if form.MINIMUM:
                 x = side[1 + j].to(tl.int32, bitcast=True).to(tl.float32)[:, None, :]
-                sums -= x * (half_of(loaded[FIRST + 1], j * D, lane, ASM) * (1 << SHIFT))
-    return out + sums * (side[0] * (1.0 / (1 << SHIFT)))[:, None, :]
+                sums -= x * (half_of(loaded[FIRST + 1], j * D, lane, form.ASM) * (1 << form.SHIFT))
+    return out + sums * (side[0] * (1.0 / (1 << form.SHIFT)))[:, None, :]
 
 
 @triton.jit
-def _multiply_apart(
-    outs,
-    codes,
-    sides,
-    x,
-    factors,
-    chunk,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    R: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def _multiply_apart(outs, codes, sides, x, factors, chunk, few: tl.constexpr, form: tl.constexpr):
     """Multiply for R rows, 1 or 2, with separate columns for 4 / R groups."""
-    EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
-    TILES: tl.constexpr = LOW + HIGH
-    D: tl.constexpr = 4 // R
-    CHAINS: tl.constexpr = 128 // GROUP // D
+    BLOCKS: tl.constexpr = few.tile.blocks
+    EACH: tl.constexpr = 2 * form.WORDS + (1 if form.FACTORS else 0)
+    TILES: tl.constexpr = form.LOW + form.HIGH
+    D: tl.constexpr = 4 // few.R
+    CHAINS: tl.constexpr = 128 // form.GROUP // D
     pair = tl.arange(0, 4)
     side = ()
     columns = ()
     for h in tl.static_range(2):
-        column = (chunk * WARPS + tl.arange(0, WARPS)) * 2 + h
-        group = column if K % (256 * WARPS) == 0 else tl.minimum(column, K // 128 - 1)
-        numbers = factors + (group[:, None] * MQ + pair[None, :] % R) * 16
+        column = (chunk * few.tile.warps + tl.arange(0, few.tile.warps)) * 2 + h
+        group = (
+            column if few.K % (256 * few.tile.warps) == 0 else tl.minimum(column, few.K // 128 - 1)
+        )
+        numbers = factors + (group[:, None] * few.MQ + pair[None, :] % few.R) * 16
         x_scale = tl.load(numbers)
-        if K % (256 * WARPS) != 0:
-            x_scale = tl.where((column < K // 128)[:, None], x_scale, 0.0)
+        if few.K % (256 * few.tile.warps) != 0:
+            x_scale = tl.where((column < few.K // 128)[:, None], x_scale, 0.0)
         side = side + (x_scale,)
         for j in tl.static_range(CHAINS):
-            columns = columns + (_columns_apart(x, group, j * D, R, K, WARPS, GROUP),)
-            if MINIMUM:
-                own = (4 if GROUP == 32 else 8) + j * D + pair // R
+            columns = columns + (_columns_apart(x, group, j * D, few, form.GROUP),)
+            if form.MINIMUM:
+                own = (4 if form.GROUP == 32 else 8) + j * D + pair // few.R
                 side = side + (tl.load(numbers + own[None, :]),)
-    SIDE: tl.constexpr = 1 + (CHAINS if MINIMUM else 0)
+    SIDE: tl.constexpr = 1 + (CHAINS if form.MINIMUM else 0)
     for h in tl.static_range(2):
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -548,17 +449,8 @@ def _multiply_apart(
                     columns[h * CHAINS : (h + 1) * CHAINS],
                     side[h * SIDE : (h + 1) * SIDE],
                     h,
-                    R,
-                    WARPS,
-                    GROUP,
-                    LOW,
-                    HIGH,
-                    WORDS,
-                    SHIFT,
-                    FACTORS,
-                    MINIMUM,
-                    TABLE,
-                    ASM,
+                    few,
+                    form,
                 ),
             )
         outs = grown
@@ -566,85 +458,18 @@ def _multiply_apart(
 
 
 @triton.jit
-def _multiply_rows(
-    outs,
-    codes,
-    sides,
-    x,
-    factors,
-    M,
-    chunk,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    R: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    if R == 4:
-        return _multiply(
-            outs,
-            codes,
-            sides,
-            x,
-            factors,
-            2 * M,
-            chunk,
-            K,
-            MQ,
-            BLOCKS,
-            WARPS,
-            GROUP,
-            LOW,
-            HIGH,
-            WORDS,
-            SHIFT,
-            FACTORS,
-            MINIMUM,
-            TABLE,
-            ASM,
-        )
+def _multiply_rows(outs, codes, sides, x, factors, M, chunk, few: tl.constexpr, form: tl.constexpr):
+    if few.R == 4:
+        return _multiply(outs, codes, sides, x, factors, 2 * M, chunk, few, form)
     else:
-        return _multiply_apart(
-            outs,
-            codes,
-            sides,
-            x,
-            factors,
-            chunk,
-            K,
-            MQ,
-            R,
-            BLOCKS,
-            WARPS,
-            GROUP,
-            LOW,
-            HIGH,
-            WORDS,
-            SHIFT,
-            FACTORS,
-            MINIMUM,
-            TABLE,
-            ASM,
-        )
+        return _multiply_apart(outs, codes, sides, x, factors, chunk, few, form)
 
 
 @triton.jit(do_not_specialize=["M", "N", "C", "column"])
 def _few_kernel(
     x,
     factors,
-    low,
-    high,
-    sides,
-    scales,
+    weight,
     out,
     squares,
     eps,
@@ -652,92 +477,36 @@ def _few_kernel(
     N,
     C,
     column,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    R: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    NORM: tl.constexpr,
-    G_POW2: tl.constexpr,
-    ASM: tl.constexpr,
+    few: tl.constexpr,
+    form: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    B: tl.constexpr = (K + 255) // 256
+    WARPS: tl.constexpr = few.tile.warps
+    R: tl.constexpr = few.R
+    BLOCKS: tl.constexpr = few.tile.blocks
+    B: tl.constexpr = (few.K + 255) // 256
     CHUNKS: tl.constexpr = (B + WARPS - 1) // WARPS
-    PARTS: tl.constexpr = MQ // 4
+    PARTS: tl.constexpr = few.MQ // 4
     if PDL:
         gdc_launch_dependents()
     tiles = (N + 15) // 16
     tile = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
-    first = split * CHUNKS // SPLITS
-    last = (split + 1) * CHUNKS // SPLITS
+    first = split * CHUNKS // few.tile.splits
+    last = (split + 1) * CHUNKS // few.tile.splits
     outs = ()
     for _ in tl.static_range(BLOCKS * PARTS):
         outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    codes = _load_codes(low, high, tile, tiles, first, B, BLOCKS, WARPS, LOW, HIGH)
-    own = _load_sides(sides, scales, tile, tiles, first, B, BLOCKS, WARPS, WORDS, FACTORS)
+    codes = _load_codes(weight, tile, tiles, first, B, few, form)
+    own = _load_sides(weight, tile, tiles, first, B, few, form)
     if PDL:
         gdc_wait()
-    outs = _multiply_rows(
-        outs,
-        codes,
-        own,
-        x,
-        factors,
-        M,
-        first,
-        K,
-        MQ,
-        R,
-        BLOCKS,
-        WARPS,
-        GROUP,
-        LOW,
-        HIGH,
-        WORDS,
-        SHIFT,
-        FACTORS,
-        MINIMUM,
-        TABLE,
-        ASM,
-    )
+    outs = _multiply_rows(outs, codes, own, x, factors, M, first, few, form)
     for chunk in tl.range(first + 1, last, 1, num_stages=1):
-        more = _load_codes(low, high, tile, tiles, chunk, B, BLOCKS, WARPS, LOW, HIGH)
-        beside = _load_sides(sides, scales, tile, tiles, chunk, B, BLOCKS, WARPS, WORDS, FACTORS)
-        outs = _multiply_rows(
-            outs,
-            more,
-            beside,
-            x,
-            factors,
-            M,
-            chunk,
-            K,
-            MQ,
-            R,
-            BLOCKS,
-            WARPS,
-            GROUP,
-            LOW,
-            HIGH,
-            WORDS,
-            SHIFT,
-            FACTORS,
-            MINIMUM,
-            TABLE,
-            ASM,
-        )
+        more = _load_codes(weight, tile, tiles, chunk, B, few, form)
+        beside = _load_sides(weight, tile, tiles, chunk, B, few, form)
+        outs = _multiply_rows(outs, more, beside, x, factors, M, chunk, few, form)
     m = tl.arange(0, R)
     for r in tl.static_range(BLOCKS):
         for p in tl.static_range(PARTS):
@@ -745,38 +514,11 @@ def _few_kernel(
             if R < 4:
                 o = tl.sum(tl.reshape(o, (16, 4 // R, R)), 1)
             row = p * 4 + m
-            if NORM:
-                o = o * inverse_rms(squares, row, row < M, eps, K // 128, G_POW2)[None, :]
+            if few.NORM:
+                o = o * inverse_rms(squares, row, row < M, eps, few.K // 128)[None, :]
             n = (tile + r) * 16 + tl.arange(0, 16)
             offsets = ((split * M + row) * C)[None, :] + column + n[:, None]
             tl.store(out + offsets, o, mask=(row < M)[None, :] & (n < N)[:, None])
-
-
-def constants(weight: GgmlTensor) -> dict[str, int | bool]:
-    """Constants of the kernels for a number format."""
-    form = weight.form
-    low, high = form.planes
-    return {
-        "K": weight.features_in,
-        "GROUP": form.group,
-        "LOW": low,
-        "HIGH": high,
-        "WORDS": weight.sides.shape[2],
-        "SHIFT": 8 - form.bits if form.offset else 0,
-        "FACTORS": form.factors,
-        "MINIMUM": form.minimum,
-        "TABLE": form.table,
-    }
-
-
-def arguments(weight: GgmlTensor) -> tuple[torch.Tensor, ...]:
-    """Tensors of the weight in the kernels' order; another stands for one that is missing."""
-    return (
-        weight.low,
-        weight.low if weight.high is None else weight.high,
-        weight.sides,
-        weight.sides if weight.scales is None else weight.scales,
-    )
 
 
 def gemm(
@@ -808,27 +550,18 @@ def gemm(
         require("squares", squares, (m, k // 128), (torch.float32,), device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
+    few = FewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
+    tensors = (rows.x, rows.factors, planes(weight), out, tensor_or(squares, out))
     kernel = _few_kernel[(triton.cdiv(n, ROWS * config.blocks), config.splits)](
-        rows.x,
-        rows.factors,
-        *arguments(weight),
-        out,
-        tensor_or(squares, out),
+        *tensors,
         eps,
         m,
         n,
         out.shape[2],
         column,
-        MQ=rows.factors.shape[1],
-        R=m if m <= 2 else 4,
-        SPLITS=config.splits,
-        BLOCKS=config.blocks,
-        WARPS=config.warps,
-        NORM=squares is not None,
-        G_POW2=power_of_two(k // 128),
-        ASM=gpu.asm,
-        PDL=pdl,
-        **constants(weight),
+        few,
+        form_of(weight, gpu),
+        pdl,
         **options(pdl, config.warps, registers=config.registers),
     )
     set_carveout(kernel)

@@ -23,9 +23,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.ggml_forms import ROWS
-from localchat_cuda.kernels.ggml.gemm_int8 import arguments, constants
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
-from localchat_cuda.kernels.ggml.tile_ops import byte, field, four_numbers, half, half_bits, scaled
+from localchat_cuda.kernels.ggml.tile_ops import (
+    byte,
+    field,
+    form_of,
+    four_numbers,
+    half,
+    half_bits,
+    planes,
+    scaled,
+)
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig, landed
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import options, require, traits
@@ -57,63 +65,42 @@ def _tile(
 
 @triton.jit
 def _sides(
-    sides,
-    scales,
-    first,
-    h,
-    g: tl.constexpr,
-    T,
-    B: tl.constexpr,
-    GROUP: tl.constexpr,
-    WORDS: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TILES: tl.constexpr,
-    ASM: tl.constexpr,
+    weight, first, h, g: tl.constexpr, T, B: tl.constexpr, form: tl.constexpr, TILES: tl.constexpr
 ):
     """Load scales and minimums of group g of half block h, fp32 [16 * TILES]. Missing minimums are 0."""
     row = tl.arange(0, 16 * TILES)
     tile = tl.minimum(first + row // 16, T - 1)
-    words = sides + (tile * (2 * B) + h) * (WORDS * 16) + row % 16
+    words = weight.sides + (tile * (2 * B) + h) * (form.WORDS * 16) + row % 16
     minimum = tl.zeros((16 * TILES,), tl.float32)
-    if FACTORS:
-        pair = tl.load(scales + (tile * B + h // 2) * 16 + row % 16)
+    if form.FACTORS:
+        pair = tl.load(weight.scales + (tile * B + h // 2) * 16 + row % 16)
         own = tl.load(words)
-        factor = byte(four_numbers(own, g // 4), g % 4, ASM)
-        if MINIMUM and GROUP == 16:
+        factor = byte(four_numbers(own, g // 4), g % 4, form.ASM)
+        if form.MINIMUM and form.GROUP == 16:
             minimum = ((factor >> 4) & 15).to(tl.float32) * half(pair, 1)
             factor = factor & 15
-        elif MINIMUM:
-            minimum = byte(four_numbers(own, 1), g, ASM).to(tl.float32) * half(pair, 1)
+        elif form.MINIMUM:
+            minimum = byte(four_numbers(own, 1), g, form.ASM).to(tl.float32) * half(pair, 1)
         scale = factor.to(tl.float32) * half(pair, 0)
     else:
         scale = half(four_numbers(tl.load(words), g // 2), g % 2)
-        if MINIMUM:
+        if form.MINIMUM:
             minimum = half(four_numbers(tl.load(words + 16), g // 2), g % 2)
     return scale, minimum
 
 
 @triton.jit
 def _half_sides(
-    sides,
-    scales,
-    first,
-    h,
-    g: tl.constexpr,
-    T,
-    B: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TILES: tl.constexpr,
-    ASM: tl.constexpr,
+    weight, first, h, g: tl.constexpr, T, B: tl.constexpr, form: tl.constexpr, TILES: tl.constexpr
 ):
     """`_sides` of a form whose factors are bytes, rounded to fp16: both numbers of a row in one operation."""
     row = tl.arange(0, 16 * TILES)
     tile = tl.minimum(first + row // 16, T - 1)
-    pair = tl.load(scales + (tile * B + h // 2) * 16 + row % 16)
-    own = tl.load(sides + (tile * (2 * B) + h) * 16 + row % 16)
+    pair = tl.load(weight.scales + (tile * B + h // 2) * 16 + row % 16)
+    own = tl.load(weight.sides + (tile * (2 * B) + h) * 16 + row % 16)
     factor = four_numbers(own, g // 4)
-    packed_minimum = four_numbers(own, 1) if MINIMUM else factor
-    if ASM:
+    packed_minimum = four_numbers(own, 1) if form.MINIMUM else factor
+    if form.ASM:
         # 0x6480 is 1152, as in `scaled`
         offset = tl.full(pair.shape, -0x1B7F1B80, tl.int32)
         both = tl.inline_asm_elementwise(
@@ -131,19 +118,21 @@ def _half_sides(
             pack=1,
         )
     else:
-        scale = (byte(factor, g % 4, ASM).to(tl.float32) * half(pair, 0)).to(tl.float16)
-        minimum = (byte(packed_minimum, g % 4, ASM).to(tl.float32) * half(pair, 1)).to(tl.float16)
+        scale = (byte(factor, g % 4, form.ASM).to(tl.float32) * half(pair, 0)).to(tl.float16)
+        minimum = (byte(packed_minimum, g % 4, form.ASM).to(tl.float32) * half(pair, 1)).to(
+            tl.float16
+        )
         both = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         both |= minimum.to(tl.int16, bitcast=True).to(tl.int32) << 16
-    minimum = half_bits(both, 1) if MINIMUM else tl.zeros(pair.shape, tl.float16)
+    minimum = half_bits(both, 1) if form.MINIMUM else tl.zeros(pair.shape, tl.float16)
     return half_bits(both, 0), minimum
 
 
 @triton.jit
-def _spread(first, second, GROUP: tl.constexpr, TILES: tl.constexpr):
+def _spread(first, second, form: tl.constexpr, TILES: tl.constexpr):
     """Return the sides [16 * TILES] of a tile's two groups of 32 columns."""
     low = tl.broadcast_to(first[:, None], (16 * TILES, 32))
-    if GROUP == 32:
+    if form.GROUP == 32:
         return low
     else:
         k = tl.broadcast_to(tl.arange(0, 32)[None, :], (16 * TILES, 32))
@@ -152,73 +141,45 @@ def _spread(first, second, GROUP: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def _weights(
-    low,
-    high,
-    sides,
-    scales,
+    weight,
     first,
     h,
     j: tl.constexpr,
     T,
     B: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
+    form: tl.constexpr,
     TILES: tl.constexpr,
     HALF: tl.constexpr,
-    ASM: tl.constexpr,
     STORED: tl.constexpr,
 ):
     """Dequantize 32 columns j of half block h: [16 * TILES, 32] in fp16 (`HALF`), or exactly in fp32.
 
     STORED: columns in the order in which they are stored, see `_tiles_kernel`."""
-    PER: tl.constexpr = 32 // GROUP
-    lower = _tile(low, first, h, j, T, B, LOW, TILES)
+    PER: tl.constexpr = 32 // form.GROUP
+    lower = _tile(weight.low, first, h, j, T, B, form.LOW, TILES)
     upper = lower
-    if HIGH:
-        upper = _tile(high, first, h, j, T, B, HIGH, TILES)
-    codes = field(lower, upper, j, h % 2 * 4 if HIGH == 1 else None, LOW, HIGH, SHIFT, TABLE, ASM)
+    if form.HIGH:
+        upper = _tile(weight.high, first, h, j, T, B, form.HIGH, TILES)
+    codes = field(lower, upper, j, h % 2 * 4 if form.HIGH == 1 else None, form)
     result = ()
     for s in tl.static_range(PER):
-        if HALF and FACTORS and (GROUP == 32 or not MINIMUM):
-            scale, minimum = _half_sides(
-                sides, scales, first, h, j * PER + s, T, B, MINIMUM, TILES, ASM
-            )
+        if HALF and form.FACTORS and (form.GROUP == 32 or not form.MINIMUM):
+            scale, minimum = _half_sides(weight, first, h, j * PER + s, T, B, form, TILES)
         else:
-            scale, minimum = _sides(
-                sides,
-                scales,
-                first,
-                h,
-                j * PER + s,
-                T,
-                B,
-                GROUP,
-                WORDS,
-                FACTORS,
-                MINIMUM,
-                TILES,
-                ASM,
-            )
+            scale, minimum = _sides(weight, first, h, j * PER + s, T, B, form, TILES)
         result = result + (scale, minimum)
     if HALF:
         w = scaled(
             codes,
-            _spread(result[0].to(tl.float16), result[2 * PER - 2].to(tl.float16), GROUP, TILES),
-            _spread(result[1].to(tl.float16), result[2 * PER - 1].to(tl.float16), GROUP, TILES),
-            SHIFT,
-            ASM,
+            _spread(result[0].to(tl.float16), result[2 * PER - 2].to(tl.float16), form, TILES),
+            _spread(result[1].to(tl.float16), result[2 * PER - 1].to(tl.float16), form, TILES),
+            form,
         )
     else:
-        w = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
-        w *= _spread(result[0], result[2 * PER - 2], GROUP, TILES)
-        if MINIMUM:
-            w -= _spread(result[1], result[2 * PER - 1], GROUP, TILES)
+        w = codes.to(tl.float32) * (1.0 / (1 << form.SHIFT))
+        w *= _spread(result[0], result[2 * PER - 2], form, TILES)
+        if form.MINIMUM:
+            w -= _spread(result[1], result[2 * PER - 1], form, TILES)
     if STORED:
         return w
     # (half, quad, pair, e) to the order of columns, which is that of `mma`
@@ -239,35 +200,24 @@ def _added(acc, w, x_row, pointers, k, K: tl.constexpr):
 @triton.jit(do_not_specialize=["M", "N", "C", "column"])
 def _tiles_kernel(
     x,
-    low,
-    high,
-    sides,
-    scales,
+    weight,
     out,
     M,
     N,
     C,
     column,
     K: tl.constexpr,
-    TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILES: tl.constexpr,
-    STAGES: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-    PDL: tl.constexpr,
+    config: tl.constexpr,
+    form: tl.constexpr,
     WHOLE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """WHOLE: one product for each half, since one on warpgroups waits for its end and for the loads of x.
 
     Else four, of columns as stored: a lane's four neighbours are what `mma` takes from a type of one byte."""
+    ROWS: tl.constexpr = config.rows
+    TILES: tl.constexpr = config.shape.blocks * config.shape.warps
+    SPLITS: tl.constexpr = config.shape.splits
     B: tl.constexpr = (K + 255) // 256
     HALVES: tl.constexpr = (K + 127) // 128
     if PDL:
@@ -275,41 +225,21 @@ def _tiles_kernel(
     T = (N + 15) // 16
     first = tl.program_id(1) * TILES
     split = tl.program_id(2)
-    m = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, 128 if WHOLE else 32)
     if not WHOLE:
         k = k // 16 * 16 + k // 2 % 2 * 8 + k // 4 % 4 * 2 + k % 2
     x_row = x + tl.minimum(m, M - 1)[None, :] * K + k[:, None]
-    acc = tl.zeros((16 * TILES, TILE), tl.float32)
+    acc = tl.zeros((16 * TILES, ROWS), tl.float32)
     if PDL:
         gdc_wait()
-    for h in tl.range(
-        split * HALVES // SPLITS, (split + 1) * HALVES // SPLITS, 1, num_stages=STAGES
-    ):
+    start = split * HALVES // SPLITS
+    end = (split + 1) * HALVES // SPLITS
+    for h in tl.range(start, end, 1, num_stages=config.shape.depth):
         ws = ()
         for j in tl.static_range(4):
             w = _weights(
-                low,
-                high,
-                sides,
-                scales,
-                first,
-                h,
-                j,
-                T,
-                B,
-                GROUP,
-                LOW,
-                HIGH,
-                WORDS,
-                SHIFT,
-                FACTORS,
-                MINIMUM,
-                TABLE,
-                TILES,
-                x.dtype.element_ty != tl.float32,
-                ASM,
-                not WHOLE,
+                weight, first, h, j, T, B, form, TILES, x.dtype.element_ty != tl.float32, not WHOLE
             ).to(x.dtype.element_ty)
             if WHOLE:
                 ws = ws + (w,)
@@ -318,32 +248,14 @@ def _tiles_kernel(
         if WHOLE:
             w = tl.join(tl.join(ws[0], ws[2]), tl.join(ws[1], ws[3]))
             w = tl.reshape(tl.permute(w, (0, 2, 3, 1)), (16 * TILES, 128))
-            acc = landed(_added(acc, w, x_row, h * 128, k, K), ASM)
+            acc = landed(_added(acc, w, x_row, h * 128, k, K), form.ASM)
     n = first * 16 + tl.arange(0, 16 * TILES)
     target = out + ((split * M + m).to(tl.int64) * C)[None, :] + column + n[:, None]
     tl.store(target, acc, mask=(m < M)[None, :] & (n < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["N"])
-def _dequantize_kernel(
-    low,
-    high,
-    sides,
-    scales,
-    out,
-    N,
-    K: tl.constexpr,
-    TILES: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def _dequantize_kernel(weight, out, N, K: tl.constexpr, TILES: tl.constexpr, form: tl.constexpr):
     B: tl.constexpr = (K + 255) // 256
     T = (N + 15) // 16
     first = tl.program_id(0) * TILES
@@ -352,29 +264,7 @@ def _dequantize_kernel(
     k = tl.arange(0, 32)
     target = out + n.to(tl.int64)[:, None] * K + k[None, :]
     for j in tl.static_range(4):
-        w = _weights(
-            low,
-            high,
-            sides,
-            scales,
-            first,
-            h,
-            j,
-            T,
-            B,
-            GROUP,
-            LOW,
-            HIGH,
-            WORDS,
-            SHIFT,
-            FACTORS,
-            MINIMUM,
-            TABLE,
-            TILES,
-            False,
-            ASM,
-            False,
-        )
+        w = _weights(weight, first, h, j, T, B, form, TILES, False, False)
         column = h * 128 + j * 32
         inside = (n < N)[:, None] & (column + k < K)[None, :]
         tl.store(target + column, w.to(out.dtype.element_ty), mask=inside)
@@ -428,22 +318,21 @@ def gemm(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     tiles = shape.blocks * shape.warps
+    if whole_halves is None:
+        whole_halves = gpu.hopper
     _tiles_kernel[(triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)](
         x,
-        *arguments(weight),
+        planes(weight),
         out,
         m,
         n,
         out.shape[2],
         column,
-        TILE=config.rows,
-        SPLITS=shape.splits,
-        TILES=tiles,
-        STAGES=shape.depth,
-        ASM=gpu.asm,
-        PDL=pdl,
-        WHOLE=gpu.hopper if whole_halves is None else whole_halves,
-        **constants(weight),
+        k,
+        config,
+        form_of(weight, gpu),
+        whole_halves,
+        pdl,
         **options(pdl, shape.warps),
     )
 
@@ -454,11 +343,11 @@ def dequantize(weight: GgmlTensor, out: torch.Tensor) -> None:
     k = weight.features_in
     require("out", out, (n, k), FLOATS, weight.low.device)
     _dequantize_kernel[(triton.cdiv(n, ROWS * _DEQUANTIZED_TILES), -(-k // 128))](
-        *arguments(weight),
+        planes(weight),
         out,
         n,
-        TILES=_DEQUANTIZED_TILES,
-        ASM=traits(weight.low.device).asm,
-        **constants(weight),
+        k,
+        _DEQUANTIZED_TILES,
+        form_of(weight, traits(out.device)),
         **options(False, _DEQUANTIZED_TILES),
     )

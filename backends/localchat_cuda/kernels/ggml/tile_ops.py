@@ -5,35 +5,80 @@ four operations for four weights; each inline instruction has a twin in plain Tr
 False).
 """
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
+from localchat_cuda.kernels.ggml.pack import GgmlTensor
+from localchat_cuda.kernels.launch import Traits
+
+
+class Form(NamedTuple):
+    """Constants of the kernels for a number format."""
+
+    GROUP: int
+    """Columns that share a scale: 16 or 32."""
+    LOW: int
+    HIGH: int
+    """Bits of a code in either plane."""
+    WORDS: int
+    """Words of sides for a row and half a column block."""
+    SHIFT: int
+    """Codes are decoded to their multiples by 2 ** SHIFT."""
+    FACTORS: bool
+    MINIMUM: bool
+    TABLE: bool
+    """Flags of GgmlForm."""
+    ASM: bool
+    """Use inline PTX, or its twin in plain Triton."""
+
+
+class Planes(NamedTuple):
+    """Tensors of a weight. Another stands for one that the format lacks."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    sides: torch.Tensor
+    scales: torch.Tensor
+
+
+def form_of(weight: GgmlTensor, gpu: Traits) -> Form:
+    """Return the constants of the weight's number format."""
+    form = weight.form
+    low, high = form.planes
+    shift = 8 - form.bits if form.offset else 0
+    words = weight.sides.shape[2]
+    flags = (form.factors, form.minimum, form.table)
+    return Form(form.group, low, high, words, shift, *flags, gpu.asm)
+
+
+def planes(weight: GgmlTensor) -> Planes:
+    """Return the tensors of the weight."""
+    return Planes(
+        weight.low,
+        weight.low if weight.high is None else weight.high,
+        weight.sides,
+        weight.sides if weight.scales is None else weight.scales,
+    )
+
 
 @triton.jit
-def field(
-    low,
-    high,
-    group: tl.constexpr,
-    skip,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    SHIFT: tl.constexpr,
-    TABLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def field(low, high, group: tl.constexpr, skip, form: tl.constexpr):
     """Decode the codes of one group of 32 columns from bytes of both planes: int8, times 2 ** SHIFT.
 
     skip: bits of `high` before those of group 0, or None."""
-    f: tl.constexpr = group % (8 // LOW) * LOW
-    if LOW == 8:
+    f: tl.constexpr = group % (8 // form.LOW) * form.LOW
+    if form.LOW == 8:
         return low
-    if ASM:
-        if TABLE:
+    if form.ASM:
+        if form.TABLE:
             return _table_asm(low, f)
-        turn = tl.full(low.shape, (SHIFT - f) % 32, tl.int8)
-        kept: tl.constexpr = (((1 << LOW) - 1) << SHIFT) + 128
+        turn = tl.full(low.shape, (form.SHIFT - f) % 32, tl.int8)
+        kept: tl.constexpr = (((1 << form.LOW) - 1) << form.SHIFT) + 128
         mask = tl.full(low.shape, kept % 256 - 128, tl.int8)
-        if not HIGH:
+        if not form.HIGH:
             return tl.inline_asm_elementwise(
                 "{.reg .b32 t; shf.l.wrap.b32 t, $1, $1, $2; and.b32 $0, t, $3;}",
                 "=r,r,r,r",
@@ -43,11 +88,11 @@ def field(
                 pack=4,
             )
         else:
-            g: tl.constexpr = group % (8 // HIGH) * HIGH
-            turn_high = tl.full(low.shape, (SHIFT + LOW - g) % 32, tl.int8)
+            g: tl.constexpr = group % (8 // form.HIGH) * form.HIGH
+            turn_high = tl.full(low.shape, (form.SHIFT + form.LOW - g) % 32, tl.int8)
             if skip is not None:
                 turn_high -= skip.to(tl.int8)
-            kept_high: tl.constexpr = (((1 << HIGH) - 1) << (SHIFT + LOW)) + 128
+            kept_high: tl.constexpr = (((1 << form.HIGH) - 1) << (form.SHIFT + form.LOW)) + 128
             mask_high = tl.full(low.shape, kept_high % 256 - 128, tl.int8)
             return tl.inline_asm_elementwise(
                 """{
@@ -64,20 +109,20 @@ def field(
                 pack=4,
             )
     else:
-        code = (low.to(tl.int32) >> f) & ((1 << LOW) - 1)
-        if HIGH:
-            top: tl.constexpr = group % (8 // HIGH) * HIGH
+        code = (low.to(tl.int32) >> f) & ((1 << form.LOW) - 1)
+        if form.HIGH:
+            top: tl.constexpr = group % (8 // form.HIGH) * form.HIGH
             above = high.to(tl.int32) >> top
             if skip is not None:
                 above = above >> skip
-            code |= (above & ((1 << HIGH) - 1)) << LOW
-        if TABLE:
+            code |= (above & ((1 << form.HIGH) - 1)) << form.LOW
+        if form.TABLE:
             # -127 -104 -83 -65 -49 -35 -22 -10, and 1 13 25 38 53 69 89 113, as in pack.TABLE
             lower = tl.full(code.shape, 0xF6EADDCFBFAD9881 - (1 << 64), tl.int64)
             upper = tl.full(code.shape, 0x7159453526190D01, tl.int64)
             return (tl.where(code < 8, lower, upper) >> (code % 8 * 8).to(tl.int64)).to(tl.int8)
         else:
-            return (code << SHIFT).to(tl.int8)
+            return (code << form.SHIFT).to(tl.int8)
 
 
 @triton.jit
@@ -181,12 +226,12 @@ def four_numbers(packed, upper: tl.constexpr):
 
 
 @triton.jit
-def scaled(codes, scale, minimum, SHIFT: tl.constexpr, ASM: tl.constexpr):
+def scaled(codes, scale, minimum, form: tl.constexpr):
     """Compute code * scale - minimum in fp16 from int8 codes times 2 ** SHIFT. All are [R, 32]."""
-    if ASM:
+    if form.ASM:
         # 0x6480 is 1152: 1024, whose last bits count ones, and 128 that makes a signed byte positive
-        shrink = tl.full(codes.shape, 1.0 / (1 << SHIFT), tl.float16)
-        offset = tl.full(codes.shape, -1152.0 / (1 << SHIFT), tl.float16)
+        shrink = tl.full(codes.shape, 1.0 / (1 << form.SHIFT), tl.float16)
+        offset = tl.full(codes.shape, -1152.0 / (1 << form.SHIFT), tl.float16)
         return tl.inline_asm_elementwise(
             """{
             .reg .b32 t, a, b;
@@ -207,5 +252,5 @@ def scaled(codes, scale, minimum, SHIFT: tl.constexpr, ASM: tl.constexpr):
             pack=4,
         )
     else:
-        exact = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
+        exact = codes.to(tl.float32) * (1.0 / (1 << form.SHIFT))
         return (exact * scale.to(tl.float32) - minimum.to(tl.float32)).to(tl.float16)

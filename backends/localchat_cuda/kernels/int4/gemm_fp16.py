@@ -27,6 +27,7 @@ from localchat_cuda.kernels.int4.activations import HalfRows, check_rows, natura
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
+    FewRows,
     halves,
     inverse_rms,
     load_half_pairs,
@@ -40,7 +41,6 @@ from localchat_cuda.kernels.int4.tile_ops import (
 )
 from localchat_cuda.kernels.launch import (
     options,
-    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -60,50 +60,52 @@ def reference(rows: HalfRows, weight: W4, squares: torch.Tensor | None, eps: flo
 
 
 @triton.jit
-def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
+def _columns(x, first, rows, few: tl.constexpr):
     """Load the right operand [32, 8] or [WARPS, 32, 8]: a quarter of a group for eight rows, 16 bytes a lane.
 
     Columns past the last row repeat earlier ones, which avoids a mask; their results are not stored.
     """
+    WARPS: tl.constexpr = few.tile.warps
     k = tl.arange(0, 32)
     m = (first + tl.arange(0, 8)) % rows
     if WARPS == 1:
-        tile = tl.load(x + m[:, None] * K + k[None, :])
+        tile = tl.load(x + m[:, None] * few.K + k[None, :])
         tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
         return tl.reshape(tile, (32, 8))
     else:
         warp = tl.arange(0, WARPS)
-        tile = tl.load(x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :])
+        tile = tl.load(x + m[:, None, None] * few.K + warp[None, :, None] * 128 + k[None, None, :])
         tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))
         return tl.reshape(tile, (WARPS, 32, 8))
 
 
 @triton.jit
-def _half_columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
+def _half_columns(x, first, rows, few: tl.constexpr):
     """Load half of `_columns`, [16, 8] or [WARPS, 16, 8], 8 bytes per lane."""
+    WARPS: tl.constexpr = few.tile.warps
     k = tl.arange(0, 16)
     k = k // 4 * 8 + k % 4
     m = (first + tl.arange(0, 8)) % rows
     if WARPS == 1:
-        tile = tl.load(x + m[:, None] * K + k[None, :])
+        tile = tl.load(x + m[:, None] * few.K + k[None, :])
         tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2)), (2, 1, 3, 0))
         return tl.reshape(tile, (16, 8))
     else:
         warp = tl.arange(0, WARPS)
-        tile = tl.load(x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :])
+        tile = tl.load(x + m[:, None, None] * few.K + warp[None, :, None] * 128 + k[None, None, :])
         tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2)), (1, 3, 2, 4, 0))
         return tl.reshape(tile, (WARPS, 16, 8))
 
 
 @triton.jit
-def _factor(factors, group, part, MP: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr):
+def _factor(factors, group, part, few: tl.constexpr, S: tl.constexpr):
     """Load factors of eight rows; those of neighbouring column blocks are S groups apart."""
     m = tl.arange(0, 8)
-    if WARPS == 1:
-        return tl.load(factors + group * MP + part * 8 + m)
+    if few.tile.warps == 1:
+        return tl.load(factors + group * few.MP + part * 8 + m)
     else:
-        warp = tl.arange(0, WARPS)[:, None]
-        return tl.load(factors + (group + warp * S) * MP + part * 8 + m[None, :])
+        warp = tl.arange(0, few.tile.warps)[:, None]
+        return tl.load(factors + (group + warp * S) * few.MP + part * 8 + m[None, :])
 
 
 @triton.jit
@@ -133,71 +135,54 @@ def _accumulate_group(out, a, b, xa, xb, scale, zero, total, WARPS: tl.constexpr
 
 @triton.jit
 def _load(
-    codes,
-    scale_zeros,
-    block,
-    chunk,
-    G: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    codes, scale_zeros, block, chunk, G: tl.constexpr, few: tl.constexpr, DEPTH: tl.constexpr
 ):
     """Return tiles of codes, and one or three words of scales and zeros.
 
     Groups of 32 have two tiles per block.
     """
+    BLOCKS: tl.constexpr = few.tile.blocks
+    WARPS: tl.constexpr = few.tile.warps
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
             offset = (block + r) * G + (chunk + d) * WARPS
-            if GROUP == 32:
+            if few.GROUP == 32:
                 ws = ws + (
                     load_half_pairs(codes, offset * 512, WARPS),
                     load_half_pairs(codes, offset * 512 + 256, WARPS),
                 )
             else:
                 ws = ws + (load_pairs(codes, offset * 512, WARPS),)
-            if GROUP == 128:
+            if few.GROUP == 128:
                 ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
             else:
-                ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
+                ss = ss + load_sides(
+                    scale_zeros, block + r, (chunk + d) * WARPS, G, few.GROUP, WARPS
+                )
     return ws, ss
 
 
 @triton.jit
-def _multiply_blocks(
-    outs,
-    ws,
-    ss,
-    x,
-    factors,
-    rows,
-    chunk,
-    K: tl.constexpr,
-    MP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    PARTS: tl.constexpr = MP // 8
+def _multiply_blocks(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
+    BLOCKS: tl.constexpr = few.tile.blocks
+    PARTS: tl.constexpr = few.MP // 8
     for d in tl.static_range(DEPTH):
-        group = (chunk + d) * WARPS
+        group = (chunk + d) * few.tile.warps
         side = ()
         for p in tl.static_range(PARTS):
             side = side + (
-                _factor(factors, group, p, MP, 1, WARPS),
-                _factor(factors + (K // 128) * MP, group, p, MP, 1, WARPS),
-                _columns(x + group * 128, 8 * p, rows, K, WARPS),
-                _columns(x + group * 128 + 32, 8 * p, rows, K, WARPS),
-                _columns(x + group * 128 + 64, 8 * p, rows, K, WARPS),
-                _columns(x + group * 128 + 96, 8 * p, rows, K, WARPS),
+                _factor(factors, group, p, few, 1),
+                _factor(factors + (few.K // 128) * few.MP, group, p, few, 1),
+                _columns(x + group * 128, 8 * p, rows, few),
+                _columns(x + group * 128 + 32, 8 * p, rows, few),
+                _columns(x + group * 128 + 64, 8 * p, rows, few),
+                _columns(x + group * 128 + 96, 8 * p, rows, few),
             )
         grown = ()
         for r in tl.static_range(BLOCKS):
-            a, b, c, d_ = halves(ws[d * BLOCKS + r], ASM)
+            a, b, c, d_ = halves(ws[d * BLOCKS + r], few.ASM)
             scale = scale_of(ss[d * BLOCKS + r])
             zero = zero_of(ss[d * BLOCKS + r])
             for p in tl.static_range(PARTS):
@@ -216,7 +201,7 @@ def _multiply_blocks(
                         side[6 * p + 3],
                         side[6 * p + 4],
                         side[6 * p + 5],
-                        WARPS,
+                        few.tile.warps,
                     ),
                 )
         outs = grown
@@ -251,39 +236,25 @@ def _add_group(
 
 
 @triton.jit
-def _multiply_groups(
-    outs,
-    ws,
-    ss,
-    x,
-    factors,
-    rows,
-    chunk,
-    K: tl.constexpr,
-    MP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+def _multiply_groups(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
     """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
-    PARTS: tl.constexpr = MP // 8
-    S: tl.constexpr = 128 // GROUP
+    BLOCKS: tl.constexpr = few.tile.blocks
+    PARTS: tl.constexpr = few.MP // 8
+    S: tl.constexpr = 128 // few.GROUP
     H: tl.constexpr = S // 2
     for d in tl.static_range(DEPTH):
-        group = (chunk + d) * WARPS
+        group = (chunk + d) * few.tile.warps
         side = ()
         for p in tl.static_range(PARTS):
             for s in tl.static_range(S):
                 pointer = x + group * 128 + s // H * 64 + s % H * 4
-                if GROUP == 32:
-                    xa = _half_columns(pointer, 8 * p, rows, K, WARPS)
-                    xb = _half_columns(pointer + 32, 8 * p, rows, K, WARPS)
+                if few.GROUP == 32:
+                    xa = _half_columns(pointer, 8 * p, rows, few)
+                    xb = _half_columns(pointer + 32, 8 * p, rows, few)
                 else:
-                    xa = _columns(pointer, 8 * p, rows, K, WARPS)
-                    xb = _columns(pointer + 32, 8 * p, rows, K, WARPS)
-                side = side + (_factor(factors, group * S + s, p, MP, S, WARPS), xa, xb)
+                    xa = _columns(pointer, 8 * p, rows, few)
+                    xb = _columns(pointer + 32, 8 * p, rows, few)
+                side = side + (_factor(factors, group * S + s, p, few, S), xa, xb)
         grown = ()
         for r in tl.static_range(BLOCKS):
             sums = ()
@@ -293,10 +264,12 @@ def _multiply_groups(
             second = ss[3 * (d * BLOCKS + r) + 1]
             zeros = ss[3 * (d * BLOCKS + r) + 2]
             for h in tl.static_range(H):
-                e, f, g, i = halves(ws[(d * BLOCKS + r) * H + h], ASM)
-                sums = _add_group(sums, e, f, side, first, second, zeros, h, 1024, PARTS, S, WARPS)
+                e, f, g, i = halves(ws[(d * BLOCKS + r) * H + h], few.ASM)
                 sums = _add_group(
-                    sums, g, i, side, first, second, zeros, H + h, 64, PARTS, S, WARPS
+                    sums, e, f, side, first, second, zeros, h, 1024, PARTS, S, few.tile.warps
+                )
+                sums = _add_group(
+                    sums, g, i, side, first, second, zeros, H + h, 64, PARTS, S, few.tile.warps
                 )
             grown = grown + sums
         outs = grown
@@ -304,64 +277,29 @@ def _multiply_groups(
 
 
 @triton.jit
-def _multiply(
-    outs,
-    ws,
-    ss,
-    x,
-    factors,
-    rows,
-    chunk,
-    K: tl.constexpr,
-    MP: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    if GROUP == 128:
-        return _multiply_blocks(
-            outs, ws, ss, x, factors, rows, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM
-        )
+def _multiply(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
+    if few.GROUP == 128:
+        return _multiply_blocks(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
     else:
-        return _multiply_groups(
-            outs, ws, ss, x, factors, rows, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP
-        )
+        return _multiply_groups(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _fp16_kernel(
-    x,
-    factors,
-    codes,
-    scale_zeros,
-    out,
-    squares,
-    eps,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    MP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    NORM: tl.constexpr,
-    G_POW2: tl.constexpr,
-    ASM: tl.constexpr,
-    PDL: tl.constexpr,
-    GROUP: tl.constexpr,
+    x, factors, codes, scale_zeros, out, squares, eps, M, few: tl.constexpr, PDL: tl.constexpr
 ):
-    G: tl.constexpr = K // 128
+    BLOCKS: tl.constexpr = few.tile.blocks
+    WARPS: tl.constexpr = few.tile.warps
+    DEPTH: tl.constexpr = few.tile.depth
+    G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
-    PARTS: tl.constexpr = MP // 8
+    PARTS: tl.constexpr = few.MP // 8
     if PDL:
         gdc_launch_dependents()
     block = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
-    first = split * CHUNKS // SPLITS
-    last = (split + 1) * CHUNKS // SPLITS
+    first = split * CHUNKS // few.tile.splits
+    last = (split + 1) * CHUNKS // few.tile.splits
     outs = ()
     for _ in tl.static_range(BLOCKS * PARTS):
         if WARPS == 1:
@@ -369,23 +307,19 @@ def _fp16_kernel(
         else:
             outs = outs + (tl.zeros((WARPS, 16, 8), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS, GROUP)
+    ws, ss = _load(codes, scale_zeros, block, first, G, few, DEPTH)
     if PDL:
         gdc_wait()
-    outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP)
+    outs = _multiply(outs, ws, ss, x, factors, M, first, few, DEPTH)
     first += DEPTH
     full_end = first + (last - first) // DEPTH * DEPTH
     for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
-        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
-        outs = _multiply(
-            outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP
-        )
+        wl, sl = _load(codes, scale_zeros, block, chunk, G, few, DEPTH)
+        outs = _multiply(outs, wl, sl, x, factors, M, chunk, few, DEPTH)
     if DEPTH > 1:
         for chunk in tl.range(full_end, last, 1, num_stages=1):
-            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
-            outs = _multiply(
-                outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM, GROUP
-            )
+            wr, sr = _load(codes, scale_zeros, block, chunk, G, few, 1)
+            outs = _multiply(outs, wr, sr, x, factors, M, chunk, few, 1)
     m = tl.arange(0, 8)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
@@ -394,9 +328,9 @@ def _fp16_kernel(
             if WARPS > 1:
                 o = tl.sum(o, 0)
             row = p * 8 + m
-            if NORM:
-                o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
-            offsets = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            if few.NORM:
+                o = o * inverse_rms(squares, row, row < M, eps, G)[None, :]
+            offsets = (split * M + row)[None, :] * few.N + ((block + r) * 16 + n)[:, None]
             tl.store(out + offsets, o, mask=(row < M)[None, :])
 
 
@@ -426,27 +360,18 @@ def gemm(
     shape.check(n, k)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
+    few = FewRows(n, k, padded(m), weight.group, shape, squares is not None, gpu.asm)
+    weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
         rows.x,
         rows.factors,
-        weight.codes.view(torch.int16),
-        weight.scale_zeros,
+        *weights,
         out,
         tensor_or(squares, out),
         eps,
         m,
-        N=n,
-        K=k,
-        MP=padded(m),
-        SPLITS=shape.splits,
-        BLOCKS=shape.blocks,
-        WARPS=shape.warps,
-        DEPTH=shape.depth,
-        NORM=squares is not None,
-        G_POW2=power_of_two(k // BLOCK_K),
-        ASM=gpu.asm,
-        PDL=pdl,
-        GROUP=weight.group,
+        few,
+        pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )
     set_carveout(kernel)

@@ -36,6 +36,7 @@ Compute capability 9 only.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -63,113 +64,89 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     take_over,
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import power_of_two, require, tensor_or, traits
+from localchat_cuda.kernels.launch import require, tensor_or, traits
+
+
+class HopperRows(NamedTuple):
+    """Constants of the kernel. For the letters see the module docstring."""
+
+    N: int
+    K: int
+    TILE: int
+    BLOCKS: int
+    """Blocks of 64 output features of a warpgroup."""
+    STAGES: int
+    NORM: bool
+    """Rows are divided by their rms."""
+    FUSED: bool
+    """The result is the activation of gate and up; GELU: tanh-GELU, else SiLU."""
+    GELU: bool
+    PDL: bool
+    EVEN: bool
+    GROUP: int
+    """Columns that share a scale: 32, 64 or 128."""
+    INTO: int
+    """GROUP of the rows that a fused gemm writes."""
 
 
 @gluon.jit
-def _fetch_weights(
-    w_boxes,
-    s_boxes,
-    ws,
-    ss,
-    bar,
-    stage,
-    column,
-    g,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    FUSED: gl.constexpr,
-    GROUP: gl.constexpr,
-):
+def _fetch_weights(w_boxes, s_boxes, ws, ss, bar, stage, column, g, many: gl.constexpr):
     """Load a column block of a tile, 64 features a box; FUSED: of gate and of up in turn."""
-    SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
-    for q in gl.static_range(2 * BLOCKS):
-        if FUSED:
-            row = column * 8 + (q // 2) * 4 + (q % 2) * (N // 32)
+    SIDES: gl.constexpr = 1 if many.GROUP == 128 else 64 // many.GROUP + 1
+    for q in gl.static_range(2 * many.BLOCKS):
+        if many.FUSED:
+            row = column * 8 + (q // 2) * 4 + (q % 2) * (many.N // 32)
         else:
-            row = column * (8 * BLOCKS) + q * 4
-        load_box(w_boxes, [row, g * 256], bar, ws.index(stage * (2 * BLOCKS) + q))
-        if GROUP == 128:
-            load_box(s_boxes, [row, g * 16], bar, ss.index(stage * (2 * BLOCKS) + q))
+            row = column * (8 * many.BLOCKS) + q * 4
+        load_box(w_boxes, [row, g * 256], bar, ws.index(stage * (2 * many.BLOCKS) + q))
+        if many.GROUP == 128:
+            load_box(s_boxes, [row, g * 16], bar, ss.index(stage * (2 * many.BLOCKS) + q))
         else:
-            here = (stage * (2 * BLOCKS) + q) * SIDES
+            here = (stage * (2 * many.BLOCKS) + q) * SIDES
             for i in gl.static_range(SIDES - 1):
                 offset = (g * (SIDES - 1) + i) * 16
                 load_box(s_boxes, [row, offset], bar, ss.index(here + i))
-            zeros = K // 128 * (SIDES - 1) + g * (128 // GROUP) // 8
+            zeros = many.K // 128 * (SIDES - 1) + g * (128 // many.GROUP) // 8
             load_box(s_boxes, [row, zeros * 16], bar, ss.index(here + SIDES - 1))
 
 
 @gluon.jit
 def _load(
-    x_boxes,
-    w_boxes,
-    s_boxes,
-    xs,
-    ws,
-    ss,
-    full,
-    empty,
-    items,
-    tiles,
-    splits,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr,
-    FUSED: gl.constexpr,
-    PDL: gl.constexpr,
-    EVEN: gl.constexpr,
-    GROUP: gl.constexpr,
+    many: gl.constexpr, x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits
 ):
     """Loading warp. x is fp16 in two boxes of 64 k, as the shared-memory operand requires."""
-    SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
-    BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * (4096 + 256 * SIDES)
+    STAGES: gl.constexpr = many.STAGES
+    SIDES: gl.constexpr = 1 if many.GROUP == 128 else 64 // many.GROUP + 1
+    BYTES: gl.constexpr = many.TILE * 256 + 2 * many.BLOCKS * (4096 + 256 * SIDES)
     ahead = 0
-    if PDL:
+    if many.PDL:
         # Weights depend on no other kernel, so those of the first stages are loaded before the wait.
-        _, column, _, first, last = item(0, items, tiles, splits, N, K, BLOCKS, EVEN)
+        _, column, _, first, last = item(0, items, tiles, splits, many)
         for s in gl.static_range(STAGES):
             if first + s < last:
                 mbarrier.expect(full.index(s), BYTES)
-                _fetch_weights(
-                    w_boxes,
-                    s_boxes,
-                    ws,
-                    ss,
-                    full.index(s),
-                    s,
-                    column,
-                    first + s,
-                    N,
-                    K,
-                    BLOCKS,
-                    FUSED,
-                    GROUP,
-                )
+                _fetch_weights(w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, many)
         ahead = gl.minimum(last - first, STAGES)
         gdc_wait()
     iteration = 0
-    for i in range(items_here(items, tiles, K, EVEN)):
-        row, column, _, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
+    for i in range(items_here(items, tiles, many)):
+        row, column, _, first, last = item(i, items, tiles, splits, many)
         for g in range(first, last):
             stage = iteration % STAGES
             bar = full.index(stage)
             if iteration >= ahead:
                 mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                 mbarrier.expect(bar, BYTES)
-                _fetch_weights(
-                    w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, K, BLOCKS, FUSED, GROUP
-                )
-            load_box(x_boxes, [row * TILE, g * 128], bar, xs.index(stage * 2))
-            load_box(x_boxes, [row * TILE, g * 128 + 64], bar, xs.index(stage * 2 + 1))
+                _fetch_weights(w_boxes, s_boxes, ws, ss, bar, stage, column, g, many)
+            load_box(x_boxes, [row * many.TILE, g * 128], bar, xs.index(stage * 2))
+            load_box(x_boxes, [row * many.TILE, g * 128 + 64], bar, xs.index(stage * 2 + 1))
             iteration += 1
 
 
 @gluon.jit
 def _multiply(
+    WG: gl.constexpr,
+    many: gl.constexpr,
     out,
     work,
     flags,
@@ -184,69 +161,60 @@ def _multiply(
     items,
     tiles,
     splits,
-    WG: gl.constexpr,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr,
-    NORM: gl.constexpr,
-    FUSED: gl.constexpr,
-    GELU: gl.constexpr,
-    G_POW2: gl.constexpr,
-    PDL: gl.constexpr,
-    EVEN: gl.constexpr,
-    GROUP: gl.constexpr,
-    INTO: gl.constexpr,
 ):
     """Compute warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's.
 
     All products of a group have ended when the next begins: the compiler would otherwise write weights into
     registers that are still read (gemm_tiled.landed).
     """
+    TILE: gl.constexpr = many.TILE
     M_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, M_L, 2)
-    Q: gl.constexpr = WG * BLOCKS
-    if PDL:
+    Q: gl.constexpr = WG * many.BLOCKS
+    if many.PDL:
         # The predecessor may still read the sums, workspace and flags written here, and it writes `squares`.
         # The first bytes of x come after the same wait, so this one costs nothing.
         gdc_wait()
     total = 0
-    for i in range(items_here(items, tiles, K, EVEN)):
-        _, _, _, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
+    for i in range(items_here(items, tiles, many)):
+        _, _, _, first, last = item(i, items, tiles, splits, many)
         total += last - first
     iteration = 0
     mbarrier.wait(full.index(0), 0)
     # The column block of the weights that are dequantized next: its zeros are one of several runs in a box.
     g = 0
-    if GROUP != 128:
-        _, _, _, g, _ = item(0, items, tiles, splits, N, K, BLOCKS, EVEN)
-    lo, hi = dequantized(ws, ss, Q, g, P_L, GROUP)
-    for i in range(items_here(items, tiles, K, EVEN)):
-        row, column, split, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
-        if GROUP != 128:
-            _, _, _, later, _ = item(i + 1, items, tiles, splits, N, K, BLOCKS, EVEN)
+    if many.GROUP != 128:
+        _, _, _, g, _ = item(0, items, tiles, splits, many)
+    lo, hi = dequantized(ws, ss, Q, g, P_L, many.GROUP)
+    for i in range(items_here(items, tiles, many)):
+        row, column, split, first, last = item(i, items, tiles, splits, many)
+        if many.GROUP != 128:
+            _, _, _, later, _ = item(i + 1, items, tiles, splits, many)
         acc = gl.zeros((64, TILE), gl.float32, M_L)
         acc2 = acc
         for g in range(first, last):
-            stage = iteration % STAGES
+            stage = iteration % many.STAGES
             x_lo = xs.index(stage * 2).permute((1, 0))
             x_hi = xs.index(stage * 2 + 1).permute((1, 0))
             now = warpgroup_mma(lo, x_lo, acc, is_async=True)
             now = warpgroup_mma(hi, x_hi, now, is_async=True)
-            if BLOCKS == 2:
-                lo2, hi2 = dequantized(ws, ss, stage * 4 + Q + 1, g, P_L, GROUP)
+            if many.BLOCKS == 2:
+                lo2, hi2 = dequantized(ws, ss, stage * 4 + Q + 1, g, P_L, many.GROUP)
                 now2 = warpgroup_mma(lo2, x_lo, acc2, is_async=True)
                 now2 = warpgroup_mma(hi2, x_hi, now2, is_async=True)
                 acc, lo, hi = warpgroup_mma_wait(2, deps=[now, lo, hi])
             iteration += 1
-            following = iteration % STAGES
-            mbarrier.wait(full.index(following), (iteration // STAGES) & 1, pred=iteration < total)
+            following = iteration % many.STAGES
+            mbarrier.wait(
+                full.index(following), (iteration // many.STAGES) & 1, pred=iteration < total
+            )
             g_next = g
-            if GROUP != 128:
+            if many.GROUP != 128:
                 g_next = gl.where(g + 1 < last, g + 1, later)
-            lo_next, hi_next = dequantized(ws, ss, following * (2 * BLOCKS) + Q, g_next, P_L, GROUP)
-            if BLOCKS == 2:
+            lo_next, hi_next = dequantized(
+                ws, ss, following * (2 * many.BLOCKS) + Q, g_next, P_L, many.GROUP
+            )
+            if many.BLOCKS == 2:
                 acc2, lo2, hi2, lo, hi = warpgroup_mma_wait(
                     0, deps=[now2, lo2, hi2, lo_next, hi_next]
                 )
@@ -254,57 +222,15 @@ def _multiply(
                 acc, lo2, hi2, lo, hi = warpgroup_mma_wait(0, deps=[now, lo, hi, lo_next, hi_next])
             barrier()
             mbarrier.arrive(empty.index(stage), count=1)
-        if EVEN:
+        if many.EVEN:
             if first > 0:
-                hand_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
+                hand_over(work, flags, acc, acc2, WG, many, M_L)
             else:
-                if last < K // 128:
-                    acc, acc2 = take_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
-                finish(
-                    out,
-                    squares,
-                    eps,
-                    M,
-                    acc,
-                    acc2,
-                    row,
-                    column,
-                    split,
-                    WG,
-                    N,
-                    K,
-                    TILE,
-                    BLOCKS,
-                    NORM,
-                    FUSED,
-                    GELU,
-                    G_POW2,
-                    M_L,
-                    INTO,
-                )
+                if last < many.K // 128:
+                    acc, acc2 = take_over(work, flags, acc, acc2, WG, many, M_L)
+                finish(out, squares, eps, M, acc, acc2, row, column, split, WG, many, M_L)
         else:
-            finish(
-                out,
-                squares,
-                eps,
-                M,
-                acc,
-                acc2,
-                row,
-                column,
-                split,
-                WG,
-                N,
-                K,
-                TILE,
-                BLOCKS,
-                NORM,
-                FUSED,
-                GELU,
-                G_POW2,
-                M_L,
-                INTO,
-            )
+            finish(out, squares, eps, M, acc, acc2, row, column, split, WG, many, M_L)
 
 
 @gluon.jit(do_not_specialize=["M", "items", "tiles", "splits"])
@@ -321,28 +247,18 @@ def _hopper_kernel(
     items,
     tiles,
     splits,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr,
-    NORM: gl.constexpr,
-    FUSED: gl.constexpr,
-    GELU: gl.constexpr,
-    G_POW2: gl.constexpr,
-    PDL: gl.constexpr,
-    EVEN: gl.constexpr,
-    GROUP: gl.constexpr,
-    INTO: gl.constexpr,
+    many: gl.constexpr,
 ):
-    SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
-    if PDL:
+    TILE: gl.constexpr = many.TILE
+    STAGES: gl.constexpr = many.STAGES
+    SIDES: gl.constexpr = 1 if many.GROUP == 128 else 64 // many.GROUP + 1
+    if many.PDL:
         gdc_launch_dependents()
     X_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     F_L: gl.constexpr = gl.NVMMASharedLayout(0, 32, 2)
     xs = gl.allocate_shared_memory(gl.float16, [STAGES * 2, TILE, 64], X_L)
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS, 4, 256], F_L)
-    ss = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS * SIDES, 4, 16], F_L)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * many.BLOCKS, 4, 256], F_L)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * many.BLOCKS * SIDES, 4, 16], F_L)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     # Every barrier is waited for: the compiler would give the memory of an unused one to other data, and when
@@ -352,99 +268,14 @@ def _hopper_kernel(
         mbarrier.init(empty.index(i), count=2)
     fence_async_shared()
     barrier()
+    # Constants come first: of a sum of tuples, the second may not contain them.
+    rings = (xs, ws, ss, full, empty, items, tiles, splits)
+    sums = (out, work, flags, squares, eps, M) + rings
     gl.warp_specialize(
         [
-            (
-                _multiply,
-                (
-                    out,
-                    work,
-                    flags,
-                    squares,
-                    eps,
-                    M,
-                    xs,
-                    ws,
-                    ss,
-                    full,
-                    empty,
-                    items,
-                    tiles,
-                    splits,
-                    gl.constexpr(0),
-                    N,
-                    K,
-                    TILE,
-                    BLOCKS,
-                    STAGES,
-                    NORM,
-                    FUSED,
-                    GELU,
-                    G_POW2,
-                    PDL,
-                    EVEN,
-                    GROUP,
-                    INTO,
-                ),
-            ),
-            (
-                _multiply,
-                (
-                    out,
-                    work,
-                    flags,
-                    squares,
-                    eps,
-                    M,
-                    xs,
-                    ws,
-                    ss,
-                    full,
-                    empty,
-                    items,
-                    tiles,
-                    splits,
-                    gl.constexpr(1),
-                    N,
-                    K,
-                    TILE,
-                    BLOCKS,
-                    STAGES,
-                    NORM,
-                    FUSED,
-                    GELU,
-                    G_POW2,
-                    PDL,
-                    EVEN,
-                    GROUP,
-                    INTO,
-                ),
-            ),
-            (
-                _load,
-                (
-                    x_boxes,
-                    w_boxes,
-                    s_boxes,
-                    xs,
-                    ws,
-                    ss,
-                    full,
-                    empty,
-                    items,
-                    tiles,
-                    splits,
-                    N,
-                    K,
-                    TILE,
-                    BLOCKS,
-                    STAGES,
-                    FUSED,
-                    PDL,
-                    EVEN,
-                    GROUP,
-                ),
-            ),
+            (_multiply, (gl.constexpr(0), many) + sums),
+            (_multiply, (gl.constexpr(1), many) + sums),
+            (_load, (many, x_boxes, w_boxes, s_boxes) + rings),
         ],
         [4, 1],
         [240, 24],
@@ -584,18 +415,7 @@ def _launch(
     workspace = _workspace(device) if config.even else None
     items = config.items(m, n)
     layout = gl.NVMMASharedLayout(128, 16, 2)
-    _hopper_kernel[(min(items, traits(device).sms),)](
-        TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout),
-        *_boxes(weight),
-        out,
-        workspace.sums if workspace else out,
-        workspace.flags if workspace else out,
-        tensor_or(squares, out),
-        eps,
-        m,
-        items,
-        -(-m // config.rows),
-        config.splits,
+    many = HopperRows(
         N=n,
         K=k,
         TILE=config.rows,
@@ -604,11 +424,17 @@ def _launch(
         NORM=squares is not None,
         FUSED=fused,
         GELU=gelu,
-        G_POW2=power_of_two(k // BLOCK_K),
         PDL=pdl,
         EVEN=config.even,
         GROUP=weight.group,
         INTO=into_group,
+    )
+    x_boxes = TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout)
+    work = (workspace.sums, workspace.flags) if workspace else (out, out)
+    tiles = -(-m // config.rows)
+    _hopper_kernel[(min(items, traits(device).sms),)](
+        *(x_boxes, *_boxes(weight), out, *work, tensor_or(squares, out), eps),
+        *(m, items, tiles, config.splits, many),
         num_warps=4,
         maxnreg=168,
         launch_pdl=pdl,

@@ -36,6 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
+    FewRows,
     inverse_rms,
     load_bytes,
     load_half_bytes,
@@ -49,7 +50,6 @@ from localchat_cuda.kernels.int4.tile_ops import (
 )
 from localchat_cuda.kernels.launch import (
     options,
-    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -87,48 +87,50 @@ def reference(
 
 
 @triton.jit
-def _factor(factors, group, part, MQ: tl.constexpr, F: tl.constexpr, WARPS: tl.constexpr):
+def _factor(factors, group, part, few: tl.constexpr, F: tl.constexpr):
     m = tl.arange(0, 4)
-    if WARPS == 1:
-        return tl.load(factors + group * (MQ * F) + part * (4 * F) + m * F)
+    if few.tile.warps == 1:
+        return tl.load(factors + group * (few.MP * F) + part * (4 * F) + m * F)
     else:
-        warp = tl.arange(0, WARPS)[:, None]
-        return tl.load(factors + (group + warp) * (MQ * F) + part * (4 * F) + m[None, :] * F)
+        warp = tl.arange(0, few.tile.warps)[:, None]
+        return tl.load(factors + (group + warp) * (few.MP * F) + part * (4 * F) + m[None, :] * F)
 
 
 @triton.jit
-def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
+def _columns(x, first, rows2, few: tl.constexpr):
     """Load the right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows.
 
     Columns past the last row repeat earlier ones, which avoids a mask; their results are not stored.
     """
+    WARPS: tl.constexpr = few.tile.warps
     k = tl.arange(0, 64)
     n = tl.arange(0, 8)
     if WARPS == 1:
-        tile = tl.load(x + ((first + n) % rows2)[:, None] * K + k[None, :])
+        tile = tl.load(x + ((first + n) % rows2)[:, None] * few.K + k[None, :])
         tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 4)), (2, 3, 1, 4, 0))
         return tl.reshape(tile, (64, 8))
     else:
         warp = tl.arange(0, WARPS)
-        n3 = ((first + n) % rows2)[:, None, None] * K
+        n3 = ((first + n) % rows2)[:, None, None] * few.K
         tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
         tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 4)), (1, 3, 4, 2, 5, 0))
         return tl.reshape(tile, (WARPS, 64, 8))
 
 
 @triton.jit
-def _half_columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
+def _half_columns(x, first, rows2, few: tl.constexpr):
     """Load half of a plane of `_columns`, [32, 8] or [WARPS, 32, 8], 8 bytes per lane."""
+    WARPS: tl.constexpr = few.tile.warps
     k = tl.arange(0, 32)
     k = k // 8 * 16 + k % 8
     n = tl.arange(0, 8)
     if WARPS == 1:
-        tile = tl.load(x + ((first + n) % rows2)[:, None] * K + k[None, :])
+        tile = tl.load(x + ((first + n) % rows2)[:, None] * few.K + k[None, :])
         tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4)), (2, 1, 3, 0))
         return tl.reshape(tile, (32, 8))
     else:
         warp = tl.arange(0, WARPS)
-        n3 = ((first + n) % rows2)[:, None, None] * K
+        n3 = ((first + n) % rows2)[:, None, None] * few.K
         tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
         tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
         return tl.reshape(tile, (WARPS, 32, 8))
@@ -164,36 +166,32 @@ def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexp
 
 @triton.jit
 def _load(
-    codes,
-    scale_zeros,
-    block,
-    chunk,
-    G: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    codes, scale_zeros, block, chunk, G: tl.constexpr, few: tl.constexpr, DEPTH: tl.constexpr
 ):
     """Return tiles of codes, and one or three words of scales and zeros.
 
     Groups of 32 have two tiles per block.
     """
+    BLOCKS: tl.constexpr = few.tile.blocks
+    WARPS: tl.constexpr = few.tile.warps
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
             offset = (block + r) * G + (chunk + d) * WARPS
-            if GROUP == 32:
+            if few.GROUP == 32:
                 ws = ws + (
                     load_half_bytes(codes, offset * 1024, WARPS),
                     load_half_bytes(codes, offset * 1024 + 512, WARPS),
                 )
             else:
                 ws = ws + (load_bytes(codes, offset * 1024, WARPS),)
-            if GROUP == 128:
+            if few.GROUP == 128:
                 ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
             else:
-                ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
+                ss = ss + load_sides(
+                    scale_zeros, block + r, (chunk + d) * WARPS, G, few.GROUP, WARPS
+                )
     return ws, ss
 
 
@@ -227,38 +225,26 @@ def _add_group(
 
 @triton.jit
 def _multiply_groups(
-    outs,
-    ws,
-    ss,
-    x,
-    factors,
-    rows2,
-    chunk,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
+    outs, ws, ss, x, factors, rows2, chunk, few: tl.constexpr, DEPTH: tl.constexpr
 ):
     """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
-    PARTS: tl.constexpr = MQ // 4
-    S: tl.constexpr = 128 // GROUP
+    BLOCKS: tl.constexpr = few.tile.blocks
+    PARTS: tl.constexpr = few.MP // 4
+    S: tl.constexpr = 128 // few.GROUP
     H: tl.constexpr = S // 2
-    F: tl.constexpr = 8 if GROUP == 32 else 4
+    F: tl.constexpr = 8 if few.GROUP == 32 else 4
     for d in tl.static_range(DEPTH):
-        group = (chunk + d) * WARPS
+        group = (chunk + d) * few.tile.warps
         side = ()
         for p in tl.static_range(PARTS):
-            side = side + (_factor(factors, group, p, MQ, F, WARPS),)
+            side = side + (_factor(factors, group, p, few, F),)
             for s in tl.static_range(S):
                 pointer = x + group * 128 + s // H * 64 + s % H * 8
-                if GROUP == 32:
-                    column = _half_columns(pointer, 8 * p, rows2, K, WARPS)
+                if few.GROUP == 32:
+                    column = _half_columns(pointer, 8 * p, rows2, few)
                 else:
-                    column = _columns(pointer, 8 * p, rows2, K, WARPS)
-                side = side + (_factor(factors + 1 + s, group, p, MQ, F, WARPS), column)
+                    column = _columns(pointer, 8 * p, rows2, few)
+                side = side + (_factor(factors + 1 + s, group, p, few, F), column)
         grown = ()
         for r in tl.static_range(BLOCKS):
             sums = ()
@@ -268,9 +254,13 @@ def _multiply_groups(
             second = ss[3 * (d * BLOCKS + r) + 1]
             zeros = ss[3 * (d * BLOCKS + r) + 2]
             for h in tl.static_range(H):
-                low, high = nibbles(ws[(d * BLOCKS + r) * H + h], ASM)
-                sums = _add_group(sums, low, side, first, second, zeros, h, 0, PARTS, S, WARPS)
-                sums = _add_group(sums, high, side, first, second, zeros, H + h, 8, PARTS, S, WARPS)
+                low, high = nibbles(ws[(d * BLOCKS + r) * H + h], few.ASM)
+                sums = _add_group(
+                    sums, low, side, first, second, zeros, h, 0, PARTS, S, few.tile.warps
+                )
+                sums = _add_group(
+                    sums, high, side, first, second, zeros, H + h, 8, PARTS, S, few.tile.warps
+                )
             grown = grown + sums
         outs = grown
     return outs
@@ -278,35 +268,24 @@ def _multiply_groups(
 
 @triton.jit
 def _multiply_blocks(
-    outs,
-    ws,
-    ss,
-    x,
-    factors,
-    rows2,
-    chunk,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
+    outs, ws, ss, x, factors, rows2, chunk, few: tl.constexpr, DEPTH: tl.constexpr
 ):
-    PARTS: tl.constexpr = MQ // 4
+    BLOCKS: tl.constexpr = few.tile.blocks
+    PARTS: tl.constexpr = few.MP // 4
     for d in tl.static_range(DEPTH):
-        group = (chunk + d) * WARPS
+        group = (chunk + d) * few.tile.warps
         side = ()
         for p in tl.static_range(PARTS):
             side = side + (
-                _factor(factors, group, p, MQ, 4, WARPS),
-                _factor(factors + 1, group, p, MQ, 4, WARPS),
-                _factor(factors + 2, group, p, MQ, 4, WARPS),
-                _columns(x + group * 128, 8 * p, rows2, K, WARPS),
-                _columns(x + group * 128 + 64, 8 * p, rows2, K, WARPS),
+                _factor(factors, group, p, few, 4),
+                _factor(factors + 1, group, p, few, 4),
+                _factor(factors + 2, group, p, few, 4),
+                _columns(x + group * 128, 8 * p, rows2, few),
+                _columns(x + group * 128 + 64, 8 * p, rows2, few),
             )
         grown = ()
         for r in tl.static_range(BLOCKS):
-            low, high = nibbles(ws[d * BLOCKS + r], ASM)
+            low, high = nibbles(ws[d * BLOCKS + r], few.ASM)
             scale = scale_of(ss[d * BLOCKS + r])
             zero = zero_of(ss[d * BLOCKS + r])
             for p in tl.static_range(PARTS):
@@ -322,7 +301,7 @@ def _multiply_blocks(
                         side[5 * p + 2],
                         side[5 * p + 3],
                         side[5 * p + 4],
-                        WARPS,
+                        few.tile.warps,
                     ),
                 )
         outs = grown
@@ -330,64 +309,29 @@ def _multiply_blocks(
 
 
 @triton.jit
-def _multiply(
-    outs,
-    ws,
-    ss,
-    x,
-    factors,
-    rows2,
-    chunk,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    if GROUP == 128:
-        return _multiply_blocks(
-            outs, ws, ss, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM
-        )
+def _multiply(outs, ws, ss, x, factors, rows2, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
+    if few.GROUP == 128:
+        return _multiply_blocks(outs, ws, ss, x, factors, rows2, chunk, few, DEPTH)
     else:
-        return _multiply_groups(
-            outs, ws, ss, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
-        )
+        return _multiply_groups(outs, ws, ss, x, factors, rows2, chunk, few, DEPTH)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _int8_kernel(
-    x,
-    factors,
-    codes,
-    scale_zeros,
-    out,
-    squares,
-    eps,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    NORM: tl.constexpr,
-    G_POW2: tl.constexpr,
-    ASM: tl.constexpr,
-    PDL: tl.constexpr,
-    GROUP: tl.constexpr,
+    x, factors, codes, scale_zeros, out, squares, eps, M, few: tl.constexpr, PDL: tl.constexpr
 ):
-    G: tl.constexpr = K // 128
+    BLOCKS: tl.constexpr = few.tile.blocks
+    WARPS: tl.constexpr = few.tile.warps
+    DEPTH: tl.constexpr = few.tile.depth
+    G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
-    PARTS: tl.constexpr = MQ // 4
+    PARTS: tl.constexpr = few.MP // 4
     if PDL:
         gdc_launch_dependents()
     block = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
-    first = split * CHUNKS // SPLITS
-    last = (split + 1) * CHUNKS // SPLITS
+    first = split * CHUNKS // few.tile.splits
+    last = (split + 1) * CHUNKS // few.tile.splits
     rows2 = 2 * M
     outs = ()
     for _ in tl.static_range(BLOCKS * PARTS):
@@ -396,25 +340,19 @@ def _int8_kernel(
         else:
             outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS, GROUP)
+    ws, ss = _load(codes, scale_zeros, block, first, G, few, DEPTH)
     if PDL:
         gdc_wait()
-    outs = _multiply(
-        outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
-    )
+    outs = _multiply(outs, ws, ss, x, factors, rows2, first, few, DEPTH)
     first += DEPTH
     full_end = first + (last - first) // DEPTH * DEPTH
     for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
-        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
-        outs = _multiply(
-            outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
-        )
+        wl, sl = _load(codes, scale_zeros, block, chunk, G, few, DEPTH)
+        outs = _multiply(outs, wl, sl, x, factors, rows2, chunk, few, DEPTH)
     if DEPTH > 1:
         for chunk in tl.range(full_end, last, 1, num_stages=1):
-            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
-            outs = _multiply(
-                outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM, GROUP
-            )
+            wr, sr = _load(codes, scale_zeros, block, chunk, G, few, 1)
+            outs = _multiply(outs, wr, sr, x, factors, rows2, chunk, few, 1)
     m = tl.arange(0, 4)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
@@ -423,9 +361,9 @@ def _int8_kernel(
             if WARPS > 1:
                 o = tl.sum(o, 0)
             row = p * 4 + m
-            if NORM:
-                o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
-            offsets = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            if few.NORM:
+                o = o * inverse_rms(squares, row, row < M, eps, G)[None, :]
+            offsets = (split * M + row)[None, :] * few.N + ((block + r) * 16 + n)[:, None]
             tl.store(out + offsets, o, mask=(row < M)[None, :])
 
 
@@ -464,27 +402,9 @@ def gemm(
     shape.check(n, k)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
+    few = FewRows(n, k, lanes(rows), weight.group, shape, squares is not None, gpu.asm)
+    tensors = (x, factors, weight.codes, weight.scale_zeros, out, tensor_or(squares, out))
     kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
-        x,
-        factors,
-        weight.codes,
-        weight.scale_zeros,
-        out,
-        tensor_or(squares, out),
-        eps,
-        rows,
-        N=n,
-        K=k,
-        MQ=lanes(rows),
-        SPLITS=shape.splits,
-        BLOCKS=shape.blocks,
-        WARPS=shape.warps,
-        DEPTH=shape.depth,
-        NORM=squares is not None,
-        G_POW2=power_of_two(k // BLOCK_K),
-        ASM=gpu.asm,
-        PDL=pdl,
-        GROUP=weight.group,
-        **options(pdl, shape.warps, registers=shape.registers),
+        *tensors, eps, rows, few, pdl, **options(pdl, shape.warps, registers=shape.registers)
     )
     set_carveout(kernel)

@@ -41,6 +41,24 @@ class TiledGemmConfig(NamedTuple):
     rows: int
 
 
+class ManyRows(NamedTuple):
+    """Constants of the kernel. For the letters see the module docstring."""
+
+    N: int
+    K: int
+    GROUP: int
+    """Columns that share a scale: 32, 64 or 128."""
+    config: TiledGemmConfig
+    NORM: bool
+    """Rows are divided by their rms."""
+    FUSED: bool
+    """The result is the activation of gate and up; GELU: tanh-GELU, else SiLU."""
+    GELU: bool
+    INTO: int
+    """GROUP of the rows that a fused gemm writes."""
+    ASM: bool
+
+
 _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
     (3584, 18944): ((32, TiledGemmConfig(TileConfig(2, 4, 5, 8), 32)),),
     (4608, 3584): (
@@ -229,29 +247,19 @@ def _tiled_kernel(
     squares,
     eps,
     M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    STAGES: tl.constexpr,
-    NORM: tl.constexpr,
-    FUSED: tl.constexpr,
-    GELU: tl.constexpr,
-    G_POW2: tl.constexpr,
-    ASM: tl.constexpr,
+    many: tl.constexpr,
     PDL: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTO: tl.constexpr,
 ):
-    G: tl.constexpr = K // 128
+    BLOCKS: tl.constexpr = many.config.shape.blocks
+    TILE: tl.constexpr = many.config.rows
+    WARPS: tl.constexpr = many.config.shape.warps
+    G: tl.constexpr = many.K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
     # Row blocks of a program: contiguous, or gate and as many of up, half the weight further on.
-    ASIDE: tl.constexpr = N // 32 if FUSED else WARPS
+    ASIDE: tl.constexpr = many.N // 32 if many.FUSED else WARPS
     if PDL:
         gdc_launch_dependents()
-    first_block = tl.program_id(1) * (WARPS if FUSED else BLOCKS * WARPS)
+    first_block = tl.program_id(1) * (WARPS if many.FUSED else BLOCKS * WARPS)
     split = tl.program_id(2)
     n = tl.arange(0, BN)
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -260,51 +268,58 @@ def _tiled_kernel(
     run = i % 256 + i // 256 % WARPS * (G * 512) + i // (256 * WARPS) % 2 * 256
     run += i // (512 * WARPS) * (ASIDE * G * 512)
     # Words of scales and zeros of a row block.
-    S: tl.constexpr = 128 // GROUP
+    S: tl.constexpr = 128 // many.GROUP
     LINE: tl.constexpr = G * 16 if S == 1 else G * 8 * S + (G * S + 7) // 8 * 16
     scale_zero_at = n // 16 % WARPS * LINE + n // (16 * WARPS) * (ASIDE * LINE) + n % 16
-    row_at = tl.minimum(m, M - 1)[None, :] * K + k[:, None]
+    row_at = tl.minimum(m, M - 1)[None, :] * many.K + k[:, None]
     acc = tl.zeros((BN, TILE), tl.float32)
     if PDL:
         gdc_wait()
-    for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
+    for g in tl.range(
+        split * G // many.config.shape.splits,
+        (split + 1) * G // many.config.shape.splits,
+        1,
+        num_stages=many.config.shape.depth,
+    ):
         w = tl.load(codes + (first_block * G + g) * 512 + run)
         w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
         w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
-        if GROUP == 128:
+        if many.GROUP == 128:
             scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
             scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
             zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
             zero = zero.to(tl.float16)[:, None]
             scale = scale[:, None]
             a, b, c, d = scaled(
-                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), many.ASM
             )
         else:
             line = scale_zeros + first_block * LINE
-            a, b, c, d = scaled_groups(w, line, g, scale_zero_at, G, GROUP, ASM)
+            a, b, c, d = scaled_groups(w, line, g, scale_zero_at, G, many.GROUP, many.ASM)
         xg = x + g * 128 + row_at
         acc = tl.dot(a, tl.load(xg), acc)
         acc = tl.dot(b, tl.load(xg + 32), acc)
         acc = tl.dot(c, tl.load(xg + 64), acc)
-        acc = landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
-    if NORM:
-        acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
-    if FUSED:
+        acc = landed(tl.dot(d, tl.load(xg + 96), acc), many.ASM)
+    if many.NORM:
+        acc = acc * inverse_rms(squares, m, m < M, eps, G)[None, :]
+    if many.FUSED:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
-        v = to_half(activation(gate, GELU) * up)
+        v = to_half(activation(gate, many.GELU) * up)
         # columns of half a block, (quad, half, pair, h, i), or (half, quad, pair, h, i) for a weight in groups
         # of 32, in slot order: (h, half, pair, quad, i)
-        if INTO == 32:
+        if many.INTO == 32:
             v = tl.reshape(v, (WARPS // 4, 2, 4, 2, 2, 2, TILE))
             v = tl.reshape(tl.permute(v, (6, 0, 4, 1, 3, 2, 5)), (TILE, BN // 2))
         else:
             v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
             v = tl.reshape(tl.permute(v, (6, 0, 4, 2, 3, 1, 5)), (TILE, BN // 2))
         cell = first_block * 16 + tl.arange(0, BN // 2)
-        tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
+        tl.store(
+            out + m.to(tl.int64)[:, None] * (many.N // 2) + cell[None, :], v, mask=(m < M)[:, None]
+        )
     else:
-        offsets = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
+        offsets = (split * M + m).to(tl.int64)[None, :] * many.N + (first_block * 16 + n)[:, None]
         tl.store(out + offsets, acc, mask=(m < M)[None, :])
 
 
@@ -394,28 +409,18 @@ def _launch(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
+    many = ManyRows(
+        n, k, weight.group, config, squares is not None, fused, gelu, into_group, gpu.asm
+    )
+    weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     _tiled_kernel[grid](
         rows.x,
-        weight.codes.view(torch.int16),
-        weight.scale_zeros,
+        *weights,
         out,
         tensor_or(squares, out),
         eps,
         m,
-        N=n,
-        K=k,
-        TILE=config.rows,
-        SPLITS=shape.splits,
-        BLOCKS=shape.blocks,
-        WARPS=shape.warps,
-        STAGES=shape.depth,
-        NORM=squares is not None,
-        FUSED=fused,
-        GELU=gelu,
-        G_POW2=power_of_two(k // BLOCK_K),
-        ASM=gpu.asm,
-        PDL=pdl,
-        GROUP=weight.group,
-        INTO=into_group,
+        many,
+        pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )

@@ -3,17 +3,19 @@
 Letters as there. M_L is the layout of a warpgroup's sums, P_L that of its left operand in registers.
 """
 
+import triton
+
 from localchat_cuda.kernels.gluon_compat import barrier, gl, gluon
 from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM
 
 
 @gluon.jit
-def items_here(items, tiles, K: gl.constexpr, EVEN: gl.constexpr):
+def items_here(items, tiles, many: gl.constexpr):
     """Count this program's pieces of work; at least one."""
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
-    if EVEN:
-        G: gl.constexpr = K // 128
+    if many.EVEN:
+        G: gl.constexpr = many.K // 128
         c = grid - 1 - lane
         begin = c * (items * G) // grid
         end = (c + 1) * (items * G) // grid
@@ -23,26 +25,17 @@ def items_here(items, tiles, K: gl.constexpr, EVEN: gl.constexpr):
 
 
 @gluon.jit
-def item(
-    i,
-    items,
-    tiles,
-    splits,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    EVEN: gl.constexpr,
-):
+def item(i, items, tiles, splits, many: gl.constexpr):
     """Find piece i of this program: row tile, column tile, split, first group, one past the last.
 
     Row tiles run fastest, so that neighbouring programs share weights in the L2 cache. EVEN: from the last
     program to the first, so that a program waits only for those that started before it.
     """
-    G: gl.constexpr = K // 128
-    COLUMNS: gl.constexpr = N // (128 * BLOCKS)
+    G: gl.constexpr = many.K // 128
+    COLUMNS: gl.constexpr = many.N // (128 * many.BLOCKS)
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
-    if EVEN:
+    if many.EVEN:
         c = grid - 1 - lane
         begin = c * (items * G) // grid
         end = (c + 1) * (items * G) // grid
@@ -191,38 +184,20 @@ def _own_order(TILE: gl.constexpr, M_L: gl.constexpr):
 
 
 @gluon.jit
-def hand_over(
-    work,
-    flags,
-    acc,
-    acc2,
-    WG: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    M_L: gl.constexpr,
-):
+def hand_over(work, flags, acc, acc2, WG: gl.constexpr, many: gl.constexpr, M_L: gl.constexpr):
     """Leave sums of a tile's later groups to the program that has its first ones."""
     c = gl.num_programs(0) - 1 - gl.program_id(0)
     slot = c * 2 + WG
-    mine = work + slot * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
+    mine = work + slot * (64 * many.BLOCKS * many.TILE) + _own_order(many.TILE, M_L)
     gl.store(mine, acc)
-    if BLOCKS == 2:
-        gl.store(mine + 64 * TILE, acc2)
+    if many.BLOCKS == 2:
+        gl.store(mine + 64 * many.TILE, acc2)
     barrier()
     gl.atomic_xchg(flags + slot, 1, sem="release")
 
 
 @gluon.jit
-def take_over(
-    work,
-    flags,
-    acc,
-    acc2,
-    WG: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    M_L: gl.constexpr,
-):
+def take_over(work, flags, acc, acc2, WG: gl.constexpr, many: gl.constexpr, M_L: gl.constexpr):
     """Add the sums of the previous program, which computes them first.
 
     Resets the flag to zero for the next launch.
@@ -232,41 +207,30 @@ def take_over(
     seen = gl.atomic_add(flag, 0, sem="acquire")
     while seen == 0:
         seen = gl.atomic_add(flag, 0, sem="acquire")
-    theirs = work + slot * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
+    theirs = work + slot * (64 * many.BLOCKS * many.TILE) + _own_order(many.TILE, M_L)
     acc += gl.load(theirs, cache_modifier=".cg")
-    if BLOCKS == 2:
-        acc2 += gl.load(theirs + 64 * TILE, cache_modifier=".cg")
+    if many.BLOCKS == 2:
+        acc2 += gl.load(theirs + 64 * many.TILE, cache_modifier=".cg")
     gl.store(flag, 0)
     return acc, acc2
 
 
 @gluon.jit
-def _inverse_rms(squares, row, M, eps, TILE: gl.constexpr, G: gl.constexpr, G_POW2: gl.constexpr):
+def _inverse_rms(squares, row, M, eps, TILE: gl.constexpr, G: gl.constexpr):
     R_L: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(1, R_L))
-    j = gl.arange(0, G_POW2, gl.SliceLayout(0, R_L))
+    j = gl.arange(0, triton.next_power_of_2(G), gl.SliceLayout(0, R_L))
     inside = (m < M)[:, None] & (j < G)[None, :]
     parts = gl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)
     return gl.rsqrt(gl.sum(parts, 1) / (G * 128) + eps)
 
 
 @gluon.jit
-def _store_activated(
-    out,
-    M,
-    gate,
-    up,
-    row,
-    column,
-    WG: gl.constexpr,
-    N: gl.constexpr,
-    TILE: gl.constexpr,
-    GELU: gl.constexpr,
-    INTO: gl.constexpr,
-):
+def _store_activated(out, M, gate, up, row, column, WG: gl.constexpr, many: gl.constexpr):
     """Store act_and_mul (activation.py) of gate and up, fp16 in slot order."""
+    TILE: gl.constexpr = many.TILE
     slope = gate
-    if GELU:
+    if many.GELU:
         slope = gate * (1.5957691216057308 + 0.07135481282553545 * gate * gate)
         slope = gl.maximum(slope, -80.0)
     v = gate / (1.0 + gl.exp(-slope)) * up
@@ -274,7 +238,7 @@ def _store_activated(
     v = gl.where(v == v, gl.minimum(gl.maximum(v, -65504.0), 65504.0), v).to(gl.float16)
     # columns of half a block, (quad, half, pair, h, i), or (half, quad, pair, h, i) for a weight in groups of
     # 32, in slot order: (h, half, pair, quad, i)
-    if INTO == 32:
+    if many.INTO == 32:
         v = gl.permute(gl.reshape(v, (2, 4, 2, 2, 2, TILE)), (5, 3, 0, 2, 1, 4))
     else:
         v = gl.permute(gl.reshape(v, (4, 2, 2, 2, 2, TILE)), (5, 3, 1, 2, 0, 4))
@@ -282,7 +246,9 @@ def _store_activated(
     v = gl.convert_layout(gl.reshape(v, (TILE, 64)), O_L)
     m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(1, O_L))
     cell = column * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(0, O_L))
-    gl.store(out + m.to(gl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
+    gl.store(
+        out + m.to(gl.int64)[:, None] * (many.N // 2) + cell[None, :], v, mask=(m < M)[:, None]
+    )
 
 
 @gluon.jit
@@ -297,33 +263,29 @@ def finish(
     column,
     split,
     WG: gl.constexpr,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    NORM: gl.constexpr,
-    FUSED: gl.constexpr,
-    GELU: gl.constexpr,
-    G_POW2: gl.constexpr,
+    many: gl.constexpr,
     M_L: gl.constexpr,
-    INTO: gl.constexpr,
 ):
     """Divide a tile's sums by the rms of their rows, and store them or their act_and_mul."""
-    if NORM:
-        shrink = _inverse_rms(squares, row, M, eps, TILE, K // 128, G_POW2)
+    if many.NORM:
+        shrink = _inverse_rms(squares, row, M, eps, many.TILE, many.K // 128)
         shrink = gl.convert_layout(shrink, gl.SliceLayout(0, M_L))[None, :]
         acc = acc * shrink
-        if BLOCKS == 2:
+        if many.BLOCKS == 2:
             acc2 = acc2 * shrink
-    if FUSED:
-        _store_activated(out, M, acc, acc2, row, column, WG, N, TILE, GELU, INTO)
+    if many.FUSED:
+        _store_activated(out, M, acc, acc2, row, column, WG, many)
     else:
         # Stored from registers in pieces of 32 bytes: transposing in shared memory first, into pieces of 256,
         # takes as long.
-        m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(0, M_L))
-        f = column * (128 * BLOCKS) + WG * (64 * BLOCKS) + gl.arange(0, 64, gl.SliceLayout(1, M_L))
-        offsets = m[None, :] * N + f[:, None]
-        base = out + split * M * N
+        m = row * many.TILE + gl.arange(0, many.TILE, gl.SliceLayout(0, M_L))
+        f = (
+            column * (128 * many.BLOCKS)
+            + WG * (64 * many.BLOCKS)
+            + gl.arange(0, 64, gl.SliceLayout(1, M_L))
+        )
+        offsets = m[None, :] * many.N + f[:, None]
+        base = out + split * M * many.N
         gl.store(base + offsets, acc, mask=(m < M)[None, :])
-        if BLOCKS == 2:
+        if many.BLOCKS == 2:
             gl.store(base + 64 + offsets, acc2, mask=(m < M)[None, :])

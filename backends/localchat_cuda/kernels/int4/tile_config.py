@@ -7,9 +7,8 @@ whole grid in one wave, 35 to 50 KB of weights in flight for each multiprocessor
 alone gives too few programs.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from localchat_cuda.kernels.int4.pack import BLOCK_K
 
@@ -18,8 +17,7 @@ GemmVariant = Literal["int8", "fp16", "tiled", "dequant"]
 _LIMITS: tuple[tuple[int, GemmVariant], ...] = ((8, "int8"), (16, "fp16"), (1024, "tiled"))
 
 
-@dataclass(frozen=True, slots=True)
-class TileConfig:
+class TileConfig(NamedTuple):
     """Launch configuration of an int4 gemm."""
 
     blocks: int

@@ -5,8 +5,31 @@ operand; each inline instruction sequence has a twin in plain Triton for the int
 Layout: pack.py.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+from localchat_cuda.kernels.int4.tile_config import TileConfig
+
+
+class FewRows(NamedTuple):
+    """Constants of the gemms of 1 to 16 rows."""
+
+    N: int
+    """Output features."""
+    K: int
+    """Input features."""
+    MP: int
+    """Rows that the factors of x have room for."""
+    GROUP: int
+    """Columns that share a scale: 32, 64 or 128."""
+    tile: TileConfig
+    NORM: bool
+    """Rows are divided by their rms."""
+    ASM: bool
+    """Use inline PTX, or its twin in plain Triton."""
+
 
 SCALED_ASM = tl.constexpr("""{
     .reg .b32 odd, z, q;
@@ -217,9 +240,9 @@ def halves(w, ASM: tl.constexpr):
 
 
 @triton.jit
-def inverse_rms(squares, m, valid, eps, G: tl.constexpr, G_POW2: tl.constexpr):
+def inverse_rms(squares, m, valid, eps, G: tl.constexpr):
     """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]. Result is fp32 like `m`."""
-    j = tl.arange(0, G_POW2)
+    j = tl.arange(0, triton.next_power_of_2(G))
     inside = valid[:, None] & (j < G)[None, :]
     parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)
     return tl.rsqrt(tl.sum(parts, 1) / (G * 128) + eps)

@@ -4,7 +4,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.sampling.state import BLOCK_ROWS, DEEPEST, DEPTHS, LARGEST, SEEN
+from localchat_cuda.kernels.sampling.state import (
+    BLOCK_ROWS,
+    DEEPEST,
+    DEPTHS,
+    DROP,
+    FREQUENCY,
+    INVERSE_TEMPERATURE,
+    LARGEST,
+    PRESENCE,
+    REACH_COLUMN,
+    REPETITION,
+    SEEN,
+    TOP_P,
+    TYPICAL_P,
+    setting,
+)
 
 
 @triton.jit(do_not_specialize=["context", "V"])
@@ -39,12 +54,8 @@ def changed(
     i,
     p,
     slot,
-    floats,
-    bias_counts,
-    bias_ids,
-    bias_values,
-    masks,
-    mask_rows,
+    settings,
+    masking,
     counts,
     V,
     words,
@@ -54,23 +65,25 @@ def changed(
 ):
     """Apply bias, mask and penalties to logits x of the tokens i. Each is a rising function of the logit, in
     fp32 too: bounds of a logit become bounds of the result."""
-    for e in range(tl.load(bias_counts + slot)):
-        hit = i == tl.load(bias_ids + slot * width + e)
-        x = tl.where(hit, x + tl.load(bias_values + slot * width + e), x)
+    for e in range(tl.load(settings.bias_counts + slot)):
+        hit = i == tl.load(settings.bias_ids + slot * width + e)
+        x = tl.where(hit, x + tl.load(settings.bias_values + slot * width + e), x)
     if MASKED:
-        mask_row = tl.load(mask_rows + p)
+        mask_row = tl.load(masking.rows + p)
         if mask_row >= 0:
             word_index = i // 32
             bits = tl.load(
-                masks + mask_row.to(tl.int64) * words + word_index, mask=word_index < words, other=0
+                masking.masks + mask_row.to(tl.int64) * words + word_index,
+                mask=word_index < words,
+                other=0,
             )
             x = tl.where(((bits >> (i % 32)) & 1) == 1, x, float("-inf"))
     if TALLIED:
         count = tl.load(counts + p * V + i, mask=i < V, other=0)
-        repetition = tl.load(floats + slot * 8 + 5)
+        repetition = setting(settings, slot, REPETITION)
         output = count & (SEEN - 1)
-        minus = output.to(tl.float32) * tl.load(floats + slot * 8 + 6) + tl.load(
-            floats + slot * 8 + 7
+        minus = output.to(tl.float32) * setting(settings, slot, FREQUENCY) + setting(
+            settings, slot, PRESENCE
         )
         repeated = tl.where(x > 0, x / repetition, x * repetition)
         x = tl.where(count != 0, repeated - tl.where(output > 0, minus, 0.0), x)
@@ -80,18 +93,11 @@ def changed(
 @triton.jit(do_not_specialize=["V", "words", "width"])
 def process_kernel(
     logits,
-    rows,
-    slots,
-    floats,
-    bias_counts,
-    bias_ids,
-    bias_values,
-    masks,
-    mask_rows,
+    draws,
+    settings,
+    masking,
     counts,
-    z,
-    blocks,
-    counters,
+    scratch,
     V,
     words,
     width,
@@ -108,39 +114,24 @@ def process_kernel(
     last = tl.num_programs(1)
     i = b * BLOCK + tl.arange(0, BLOCK)
     inside = i < V
-    slot = tl.load(slots + p).to(tl.int64)
-    x = tl.load(logits + tl.load(rows + p).to(tl.int64) * V + i, mask=inside, other=float("-inf"))
+    slot = tl.load(draws.slots + p).to(tl.int64)
+    x = tl.load(
+        logits + tl.load(draws.rows + p).to(tl.int64) * V + i, mask=inside, other=float("-inf")
+    )
     x = x.to(tl.float32)
     raw = clean(x)
     top = tl.max(raw, 0)
-    tl.store(blocks + p * BLOCK_ROWS * last + b, top)
-    tl.store(blocks + (p * BLOCK_ROWS + 1) * last + b, exp_mass(raw, top))
-    x = changed(
-        x,
-        i,
-        p,
-        slot,
-        floats,
-        bias_counts,
-        bias_ids,
-        bias_values,
-        masks,
-        mask_rows,
-        counts,
-        V,
-        words,
-        width,
-        MASKED,
-        TALLIED,
-    )
+    tl.store(scratch.blocks + p * BLOCK_ROWS * last + b, top)
+    tl.store(scratch.blocks + (p * BLOCK_ROWS + 1) * last + b, exp_mass(raw, top))
+    x = changed(x, i, p, slot, settings, masking, counts, V, words, width, MASKED, TALLIED)
     x = clean(x)
     x = tl.where(x == 0.0, 0.0, x)
     top = tl.max(x, 0)
-    tl.store(blocks + (p * BLOCK_ROWS + 2) * last + b, top)
-    tl.store(blocks + (p * BLOCK_ROWS + 3) * last + b, exp_mass(x, top))
-    tl.store(z + p * V + i, x, mask=inside)
+    tl.store(scratch.blocks + (p * BLOCK_ROWS + 2) * last + b, top)
+    tl.store(scratch.blocks + (p * BLOCK_ROWS + 3) * last + b, exp_mass(x, top))
+    tl.store(scratch.z + p * V + i, x, mask=inside)
     if b == 0:
-        tl.store(counters + p, 0)
+        tl.store(scratch.counts + p, 0)
 
 
 @triton.jit
@@ -193,38 +184,27 @@ def depths():
 
 @triton.jit(do_not_specialize=["V", "B"])
 def measure_kernel(
-    z,
-    blocks,
-    slots,
-    positions,
-    floats,
-    top_k,
-    keys,
-    V,
-    B,
-    B_POW2: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    scratch, draws, settings, V, B, B_POW2: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
-    slot = tl.load(slots + p).to(tl.int64)
-    inverse = tl.load(floats + slot * 8)
-    best, _, _ = row_best(blocks, p, 2, B, B_POW2)
+    slot = tl.load(draws.slots + p).to(tl.int64)
+    inverse = setting(settings, slot, INVERSE_TEMPERATURE)
+    best, _, _ = row_best(scratch.blocks, p, 2, B, B_POW2)
     if (inverse > 0.0) & (best > float("-inf")):
         i = b * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(z + p * V + i, mask=i < V, other=float("-inf"))
+        x = tl.load(scratch.z + p * V + i, mask=i < V, other=float("-inf"))
         alive = x > float("-inf")
-        k = tl.load(top_k + slot)
-        typical = tl.load(floats + slot * 8 + 2)
-        top_p = tl.load(floats + slot * 8 + 3)
-        pointers = blocks + (p * BLOCK_ROWS + 4) * B + b
+        k = tl.load(settings.top_k + slot)
+        typical = setting(settings, slot, TYPICAL_P)
+        top_p = setting(settings, slot, TOP_P)
+        pointers = scratch.blocks + (p * BLOCK_ROWS + 4) * B + b
         if (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
-            seed = noise(tl.load(keys + slot), tl.load(positions + p))
-            kept = alive & (x >= best + tl.load(floats + slot * 8 + 4))
+            seed = noise(tl.load(settings.keys + slot), tl.load(draws.positions + p))
+            kept = alive & (x >= best + setting(settings, slot, DROP))
             score = tl.where(kept, (x - best) * inverse + gumbel(seed, i), float("-inf"))
             top = tl.max(score, 0)
             winner = tl.min(tl.where(kept & (score == top), i, 0x7FFFFF), 0)
@@ -241,14 +221,9 @@ def measure_kernel(
 
 @triton.jit(do_not_specialize=["V", "B"])
 def collect_kernel(
-    z,
-    blocks,
+    scratch,
     slots,
-    floats,
-    top_k,
-    values,
-    ids,
-    counters,
+    settings,
     V,
     B,
     B_POW2: tl.constexpr,
@@ -262,16 +237,20 @@ def collect_kernel(
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     slot = tl.load(slots + p).to(tl.int64)
-    k = tl.load(top_k + slot)
-    top_p = tl.load(floats + slot * 8 + 3)
-    typical = tl.load(floats + slot * 8 + 2)
-    best, mass, _ = row_best(blocks, p, 2, B, B_POW2)
+    k = tl.load(settings.top_k + slot)
+    top_p = setting(settings, slot, TOP_P)
+    typical = setting(settings, slot, TYPICAL_P)
+    best, mass, _ = row_best(scratch.blocks, p, 2, B, B_POW2)
     limits_tokens = (k > 0) | ((top_p < 1.0) & (typical >= 1.0))
-    if limits_tokens & (tl.load(floats + slot * 8) > 0.0) & (best > float("-inf")):
+    if (
+        limits_tokens
+        & (setting(settings, slot, INVERSE_TEMPERATURE) > 0.0)
+        & (best > float("-inf"))
+    ):
         c = tl.arange(0, B_POW2)[None, :]
         e = tl.arange(0, DEPTHS)[:, None]
         within = tl.sum(
-            tl.load(blocks + (p * BLOCK_ROWS + 6 + e) * B + c, mask=c < B, other=0.0), 1
+            tl.load(scratch.blocks + (p * BLOCK_ROWS + 6 + e) * B + c, mask=c < B, other=0.0), 1
         )
         needed = top_p * mass * 1.0001
         if k > 0:
@@ -280,18 +259,19 @@ def collect_kernel(
         if k == 0:
             # tokens that cannot win are left out: the lowest of a prefix, so the others' sums stay the same
             depth = tl.minimum(
-                depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4))
+                depth,
+                tl.minimum(setting(settings, slot, REACH_COLUMN), -setting(settings, slot, DROP)),
             )
         threshold = best - depth
-        if tl.load(blocks + (p * BLOCK_ROWS + 2) * B + b) >= threshold:
+        if tl.load(scratch.blocks + (p * BLOCK_ROWS + 2) * B + b) >= threshold:
             i = b * BLOCK + tl.arange(0, BLOCK)
-            x = tl.load(z + p * V + i, mask=i < V, other=float("-inf"))
+            x = tl.load(scratch.z + p * V + i, mask=i < V, other=float("-inf"))
             kept = (x >= threshold) & (x > float("-inf"))
             rank = tl.cumsum(kept.to(tl.int32), 0)
-            targets = tl.atomic_add(counters + p, tl.sum(kept.to(tl.int32), 0)) + rank - 1
+            targets = tl.atomic_add(scratch.counts + p, tl.sum(kept.to(tl.int32), 0)) + rank - 1
             kept = kept & (targets < C)
-            tl.store(values + p * C + targets, x, mask=kept)
-            tl.store(ids + p * C + targets, i, mask=kept)
+            tl.store(scratch.candidates + p * C + targets, x, mask=kept)
+            tl.store(scratch.ids + p * C + targets, i, mask=kept)
 
 
 @triton.jit

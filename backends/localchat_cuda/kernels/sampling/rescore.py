@@ -33,7 +33,6 @@ Rescoring the candidates of a quantized search is common; bounding the error, so
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -52,7 +51,17 @@ from localchat_cuda.kernels.launch import (
     traits,
 )
 from localchat_cuda.kernels.sampling.candidates import changed, clean, gumbel, noise
-from localchat_cuda.kernels.sampling.state import BLOCK, LARGEST, PenaltyTokens, SamplingTensors
+from localchat_cuda.kernels.sampling.state import (
+    BLOCK,
+    DROP,
+    INVERSE_TEMPERATURE,
+    LARGEST,
+    Draws,
+    Masking,
+    PenaltyTokens,
+    SamplingTensors,
+    setting,
+)
 from localchat_cuda.kernels.skinny_gemm import add_products
 
 MAX_ROWS = 8
@@ -91,8 +100,7 @@ class Rescoring(NamedTuple):
     """BoundedHead.bounds: fp32 [N]."""
 
 
-@dataclass(frozen=True, slots=True)
-class RescoreScratch:
+class RescoreScratch(NamedTuple):
     """Workspace for P draws."""
 
     peaks: torch.Tensor
@@ -134,17 +142,9 @@ def _bound_kernel(
     logits,
     states,
     bounds,
-    rows,
-    slots,
-    positions,
-    floats,
-    top_k,
-    keys,
-    bias_counts,
-    bias_ids,
-    bias_values,
-    masks,
-    mask_rows,
+    draws,
+    settings,
+    masking,
     counts,
     upper,
     peaks,
@@ -152,7 +152,6 @@ def _bound_kernel(
     words,
     width,
     K: tl.constexpr,
-    K_POW2: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     MASKED: tl.constexpr,
@@ -168,47 +167,17 @@ def _bound_kernel(
     bound = tl.load(bounds + i, mask=inside, other=0.0)
     if PDL:
         gdc_wait()
-    slot = tl.load(slots + p).to(tl.int64)
-    row = tl.load(rows + p).to(tl.int64)
-    k = tl.arange(0, K_POW2)
+    slot = tl.load(draws.slots + p).to(tl.int64)
+    row = tl.load(draws.rows + p).to(tl.int64)
+    k = tl.arange(0, triton.next_power_of_2(K))
     x = tl.load(states + row * K + k, mask=k < K, other=0.0).to(tl.float32)
     margin = bound * (tl.sqrt(tl.sum(x * x, 0)) * _LENGTH_SLACK + _LEAST_LENGTH)
     z = tl.load(logits + row * V + i, mask=inside, other=float("-inf"))
     low = changed(
-        z - margin,
-        i,
-        p,
-        slot,
-        floats,
-        bias_counts,
-        bias_ids,
-        bias_values,
-        masks,
-        mask_rows,
-        counts,
-        V,
-        words,
-        width,
-        MASKED,
-        TALLIED,
+        z - margin, i, p, slot, settings, masking, counts, V, words, width, MASKED, TALLIED
     )
     high = changed(
-        z + margin,
-        i,
-        p,
-        slot,
-        floats,
-        bias_counts,
-        bias_ids,
-        bias_values,
-        masks,
-        mask_rows,
-        counts,
-        V,
-        words,
-        width,
-        MASKED,
-        TALLIED,
+        z + margin, i, p, slot, settings, masking, counts, V, words, width, MASKED, TALLIED
     )
     # An undefined number bounds nothing: clean() makes the lowest possible of it.
     low = tl.where(inside, clean(low), float("-inf"))
@@ -221,9 +190,9 @@ def _bound_kernel(
     lows = tl.reshape(low, (GROUPS, GROUP))
     tl.store(pointers, tl.max(lows, 1))
     tl.store(pointers + stride, tl.max(tl.reshape(high, (GROUPS, GROUP)), 1))
-    inverse = tl.load(floats + slot * 8)
-    if (inverse > 0.0) & (tl.load(top_k + slot) == 0):
-        seed = noise(tl.load(keys + slot), tl.load(positions + p))
+    inverse = setting(settings, slot, INVERSE_TEMPERATURE)
+    if (inverse > 0.0) & (tl.load(settings.top_k + slot) == 0):
+        seed = noise(tl.load(settings.keys + slot), tl.load(draws.positions + p))
         score = tl.where(low > float("-inf"), low * inverse + gumbel(seed, i), float("-inf"))
         score = tl.reshape(score, (GROUPS, GROUP))
         top = tl.max(score, 1)
@@ -248,16 +217,16 @@ def _kth(x, k):
 
 
 @triton.jit(do_not_specialize=["S"])
-def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, PDL: tl.constexpr):
+def _floor_kernel(slots, settings, scratch, S, S_POW2: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     p = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + p).to(tl.int64)
-    inverse = tl.load(floats + slot * 8)
-    k = tl.load(top_k + slot)
+    inverse = setting(settings, slot, INVERSE_TEMPERATURE)
+    k = tl.load(settings.top_k + slot)
     s = tl.arange(0, S_POW2)
-    pointers = peaks + p * 4 * S + s
+    pointers = scratch.peaks + p * 4 * S + s
     lows = tl.load(pointers, mask=s < S, other=float("-inf"))
     best = tl.max(lows, 0)
     keep = tl.full((), float("inf"), tl.float32)
@@ -268,7 +237,7 @@ def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, 
         if k > 0:
             keep = _kth(lows, k)
         else:
-            drop = tl.load(floats + slot * 8 + 4)
+            drop = setting(settings, slot, DROP)
             keep = best + drop
             upper = tl.max(tl.load(pointers + S, mask=s < S, other=float("-inf")), 0)
             lowest = tl.load(pointers + 2 * S, mask=s < S, other=float("-inf"))
@@ -277,9 +246,9 @@ def _floor_kernel(slots, floats, top_k, peaks, floors, S, S_POW2: tl.constexpr, 
             largest = tl.maximum(tl.abs(best), tl.abs(upper)) * inverse + _SCORE_SPAN
             score -= largest * _SCORE_SLACK
             score = tl.where(score == score, score, float("-inf"))
-    tl.store(floors + p * 4, best)
-    tl.store(floors + p * 4 + 1, keep)
-    tl.store(floors + p * 4 + 2, score)
+    tl.store(scratch.floors + p * 4, best)
+    tl.store(scratch.floors + p * 4 + 1, keep)
+    tl.store(scratch.floors + p * 4 + 2, score)
 
 
 @triton.jit(do_not_specialize=["P", "M"])
@@ -287,11 +256,8 @@ def _rescore_kernel(
     logits,
     states,
     weight,
-    rows,
-    slots,
-    positions,
-    floats,
-    keys,
+    draws,
+    settings,
     upper,
     floors,
     P,
@@ -320,12 +286,12 @@ def _rescore_kernel(
         kept = high >= keep
         threshold = tl.load(floors + p * 4 + 2)
         if threshold > float("-inf"):
-            slot = tl.load(slots + p).to(tl.int64)
-            seed = noise(tl.load(keys + slot), tl.load(positions + p))
-            score = high * tl.load(floats + slot * 8) + gumbel(seed, token)
+            slot = tl.load(draws.slots + p).to(tl.int64)
+            seed = noise(tl.load(settings.keys + slot), tl.load(draws.positions + p))
+            score = high * setting(settings, slot, INVERSE_TEMPERATURE) + gumbel(seed, token)
             kept = kept & (score >= threshold)
         kept = (high > float("-inf")) & ((high >= best) | kept)
-        row_bits |= kept.to(tl.int32) << tl.load(rows + p)
+        row_bits |= kept.to(tl.int32) << tl.load(draws.rows + p)
     rank = tl.cumsum((row_bits > 0).to(tl.int32), 0)
     count = tl.max(rank, 0)
     a = tl.arange(0, BN)
@@ -381,7 +347,7 @@ def rescore(
 
     Draws and settings as in sample.draw, `known.counts` filled. upper: scratch fp32 [P, N]. Not supported: more
     than 8 rows, a head whose logits are capped, settings that `decides` refuses."""
-    (m, n), device, draws = logits.shape, logits.device, rows.shape[0]
+    (m, n), device, count = logits.shape, logits.device, rows.shape[0]
     hidden = rescoring.states.shape[1]
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"logits: 1 to {MAX_ROWS} rows wanted, {m} given")
@@ -389,35 +355,20 @@ def rescore(
     require("states", rescoring.states, (m, hidden), _FLOATS, device)
     require("head", rescoring.head, (n, hidden), (rescoring.states.dtype,), device)
     require("bounds", rescoring.bounds, (n,), (torch.float32,), device)
-    require("upper", upper, (draws, n), (torch.float32,), device)
+    require("upper", upper, (count, n), (torch.float32,), device)
     blocks = triton.cdiv(n, BLOCK)
     groups = blocks * (BLOCK // GROUP)
-    require("scratch.peaks", scratch.peaks, (draws, _FIELDS, groups), (torch.float32,), device)
-    require("scratch.floors", scratch.floors, (draws, _FIELDS), (torch.float32,), device)
+    require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
+    require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
     pdl = pdl and traits(device).pdl
-    kernel = _bound_kernel[(draws, blocks)](
-        logits,
-        rescoring.states,
-        rescoring.bounds,
-        rows,
-        slots,
-        positions,
-        settings.floats,
-        settings.top_k,
-        settings.keys,
-        settings.bias_counts,
-        settings.bias_ids,
-        settings.bias_values,
-        tensor_or(masks, rows),
-        tensor_or(mask_rows, rows),
-        rows if known is None else known.counts,
-        upper,
-        scratch.peaks,
-        n,
-        0 if masks is None else masks.shape[1],
-        settings.bias_ids.shape[1],
+    draws = Draws(rows, slots, positions)
+    masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
+    counts = rows if known is None else known.counts
+    words = 0 if masks is None else masks.shape[1]
+    kernel = _bound_kernel[(count, blocks)](
+        *(logits, rescoring.states, rescoring.bounds, draws, settings, masking, counts, upper),
+        *(scratch.peaks, n, words, settings.bias_ids.shape[1]),
         K=hidden,
-        K_POW2=power_of_two(hidden),
         BLOCK=BLOCK,
         GROUP=GROUP,
         MASKED=masks is not None,
@@ -426,31 +377,22 @@ def rescore(
         **options(pdl and known is None, 4),
     )
     set_carveout(kernel)
-    kernel = _floor_kernel[(draws,)](
-        slots,
-        settings.floats,
-        settings.top_k,
-        scratch.peaks,
-        scratch.floors,
-        groups,
-        S_POW2=power_of_two(groups),
-        PDL=pdl,
-        **options(pdl, 8),
+    kernel = _floor_kernel[(count,)](
+        slots, settings, scratch, groups, power_of_two(groups), pdl, **options(pdl, 8)
     )
     set_carveout(kernel)
     kernel = _rescore_kernel[(triton.cdiv(n, _TOKENS),)](
-        logits,
-        rescoring.states,
-        rescoring.head,
-        rows,
-        slots,
-        positions,
-        settings.floats,
-        settings.keys,
-        upper,
-        scratch.floors,
-        draws,
-        m,
+        *(
+            logits,
+            rescoring.states,
+            rescoring.head,
+            draws,
+            settings,
+            upper,
+            scratch.floors,
+            count,
+            m,
+        ),
         N=n,
         K=hidden,
         MP=power_of_two(m),

@@ -45,14 +45,25 @@ from localchat_cuda.kernels.sampling.state import (
     BLOCK,
     CANDIDATES,
     DEEPEST,
+    DROP,
     FRACTION,
     HIGHEST,
+    INVERSE_TEMPERATURE,
     LOWEST,
+    REACH_COLUMN,
+    TOP_P,
+    TYPICAL_P,
+    Draws,
+    Masking,
     PenaltyTokens,
     SamplingTensors,
     Scratch,
     check,
+    setting,
 )
+
+_CHUNK = 2048
+"""Tokens of a step of the filters."""
 
 
 @triton.jit
@@ -242,17 +253,9 @@ def _sample(
 @triton.jit(do_not_specialize=["V", "B"])
 def _draw_kernel(
     logits,
-    rows,
-    slots,
-    positions,
-    floats,
-    top_k,
-    keys,
-    z,
-    blocks,
-    values,
-    ids,
-    counters,
+    draws,
+    settings,
+    scratch,
     tokens,
     logprobs,
     normalizers,
@@ -268,43 +271,43 @@ def _draw_kernel(
         gdc_launch_dependents()
         gdc_wait()
     p = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + p).to(tl.int64)
-    raw_best, raw_mass, _ = row_best(blocks, p, 0, B, B_POW2)
+    slot = tl.load(draws.slots + p).to(tl.int64)
+    raw_best, raw_mass, _ = row_best(scratch.blocks, p, 0, B, B_POW2)
     normalizer = tl.where(raw_best == float("-inf"), 0.0, raw_best) + tl.log(
         tl.maximum(raw_mass, 1e-30)
     )
-    best, mass, tops = row_best(blocks, p, 2, B, B_POW2)
-    inverse = tl.load(floats + slot * 8)
+    best, mass, tops = row_best(scratch.blocks, p, 2, B, B_POW2)
+    inverse = setting(settings, slot, INVERSE_TEMPERATURE)
     token = tl.full((), -1, tl.int32)
     if best > float("-inf"):
-        k = tl.load(top_k + slot)
-        typical = tl.load(floats + slot * 8 + 2)
-        top_p = tl.load(floats + slot * 8 + 3)
+        k = tl.load(settings.top_k + slot)
+        typical = setting(settings, slot, TYPICAL_P)
+        top_p = setting(settings, slot, TOP_P)
         if inverse == 0.0:
-            token = greedy(z + p * V, tops, V, BLOCK, B_POW2)
+            token = greedy(scratch.z + p * V, tops, V, BLOCK, B_POW2)
         elif (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
-            token = race(blocks, p, B, B_POW2)
+            token = race(scratch.blocks, p, B, B_POW2)
         else:
             token = _sample(
-                z + p * V,
-                values + p * C,
-                ids + p * C,
-                tl.load(counters + p),
+                scratch.z + p * V,
+                scratch.candidates + p * C,
+                scratch.ids + p * C,
+                tl.load(scratch.counts + p),
                 V,
                 best,
                 mass,
                 inverse,
                 k,
-                tl.load(floats + slot * 8 + 1),
+                setting(settings, slot, REACH_COLUMN),
                 typical,
                 top_p,
-                tl.load(floats + slot * 8 + 4),
-                noise(tl.load(keys + slot), tl.load(positions + p)),
+                setting(settings, slot, DROP),
+                noise(tl.load(settings.keys + slot), tl.load(draws.positions + p)),
                 C,
                 CHUNK,
             )
     tl.store(tokens + p, token)
-    row = tl.load(rows + p).to(tl.int64) * V
+    row = tl.load(draws.rows + p).to(tl.int64) * V
     own = tl.load(logits + row + tl.maximum(token, 0)).to(tl.float32)
     own = tl.where(
         (token < 0) | (raw_best == float("-inf")), float("-inf"), clean(own) - normalizer
@@ -344,10 +347,10 @@ def draw(
     check(logits, rows, slots, positions, settings, scratch)
     vocabulary = logits.shape[1]
     device = logits.device
-    draws = rows.shape[0]
-    require("tokens", tokens, (draws,), (torch.int32,), device)
-    require("logprobs", logprobs, (draws,), (torch.float32,), device)
-    require("normalizers", normalizers, (draws,), (torch.float32,), device)
+    count = rows.shape[0]
+    require("tokens", tokens, (count,), (torch.int32,), device)
+    require("logprobs", logprobs, (count,), (torch.float32,), device)
+    require("normalizers", normalizers, (count,), (torch.float32,), device)
     if (masks is None) != (mask_rows is None):
         raise ValueError("masks, mask_rows: both or neither wanted")
     gpu = traits(device)
@@ -355,19 +358,12 @@ def draw(
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
-        require("known.texts", known.texts, (draws,), (torch.int32,), device)
-        require("known.counts", known.counts, (draws, vocabulary), (torch.int32,), device)
+        require("known.texts", known.texts, (count,), (torch.int32,), device)
+        require("known.counts", known.counts, (count, vocabulary), (torch.int32,), device)
         known.counts.zero_()
-        tally_kernel[(draws, triton.cdiv(context, BLOCK))](
-            known.tokens,
-            known.texts,
-            known.prompts,
-            known.counts,
-            slots,
-            positions,
-            context,
-            vocabulary,
-            BLOCK=BLOCK,
+        tally_kernel[(count, triton.cdiv(context, BLOCK))](
+            *(known.tokens, known.texts, known.prompts, known.counts, slots, positions),
+            *(context, vocabulary, BLOCK),
         )
     if rescoring is not None:
         assert rescore_scratch is not None, "rescoring needs its scratch"
@@ -387,83 +383,26 @@ def draw(
         )
     # Behind a kernel that releases its dependents.
     chained = pdl and (known is None or rescoring is not None)
-    process_kernel[(draws, blocks)](
-        logits,
-        rows,
-        slots,
-        settings.floats,
-        settings.bias_counts,
-        settings.bias_ids,
-        settings.bias_values,
-        tensor_or(masks, rows),
-        tensor_or(mask_rows, rows),
-        rows if known is None else known.counts,
-        scratch.z,
-        scratch.blocks,
-        scratch.counts,
-        vocabulary,
-        0 if masks is None else masks.shape[1],
-        settings.bias_ids.shape[1],
-        BLOCK=BLOCK,
-        MASKED=masks is not None,
-        TALLIED=known is not None,
-        PDL=chained,
+    draws = Draws(rows, slots, positions)
+    masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
+    counts = rows if known is None else known.counts
+    words = 0 if masks is None else masks.shape[1]
+    changes = (masks is not None, known is not None)
+    room = power_of_two(blocks)
+    process_kernel[(count, blocks)](
+        *(logits, draws, settings, masking, counts, scratch, vocabulary, words),
+        *(settings.bias_ids.shape[1], BLOCK, *changes, chained),
         **options(chained, 4),
     )
-    measure_kernel[(draws, blocks)](
-        scratch.z,
-        scratch.blocks,
-        slots,
-        positions,
-        settings.floats,
-        settings.top_k,
-        settings.keys,
-        vocabulary,
-        blocks,
-        B_POW2=power_of_two(blocks),
-        BLOCK=BLOCK,
-        PDL=pdl,
+    measure_kernel[(count, blocks)](
+        *(scratch, draws, settings, vocabulary, blocks, room, BLOCK, pdl), **options(pdl, 4)
+    )
+    collect_kernel[(count, blocks)](
+        *(scratch, slots, settings, vocabulary, blocks, room, BLOCK, CANDIDATES, pdl),
         **options(pdl, 4),
     )
-    collect_kernel[(draws, blocks)](
-        scratch.z,
-        scratch.blocks,
-        slots,
-        settings.floats,
-        settings.top_k,
-        scratch.values,
-        scratch.ids,
-        scratch.counts,
-        vocabulary,
-        blocks,
-        B_POW2=power_of_two(blocks),
-        BLOCK=BLOCK,
-        C=CANDIDATES,
-        PDL=pdl,
-        **options(pdl, 4),
-    )
-    _draw_kernel[(draws,)](
-        logits,
-        rows,
-        slots,
-        positions,
-        settings.floats,
-        settings.top_k,
-        settings.keys,
-        scratch.z,
-        scratch.blocks,
-        scratch.values,
-        scratch.ids,
-        scratch.counts,
-        tokens,
-        logprobs,
-        normalizers,
-        vocabulary,
-        blocks,
-        B_POW2=power_of_two(blocks),
-        BLOCK=BLOCK,
-        C=CANDIDATES,
-        CHUNK=2048,
-        PDL=pdl,
+    _draw_kernel[(count,)](
+        *(logits, draws, settings, scratch, tokens, logprobs, normalizers, vocabulary, blocks),
+        *(room, BLOCK, CANDIDATES, _CHUNK, pdl),
         **options(pdl, 8),
     )

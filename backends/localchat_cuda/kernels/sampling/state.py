@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
@@ -29,6 +31,17 @@ FIELDS: Mapping[str, Callable[[SamplingParams], float]] = {
     "presence": lambda p: p.presence_penalty,
 }
 """Columns of `SamplingTensors.floats`, computed from the parameters of a sequence."""
+_NAMES = [*FIELDS]
+COLUMNS = tl.constexpr(len(FIELDS))
+INVERSE_TEMPERATURE = tl.constexpr(_NAMES.index("inverse_temperature"))
+REACH_COLUMN = tl.constexpr(_NAMES.index("reach"))
+TYPICAL_P = tl.constexpr(_NAMES.index("typical_p"))
+TOP_P = tl.constexpr(_NAMES.index("top_p"))
+DROP = tl.constexpr(_NAMES.index("drop"))
+REPETITION = tl.constexpr(_NAMES.index("repetition"))
+FREQUENCY = tl.constexpr(_NAMES.index("frequency"))
+PRESENCE = tl.constexpr(_NAMES.index("presence"))
+"""Number of columns, and the column of each field, for kernels."""
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
@@ -41,8 +54,7 @@ LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 HIGHEST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingTensors:
+class SamplingTensors(NamedTuple):
     """Sampling settings of each slot."""
 
     floats: torch.Tensor
@@ -104,6 +116,27 @@ class SamplingTensors:
         return np.concatenate(places, 1).reshape(-1), np.concatenate(values, 1).reshape(-1)
 
 
+@triton.jit
+def setting(settings, slot, column: tl.constexpr):
+    """Load a column of FIELDS of a slot."""
+    return tl.load(settings.floats + slot * COLUMNS + column)
+
+
+class Draws(NamedTuple):
+    """Row of logits, slot, and position in the sequence of each draw; int32 [P]."""
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+
+class Masking(NamedTuple):
+    """Masks int32 [N, words], and the mask of each draw, int32 [P]. -1: no mask."""
+
+    masks: torch.Tensor
+    rows: torch.Tensor
+
+
 _WORDS = (len(FIELDS), 2, 1, 1, 1)
 """Words of a slot in each part of `SamplingTensors.words`."""
 
@@ -130,13 +163,12 @@ class PenaltyTokens:
     """int32 [P, V]: scratch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(NamedTuple):
     """Workspace for P draws."""
 
     z: torch.Tensor
     blocks: torch.Tensor
-    values: torch.Tensor
+    candidates: torch.Tensor
     ids: torch.Tensor
     counts: torch.Tensor
 
@@ -182,4 +214,4 @@ def check(
         (torch.float32,),
         device,
     )
-    require("scratch.values", scratch.values, (draws, CANDIDATES), (torch.float32,), device)
+    require("scratch.candidates", scratch.candidates, (draws, CANDIDATES), (torch.float32,), device)
