@@ -252,8 +252,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     exact: bool = False
     """A row must have the bits of the same step in a fresh engine, so all threads of the runner compute."""
     moved: int = 0
-    """If not 0, `rows` and `positions` are those of an earlier plan, and each row computes LAST from
-    `start + moved` on. Only for runners with Capabilities.moves_rows. The result then has `tokens`."""
+    """Number of tokens by which the rows of an earlier plan moved on. 0: the rows are new.
+
+    `rows` and `positions` then are the earlier ones, and each row computes LAST from `start + moved` on. The
+    result has `tokens`. Requires Capabilities.moves_rows."""
     new_blocks: tuple[NewBlocks, ...] = ()
     """New blocks of moved rows. Those in `rows` were appended by the earlier plan."""
 

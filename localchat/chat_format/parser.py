@@ -60,7 +60,10 @@ class ChoiceParser(Parser, Protocol):
         ...
 
     def passes(self, text: str) -> bool:
-        """Return whether `feed` would return the text unchanged as a part of the answer, and store nothing."""
+        """Return whether the parser has no use for a text.
+
+        `feed` would return it unchanged as a part of the answer, and store nothing.
+        """
         ...
 
 
@@ -113,7 +116,7 @@ def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
 
 
 def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
-    """Return the index of an incomplete tag at the end of a text, or the text's length."""
+    """Return the index of an incomplete tag at the end of a text, otherwise its length."""
     max_length = max(map(len, tags), default=1)
     match = _incomplete_tag(tags).search(text, max(0, len(text) - max_length + 1))
     return match.start() if match is not None else len(text)
@@ -121,7 +124,7 @@ def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
 
 @lru_cache(64)
 def _incomplete_tag(tags: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern that matches the start of a tag at the end of a text."""
+    """Return a pattern that matches the start of a tag at the end."""
     starts = {tag[:length] for tag in tags for length in range(1, len(tag) + 1)}
     if not starts:
         return re.compile(r"(?!)")

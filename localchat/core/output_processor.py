@@ -177,7 +177,7 @@ class OutputProcessor:
         """Process a row whose sequence has ended, or whose predecessor was short."""
         row = ScheduledRow(sequence, start, 1, (), positions=[0])
         if sequence.state is not State.RUNNING:
-            self._end_late_row(row, 0 if after_gap else 1, 0)
+            self._end_late_row(row, int(not after_gap), 0)
         else:
             self._roll_back(row, 0, 0)
 

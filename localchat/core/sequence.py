@@ -82,7 +82,7 @@ class Sequence:
     """A step without memory may have changed the state or emptied the slot. All tokens are computed
     again."""
     uncommitted: bool = False
-    """The KV cache manager does not know of the last computed tokens, which fill no block (decode runs)."""
+    """The KV cache manager does not know the last computed tokens (decode runs)."""
     kv_invalid: bool = False
     """The KV may be wrong, so none of it is cached."""
     last_step: int = 0

@@ -288,7 +288,7 @@ def _chunks(prefill: Sequence[TokenSpan], captured_tokens: int) -> tuple[tuple[i
 
 
 def moved_shape(shape: StepShape, longest: int, config: BatchConfig) -> StepShape:
-    """Return the shape of a step of single tokens once its longest text has `longest` tokens."""
+    """Return the shape of a step of single tokens. `longest`: tokens of its longest text."""
     splits = _splits(shape.decode_sequences, longest, 1, config, coarse=False)
     few = shape.decode_sequences <= decode_fused.MOST_SEQUENCES
     one_page = few and splits * config.page_tokens >= longest

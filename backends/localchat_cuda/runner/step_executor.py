@@ -84,7 +84,7 @@ class _DecodeTemplate:
 
     @cached_property
     def steps(self) -> NDArray[np.int32]:
-        """By how much each word grows when the rows move by one token."""
+        """Growth of each word when the rows move by one token."""
         steps = np.zeros_like(self.words)
         count = len(self.rows)
         slices = self.prepared.slices
@@ -195,7 +195,7 @@ class StepExecutor:
         )
 
     def _prepare_moved(self, template: "_DecodeTemplate", moved: int) -> PreparedStep:
-        """Write the arrays of a step that moves the rows of the one before it by `moved` tokens."""
+        """Write the arrays of a step whose rows moved by `moved` tokens."""
         prepared = template.prepared
         words = self._buffer.fill(len(template.words))
         np.multiply(template.steps, moved, out=words)

@@ -1,0 +1,68 @@
+"""Decode runs: steps that repeat the rows of an earlier one give the same texts and the same KV cache."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from localchat.backend_api.interface import LAST, NewBlocks, StepPlan, StepRow
+from tests.support.engine_core_bench import Bench, capabilities, request
+
+AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+
+
+def test_unmoved_rows_start_later_and_have_the_new_blocks() -> None:
+    rows = (StepRow(1, 0, 5, (7,), (), (3,)), StepRow(2, 1, 8, LAST))
+    plan = StepPlan(4, rows, moved=3, new_blocks=(NewBlocks(1, (9,)),))
+    assert plan.unmoved().rows == (StepRow(1, 0, 8, LAST), StepRow(2, 1, 11, LAST, (), (9,)))
+    assert plan.unmoved().unmoved() == plan.unmoved()
+
+
+class MovingBench(Bench):
+    """A bench whose requests arrive and are cancelled at random, and its plans with moved rows."""
+
+    def __init__(self, *, moves_rows: bool, failures: bool) -> None:
+        failing = range(40, 400, 37) if failures else ()
+        super().__init__(capabilities(**AHEAD), stumble=failing, coalesce_s=0.015)
+        self.core._scheduler._moves_rows = moves_rows
+        self.moved = 0
+        launch = self.runner.launch
+
+        def counted(plan: StepPlan) -> None:
+            self.moved += bool(plan.moved)
+            launch(plan)
+
+        self.runner.launch = counted  # type: ignore[method-assign]
+
+    def texts(self, seed: int) -> list[str]:
+        draw = Random(seed)
+        cancelled: list[int] = []
+        for number in range(14):
+            prompt = "".join(draw.choice("abcdef ") for _ in range(draw.randint(1, 30)))
+            stop = ("e",) if number % 4 == 1 else ()
+            id_ = self.ask(
+                request(
+                    prompt,
+                    max_tokens=draw.randint(9, 60),
+                    temperature=0.9,
+                    seed=number,
+                    stop=stop,
+                    min_tokens=9 * (number % 5 == 4),
+                )
+            )
+            self.step(draw.choice((0, 0, 2, 9, 25)))
+            if number % 6 == 5:
+                self.core.cancel(id_)
+                cancelled.append(id_)
+        self.run_until_idle()
+        return [answer.text() for id_, answer in self.received.items() if id_ not in cancelled]
+
+
+@pytest.mark.parametrize("failures", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_moved_rows_give_the_same_texts(seed: int, failures: bool) -> None:
+    plain = MovingBench(moves_rows=False, failures=failures)
+    moving = MovingBench(moves_rows=True, failures=failures)
+    assert moving.texts(seed) == plain.texts(seed)
+    assert plain.moved == 0
+    assert moving.moved > 10
