@@ -5,8 +5,7 @@ hundred. Compiled on first use, they would interrupt a conversation again and ag
 state table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as does Triton's
 driver. So the code that runs later decides what is compiled, for any model, and Triton's cache stores it.
 
-Several processes launch the same steps, each starting at another one. The first to claim a kernel compiles it.
-They are forks of one process, because importing torch and Triton in each takes longer than most of its kernels.
+Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it.
 
     python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints the number of kernels
 """
@@ -15,7 +14,6 @@ import hashlib
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -61,7 +59,6 @@ _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
 """Sampling that likely tokens decide (kernels/sampling/rescore.py), unlike `_PENALISED`."""
-_POLL_S = 0.02
 _DRAFTS = (0, 1, 3, 7, 15)
 _HISTORIES = (1, 70, 130, 260, 520)
 """Histories in tokens, one for each number of ranges into which attention divides them."""
@@ -89,7 +86,6 @@ class CompileJob(NamedTuple):
     """Kinds of layers of a GGUF file."""
     claims: str = ""
     """Folder with a file for each claimed kernel; empty: this process compiles all kernels."""
-    processes: int = 1
 
 
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
@@ -261,21 +257,12 @@ class Claims:
         self._skipped: set[str] = set()
         self.count = 0
 
-    def forked(self) -> None:
-        """Follow the new parent process after a fork."""
-        self._parent_pid = os.getppid()
-        self.count = 0
-
-    def check_parent(self) -> None:
-        """Raise SystemExit if the parent process has exited. Forks then follow with their next kernel."""
-        if os.getppid() != self._parent_pid:
-            raise SystemExit(1)
-
     def skip(self, *, key: str, fn: JitFunctionInfo, **options: object) -> bool:
         """Return True to skip a kernel that another process compiles. Triton calls this before compiling.
 
         Raises SystemExit if the parent process has exited."""
-        self.check_parent()
+        if os.getppid() != self._parent_pid:
+            raise SystemExit(1)
         name = hashlib.sha256(f"{fn.module}.{fn.name}{key}".encode()).hexdigest()
         if name in self._skipped:
             return True
@@ -325,52 +312,20 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
 
 
 def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
-    """Compile all kernels that no other process has claimed. Return their number and the errors.
-
-    Every fork compiles kernels too, and leaves in here once it has met all steps."""
+    """Compile all kernels that no other process has claimed. Return their number and the errors."""
     claims = Claims(job.claims)
     only_compile(job.gpu, claims)
     runner = meta_runner(job)
-    steps = list(compile_shapes(job.capabilities))
-    forks: list[int] = []
-    number = 0
-    for index in range(1, job.processes):
-        try:
-            process = os.fork()
-        except OSError:
-            break
-        if not process:
-            number = index
-            claims.forked()
-            break
-        forks.append(process)
-    # Kernels of wide steps take longest to compile, so some process has to begin with them.
-    first = len(steps) * number // job.processes
-    errors = launch_all(runner, job.config.vocabulary, steps[first:] + steps[:first])
-    if number:
-        _report(claims.count, errors)
-        os._exit(1 if errors else 0)
-    for process in forks:
-        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
-            claims.check_parent()
-            time.sleep(_POLL_S)
-        if ended[1]:
-            errors.append(RuntimeError(f"a compiling process ended with status {ended[1]}"))
+    errors = launch_all(runner, job.config.vocabulary, compile_shapes(job.capabilities))
     return claims.count, errors
-
-
-def _report(count: int, errors: Iterable[Exception]) -> None:
-    sys.stdout.write(f"{count}\n")
-    for error in errors:
-        sys.stderr.write(f"{error}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 def main() -> int:
     """Compile the job from stdin."""
     count, errors = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (written by workers.py)
-    _report(count, errors)
+    sys.stdout.write(f"{count}\n")
+    for error in errors:
+        sys.stderr.write(f"{error}\n")
     return 1 if errors else 0
 
 

@@ -1,7 +1,7 @@
 """Compiles a model's kernels ahead, in parallel processes, if Triton's cache lacks them.
 
-This module starts trace.py while the weights are read, and waits for it. Its processes need no GPU, but memory
-and a core each. A file in Triton's cache records that all kernels were compiled, so that later loads
+This module starts processes of trace.py while the weights are read, and waits for them. They need no GPU, but
+memory and a core each. A file in Triton's cache records that all kernels were compiled, so that later loads
 start no processes.
 """
 
@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -53,7 +52,7 @@ class CompileAhead:
         head_bounds: bool = False,
         formats: LayerFormats = (),
     ) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():
             return
@@ -63,26 +62,33 @@ class CompileAhead:
         self._done_file = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
         if self._done_file.exists():
             return
-        count = _process_count()
         try:
-            self._start(job._replace(processes=count))
+            self._start(job, _process_count())
         except OSError as error:
             notify(f"Kernels will compile on first use: {error.strerror or error}.")
-            return
-        notify(f"Compiling this model's kernels with {count} processes; later loads skip this.")
+        if self._processes:
+            count = len(self._processes)
+            notify(f"Compiling this model's kernels with {count} processes; later loads skip this.")
 
-    def _start(self, job: CompileJob) -> None:
-        """Start the process, which forks the others. Raises OSError."""
+    def _start(self, job: CompileJob, count: int) -> None:
+        """Start up to `count` processes. Raises OSError if none can be started."""
         self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
         text = pickle.dumps(job._replace(claims=self._claims.name))
-        self._process = process = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
-        assert process.stdin is not None
-        # If the process has died, its exit status shows it.
-        with contextlib.suppress(OSError):
-            process.stdin.write(text)
-            process.stdin.close()
+        for _ in range(count):
+            try:
+                process = subprocess.Popen(
+                    _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                )
+            except OSError:
+                if not self._processes:
+                    raise
+                return
+            self._processes.append(process)
+            assert process.stdin is not None
+            # If the process has died, its exit status shows it.
+            with contextlib.suppress(OSError):
+                process.stdin.write(text)
+                process.stdin.close()
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -92,10 +98,11 @@ class CompileAhead:
 
     def wait(self) -> None:
         """Wait until all kernels are compiled. Kernels that failed are compiled on first use."""
-        if self._process is None:
+        if not self._processes:
             return
         try:
-            if not self._process.wait(_TIMEOUT_S):
+            statuses = [process.wait(_TIMEOUT_S) for process in self._processes]
+            if not any(statuses):
                 # Without the file, the next load compiles again.
                 with contextlib.suppress(OSError):
                     self._done_file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,10 +114,9 @@ class CompileAhead:
 
     def stop(self) -> None:
         """Kill processes that still compile. Idempotent."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
         if self._claims is not None:
             self._claims.cleanup()
         self._claims = None

@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -114,14 +113,10 @@ def main() -> int:
         pass
     print(f"warm {time.perf_counter() - began_s:.1f} s", flush=True)
     timer = StepTimer(runner)  # type: ignore[arg-type]
-    can = runner.capabilities
-    runner.capabilities = replace(can, moves_rows=False)
-    plain = Engine(runner, vocabulary)
-    runner.capabilities = can
     engine = Engine(runner, vocabulary)
     gc.disable()
 
-    def start(engine: Engine, count: int) -> None:
+    def start(count: int) -> None:
         for prompt in prompts[:count]:
             engine.ask(prompt, 2 * LEAD_STEPS + 4 * STEPS, sampling={"temperature": temperature})
         asked = list(engine.asked.values())[-count:]
@@ -131,24 +126,22 @@ def main() -> int:
             engine.turn()
 
     for count in streams:
-        for label, one in (("rows built anew", plain), ("rows moved", engine)):
-            walls = []
-            start(one, count)
-            for _ in range(3):
-                timer.clear()
-                began_s = time.perf_counter()
-                for _ in range(STEPS):
-                    one.turn()
-                walls.append((time.perf_counter() - began_s) / STEPS)
-            one.settle()
-            wall_s = statistics.median(walls)
-            launch_us, wait_us = us(timer.launch_s), us(timer.wait_s)
-            print(
-                f"{Path(name).stem[:24]} {count} streams, {label}: {count / wall_s:.0f} tok/s, wall "
-                f"{1e6 * wall_s:.0f} us a step; launch {launch_us:.0f}, wait {wait_us:.0f}, rest of the host "
-                f"{1e6 * wall_s - launch_us - wait_us:.0f}; events {us(timer.gpu_s):.0f}",
-                flush=True,
-            )
+        walls = []
+        start(count)
+        for _ in range(3):
+            timer.clear()
+            began_s = time.perf_counter()
+            for _ in range(STEPS):
+                engine.turn()
+            walls.append((time.perf_counter() - began_s) / STEPS)
+        wall_s = statistics.median(walls)
+        print(
+            f"{Path(name).stem[:24]} {count} streams: {count / wall_s:.0f} tok/s, wall {1e6 * wall_s:.0f} us a "
+            f"step; launch {us(timer.launch_s):.0f}, wait {us(timer.wait_s):.0f}, rest of the host "
+            f"{1e6 * wall_s - us(timer.launch_s) - us(timer.wait_s):.0f}; events {us(timer.gpu_s):.0f}",
+            flush=True,
+        )
+        engine.settle()
         _kernels(engine, start, count)
         _functions(engine, start, count)
     runner.close()
@@ -161,7 +154,7 @@ def _kernels(engine: Engine, start, count: int) -> None:  # noqa: ANN001
         return
     from torch.profiler import ProfilerActivity, profile
 
-    start(engine, count)
+    start(count)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         began_s = time.perf_counter()
         for _ in range(40):
@@ -195,7 +188,7 @@ def _functions(engine: Engine, start, count: int) -> None:  # noqa: ANN001
     listed = int(os.environ.get("FUNCTIONS", "24"))
     if not listed:
         return
-    start(engine, count)
+    start(count)
     profiler = cProfile.Profile()
     profiler.enable()
     began_s = time.perf_counter()
