@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 import msgspec
@@ -115,7 +116,7 @@ def test_a_sampling_parameter_is_a_row_and_a_field_of_both_classes() -> None:
     values = {field.name: field.type for field in dataclasses.fields(SamplingValues)}
     numbers = {field.name: field.type for field in msgspec.structs.fields(SamplingNumbers)}
     assert set(SAMPLERS) == set(values) == set(numbers)
-    assert numbers == {name: kind | None for name, kind in values.items()}
+    assert numbers == {name: kind | None for name, kind in values.items()}  # type: ignore[operator]
     assert issubclass(SamplingParams, SamplingValues)
     aliases = {sampler.alias for sampler in SAMPLERS.values() if sampler.alias}
     assert aliases == set(SamplingFields.__struct_fields__) - set(SAMPLERS)
@@ -135,12 +136,14 @@ def test_a_new_sampling_parameter_needs_no_other_module(monkeypatch: pytest.Monk
     monkeypatch.setattr(options, "Sampling", numbers)
 
     fields = msgspec.json.decode(b'{"skew": 0.5, "top_k": 3}', type=body)
-    sampling = options._sampling(fields, ServerLimits())
+    sampling = options._sampling(fields, ServerLimits())  # type: ignore[arg-type]
     assert getattr(sampling, "skew", None) == 0.5
     assert sampling.top_k == 3
+    too_large: Any = msgspec.json.decode(b'{"skew": 2.0}', type=body)
     with pytest.raises(ApiError, match=r"'skew' is 2\.0; it must be 0\.0 to 1\.0"):
-        options._sampling(msgspec.json.decode(b'{"skew": 2.0}', type=body), ServerLimits())
+        options._sampling(too_large, ServerLimits())
     request = GenerateRequest(TextPrompt("a"), sampling)
     assert remote_body.request_body(request, "m")["skew"] == 0.5
+    skewed: Any = numbers(skew=7.0)
     with pytest.raises(UsageError, match="skew is 7"):
-        input_processor._check(GenerateRequest(TextPrompt("a"), numbers(skew=7.0)))
+        input_processor._check(GenerateRequest(TextPrompt("a"), skewed))

@@ -52,7 +52,8 @@ def test_weights_come_back_within_the_error_of_the_format(
     after = matrices(target)
     assert before.keys() == after.keys()
     for tensor, values in before.items():
-        error = np.linalg.norm(after[tensor] - values) / max(np.linalg.norm(values), 1e-9)
+        size = float(np.linalg.norm(values))
+        error = float(np.linalg.norm(after[tensor] - values)) / max(size, 1e-9)
         assert error < ERRORS[name], tensor
     assert reports[-1][0] == reports[-1][1]
     header = read_header(target)

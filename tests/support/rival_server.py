@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,16 @@ def rival_answers(
 
 
 def _serve(model: str, projector: str) -> list[dict[str, Any]]:
-    from xllamacpp import CommonParams, Server, llama_flash_attn_type
-
-    parameters = CommonParams()
+    # mypy finds no types in the package.
+    xllamacpp: Any = import_module("xllamacpp")
+    parameters = xllamacpp.CommonParams()
     parameters.model.path = model
     parameters.mmproj.path = projector
     parameters.n_ctx = 2048
     parameters.n_parallel = 1
     parameters.cpuparams.n_threads = 2
-    parameters.flash_attn_type = llama_flash_attn_type(_FLASH_OFF)
-    server = Server(parameters)
+    parameters.flash_attn_type = xllamacpp.llama_flash_attn_type(_FLASH_OFF)
+    server = xllamacpp.Server(parameters)
     answers = []
     for request in json.load(sys.stdin):
         answer = server.handle_chat_completions(request)

@@ -78,7 +78,8 @@ def with_markers(text: Gguf) -> Gguf:
     # SmolVLM looks up the token of two line breaks.
     names[fillers[len(_MARKERS)]] = "\u010a\u010a"
     kinds[fillers[len(_MARKERS)]] = 1
-    metadata |= {"tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": kinds}
+    metadata["tokenizer.ggml.tokens"] = names  # type: ignore[assignment]
+    metadata["tokenizer.ggml.token_type"] = kinds  # type: ignore[assignment]
     return replace(text, metadata=metadata)
 
 

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -88,14 +89,14 @@ def load(name: str, slots: int) -> tuple[Runner, int, list[list[int]]]:
     model = backend.open(Path(path), print)
     options = LoadOptions(context_tokens=2048, max_slots=slots, room_for_slots=True)
     plan = model.plan(options)
-    runner = model.load(LoadRequest(plan, options), lambda _done, _total: True, print)
+    loaded = model.load(LoadRequest(plan, options), lambda _done, _total: True, print)
     encode = model.tokenizer.encode
     prompts = [
         encode(f"<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n", special=True)
         for line in PROMPTS.read_text().splitlines()
     ]
     return (
-        runner,
+        loaded,
         model.tokenizer.vocab_size,
         [prompts[n % 50] + [n // 50 + 1000] for n in range(slots)],
     )
@@ -148,10 +149,11 @@ def main() -> int:
     return 0
 
 
-def _kernels(engine: Engine, start, count: int) -> None:  # noqa: ANN001
+def _kernels(engine: Engine, start: Callable[[int], object], count: int) -> None:
     listed = int(os.environ.get("KERNELS", "16"))
     if not torch.cuda.is_available() or not listed:
         return
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
     start(count)
@@ -166,7 +168,7 @@ def _kernels(engine: Engine, start, count: int) -> None:  # noqa: ANN001
     calls: defaultdict[str, int] = defaultdict(int)
     spans = []
     for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             total_us[event.name[:60]] += event.device_time
             calls[event.name[:60]] += 1
             spans.append((event.time_range.start, event.time_range.end))
@@ -184,7 +186,7 @@ def _kernels(engine: Engine, start, count: int) -> None:  # noqa: ANN001
         print(f"   {value / 40:8.1f} us {calls[key] / 40:6.1f}x {key}")
 
 
-def _functions(engine: Engine, start, count: int) -> None:  # noqa: ANN001
+def _functions(engine: Engine, start: Callable[[int], object], count: int) -> None:
     listed = int(os.environ.get("FUNCTIONS", "24"))
     if not listed:
         return

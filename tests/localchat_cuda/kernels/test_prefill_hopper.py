@@ -35,7 +35,7 @@ def emulated(
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)
     sinks = torch.zeros(h) if rules.sinks is None else rules.sinks
-    sequences = AttentionBatch(*(Pointer(each.flatten()) for each in batch))
+    sequences = AttentionBatch(*(Pointer(each.flatten()) for each in batch))  # type: ignore[arg-type]
     constants = (
         prefill_hopper.ROWS // 2,
         prefill_hopper.STAGES,

@@ -4,7 +4,7 @@ TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ SETTINGS = [
 
 def settings() -> sample_state.SamplingTensors:
     held = settings_of([replace(one, seed=i) for i, one in enumerate(SETTINGS)])
-    return sample_state.SamplingTensors(*(getattr(held, f.name).to(GPU) for f in fields(held)))
+    return sample_state.SamplingTensors(*(tensor.to(GPU) for tensor in held))
 
 
 def states(rows: int, head: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
