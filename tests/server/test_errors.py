@@ -139,7 +139,7 @@ USER = [{"role": "user", "content": "hi"}]
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "missing_required_parameter",
-            "messages[0].content.image_url.url",
+            "messages[0].content[0].image_url.url",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

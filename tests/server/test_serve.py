@@ -51,7 +51,7 @@ def test_port_in_use_is_refused_with_advice() -> None:
         port = other.getsockname()[1]
         with pytest.raises(LocalchatError, match=f"port {port} on 127.0.0.1 is in use") as refused:
             bind_sockets("127.0.0.1", port)
-    assert "localchat ps" in refused.value.hint and f"--port {port + 1}" in refused.value.hint
+    assert f"--port {port + 1}" in refused.value.hint
 
 
 def test_unknown_host_is_refused() -> None:
@@ -180,4 +180,4 @@ def test_a_port_that_is_taken_ends_the_verb() -> None:
         with serve("guide", "--port", str(port)) as process:
             _, talk = process.communicate(timeout=90)
             assert process.returncode == 1
-    assert "is in use" in talk and "localchat ps" in talk
+    assert "is in use" in talk and f"--port {port + 1}" in talk

@@ -66,7 +66,7 @@ from localchat_cuda.kernels.ggml import gemm_int8 as ggml_int8, gemm_tiles as gg
 from localchat_cuda.kernels.ggml import tile_ops as ggml_tile_ops
 from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.int4.tile_ops import FewRows
+from localchat_cuda.kernels.int4.tile_ops import Int4FewRows
 from localchat_cuda.kernels.launch import Traits
 
 cc, wanted, found = int(sys.argv[1]), set(sys.argv[2:]), {}
@@ -177,7 +177,7 @@ formats = {name: ggml_tile_ops.form_of(ggml_pack.empty(name, 16, 3584, torch.dev
 for rows, form in ((1, "Q8_0"), (2, "Q5_K"), (4, "Q3_K")):
     compiled(f"ggml few {rows}",
         ggml_int8._few_kernel, dict(held, x="*i8"), 2, cc, form=formats[form], PDL=pdl,
-        few=ggml_int8.FewRows(3584, 4, rows, TileConfig(1, 2, 1, 1), True))
+        few=ggml_int8.BlockFewRows(3584, 4, rows, TileConfig(1, 2, 1, 1), True))
 compiled("ggml tiles",
     ggml_tiles._tiles_kernel, held, 4, cc, K=3584, form=formats["Q8_0"], WHOLE=cc // 10 == 9, PDL=pdl,
     config=gemm_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
@@ -241,11 +241,11 @@ types = dict(x="*fp16", factors="*fp32", codes="*i16", scale_zeros="*i32", out="
 for group in (128, 32):  # of two blocks, smaller groups compile long; 64 takes the branches of both
     compiled(f"int8 {group}",
         gemm_int8._int8_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, PDL=pdl,
-        few=FewRows(37888, 3584, 4, group, TileConfig(1, 2, 1, 1), True, True))
+        few=Int4FewRows(37888, 3584, 4, group, TileConfig(1, 2, 1, 1), True, True))
     padded, blocks_of_warp = (16, 2) if group == 128 else (8, 1)
     compiled(f"fp16 {group}",
         gemm_fp16._fp16_kernel, types, 2, cc, PDL=pdl,
-        few=FewRows(37888, 3584, padded, group, TileConfig(blocks_of_warp, 2, 1, 1), True, True))
+        few=Int4FewRows(37888, 3584, padded, group, TileConfig(blocks_of_warp, 2, 1, 1), True, True))
 for tile, warps, fused, group in (
         (32, 4, False, 128), (128, 8, False, 128), (128, 8, True, 128), (64, 4, True, 32)):
     config = gemm_tiled.TiledGemmConfig(TileConfig(1 + fused, warps, 3, 1), tile)

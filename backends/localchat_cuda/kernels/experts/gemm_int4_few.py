@@ -76,7 +76,10 @@ class FewTile(NamedTuple):
 
 
 class FewPairs(NamedTuple):
-    """Constants of the kernel. For the letters see choice.py and the module docstring."""
+    """Constants of the kernel. For the letters see choice.py and the module docstring.
+
+    Size: one argument carries all constants of a launch.
+    """
 
     C: int
     N: int

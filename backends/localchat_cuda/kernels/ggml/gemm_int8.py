@@ -63,7 +63,7 @@ from localchat_cuda.kernels.launch import (
 MAX_ROWS = 8
 
 
-class FewRows(NamedTuple):
+class BlockFewRows(NamedTuple):
     """Constants of the kernel. For the letters see the module docstring."""
 
     K: int
@@ -550,7 +550,7 @@ def gemm(
         require("squares", squares, (m, k // 128), (torch.float32,), device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    few = FewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
+    few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
     tensors = (rows.x, rows.factors, planes(weight), out, tensor_or(squares, out))
     kernel = _few_kernel[(triton.cdiv(n, ROWS * config.blocks), config.splits)](
         *tensors,

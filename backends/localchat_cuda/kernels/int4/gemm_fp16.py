@@ -27,7 +27,7 @@ from localchat_cuda.kernels.int4.activations import HalfRows, check_rows, natura
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
-    FewRows,
+    Int4FewRows,
     halves,
     inverse_rms,
     load_half_pairs,
@@ -360,7 +360,7 @@ def gemm(
     shape.check(n, k)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    few = FewRows(n, k, padded(m), weight.group, shape, squares is not None, gpu.asm)
+    few = Int4FewRows(n, k, padded(m), weight.group, shape, squares is not None, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
         rows.x,

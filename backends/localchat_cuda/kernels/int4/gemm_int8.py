@@ -36,7 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
-    FewRows,
+    Int4FewRows,
     inverse_rms,
     load_bytes,
     load_half_bytes,
@@ -402,7 +402,7 @@ def gemm(
     shape.check(n, k)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    few = FewRows(n, k, lanes(rows), weight.group, shape, squares is not None, gpu.asm)
+    few = Int4FewRows(n, k, lanes(rows), weight.group, shape, squares is not None, gpu.asm)
     tensors = (x, factors, weight.codes, weight.scale_zeros, out, tensor_or(squares, out))
     kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
         *tensors, eps, rows, few, pdl, **options(pdl, shape.warps, registers=shape.registers)

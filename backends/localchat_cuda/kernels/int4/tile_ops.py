@@ -13,7 +13,7 @@ import triton.language as tl
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 
 
-class FewRows(NamedTuple):
+class Int4FewRows(NamedTuple):
     """Constants of the gemms of 1 to 16 rows."""
 
     N: int
