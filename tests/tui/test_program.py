@@ -117,7 +117,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     program.type("\x0f")
     program.type("\x1bOR")  # F3: the models, each with its verdict
     program.see("guide")
-    program.until(lambda: re.search(r"guide .* fits: [\d,]+ tokens", program.text))
+    program.until(lambda: re.search(r"guide .* fits: [\d.]+ [kMG]B", program.text))
     program.type("\x1b")
     program.until(lambda: "╭─ Models" not in program.text)
     program.ask(f"/set logit_bias {NEVER_ENDING}")
@@ -132,7 +132,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     path = kept(tmp_path).path()
     assert [node.message.role for node in path] == ["user", "assistant"] * 2
     assert (path[1].state, path[3].state) == ("whole", "stopped")
-    stored = history(tmp_path, "show", kept(tmp_path).id, "--tree")["messages"]
+    stored = history(tmp_path, "export", kept(tmp_path).id)["messages"]
     answers = [each for each in stored if each["role"] == "assistant"]
     assert len(answers) == 3
     assert first == (figures_of(answers[0]), figures_of(answers[0])[:2])
