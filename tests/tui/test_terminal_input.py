@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,8 @@ def test_a_crash_of_the_screen_has_an_exit_code(begin: Begin, tmp_path: Path) ->
         "terminal_input.TerminalInput.feed = broken\n"
     )
     program = begin(PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
-    program.see("choose a model")
-    program.type("a")
+    # A report of the terminal may reach the broken reader before a key does.
+    with suppress(AssertionError, OSError):
+        program.see("choose a model")
+        program.type("a")
     assert program.end() == 1
