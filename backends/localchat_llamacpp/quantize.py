@@ -15,7 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from localchat.errors import UsageError
-from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS, stored_bytes
+from localchat.model_files.ggml_types import (
+    FILE_TYPES,
+    NUMBER_FORMATS,
+    keeps_finer_formats,
+    stored_bytes,
+)
 from localchat.model_files.gguf import GgufTensor, Header
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.native import library
@@ -256,7 +261,7 @@ def _value_format(quantization: str, header: Header, index: int, layers: int) ->
         case "IQ4_NL" | "IQ4_XS" if heads_per_value >= 4:
             name = "Q5_K"
         case "Q4_K_M" | "Q5_K_M":
-            name = mix.values if _is_fine(index, layers) else mix.base
+            name = mix.values if keeps_finer_formats(index, layers) else mix.base
         case "Q3_K_L":
             name = mix.values
     if header.number("block_count") == _MANY_LAYERS and name in ("Q3_K", "Q4_K"):
@@ -275,14 +280,8 @@ def _down_format(quantization: str, layer: int, layers: int) -> str:
         case "Q4_K_S" | "IQ4_NL" | "IQ4_XS":
             return mix.down if layer < layers // 8 else mix.base
         case "Q4_K_M" | "Q5_K_M":
-            return mix.down if _is_fine(layer, layers) else mix.base
+            return mix.down if keeps_finer_formats(layer, layers) else mix.base
     return mix.down
-
-
-def _is_fine(layer: int, layers: int) -> bool:
-    """Return True for the first and last eighth of the layers, and every third other."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _dividing(name: str, width: int) -> str:

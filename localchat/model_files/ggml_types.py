@@ -101,6 +101,15 @@ FILE_TYPES: dict[int, str] = {
 """Values of `general.file_type`, which name the mix of formats in a file."""
 
 
+def keeps_finer_formats(layer: int, layers: int) -> bool:
+    """Return True for the layers whose values and down projections a mix such as Q4_K_M stores finer.
+
+    These are the first and last eighth, and every third other, as in llama.cpp (src/llama-quant.cpp).
+    """
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
 def stored_bytes(format_: NumberFormat, elements: int) -> int:
     """Return the size of `elements` numbers in complete blocks."""
     return -(-elements // format_.block) * format_.block_bytes

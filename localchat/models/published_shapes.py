@@ -17,7 +17,11 @@ import msgspec
 from msgspec import Meta
 
 from localchat.model_files.architecture import LayerShape, ModelShape, Weight, sliding_layers
-from localchat.model_files.ggml_types import NUMBER_FORMATS, stored_bytes
+from localchat.model_files.ggml_types import (
+    NUMBER_FORMATS,
+    keeps_finer_formats,
+    stored_bytes,
+)
 from localchat.models.catalog import CatalogEntry
 from localchat.models.names import Reference
 from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
@@ -365,7 +369,7 @@ def _weights(
     if mix.base in _FOUR_BITS:
         attention = published.attention_format
     for number, layer in enumerate(layers):
-        fine = mix.fine if _is_fine(number, published.layers) else mix.base
+        fine = mix.fine if keeps_finer_formats(number, published.layers) else mix.base
         formats = {
             "attention": attention or mix.base,
             "values": attention or fine,
@@ -378,12 +382,6 @@ def _weights(
             if matrix.experts and mix.experts:
                 format_name = mix.experts
             yield _weight("layer", matrix.shape, format_name, number, routed=matrix.experts)
-
-
-def _is_fine(layer: int, layers: int) -> bool:
-    """Return True for the first and last eighth of the layers, and every third other."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _weight(

@@ -141,9 +141,9 @@ def test_figures_are_counted(stage: Stage) -> None:
     reply = ask(stage, "/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     page = reply.body.decode()
-    # The scripted engine counts more tokens for a prompt than the text has on some machines.
-    labels = r'cache="miss",guided="yes",prompt="<=\d+",speculation="on"'
-    assert re.search(rf"localchat_ttft_seconds_count\{{{labels}\}} 1\.0", page)
+    # The scripted engine takes the characters of the request's repr for its tokens.
+    labels = 'cache="miss",guided="yes",prompt="<=1024",speculation="on"'
+    assert f"localchat_ttft_seconds_count{{{labels}}} 1.0" in page
     assert 'localchat_errors_total{code="unsupported_value",status="400"}' in page
     assert 'localchat_requests_total{finish="stop"}' in page
     assert f'localchat_kv_total_tokens{{model="{NAME}"}} 4096.0' in page
