@@ -38,7 +38,7 @@ from localchat_llamacpp.plan.buffers import encoder_compute_bytes
 _LAYOUTS: Final = 512
 """Attachments that are known by their chunks. The next turn of a conversation does not decode them again."""
 _PREPARED: Final = 4
-"""Attachments whose pixels are kept until they are encoded. Others are decoded again."""
+"""Limit on attachments whose pixels stay in memory until they are encoded. Others are decoded again."""
 _NODES_PER_PART: Final = 8
 """Nodes of the encoder's graph that are computed in one turn: a third of a layer."""
 

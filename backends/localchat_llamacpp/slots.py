@@ -67,7 +67,7 @@ class Slots:
         """Tokens whose KV each slot holds."""
         self.mrope = mrope
         self.shared_positions: list[PositionTable] = [NO_TABLE] * count
-        """Where the tokens of each slot share positions."""
+        """Positions of each slot whose tokens share them."""
         self.lost: set[int] = set()
         """Slots that no room was found for: they are empty until they are filled or dropped."""
 

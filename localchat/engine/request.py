@@ -45,7 +45,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str = ""
     name: str = ""
     attachments: tuple[Attachment, ...] = ()
-    """In the order of their positions."""
+    """Sorted by position."""
 
 
 class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):

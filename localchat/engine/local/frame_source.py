@@ -36,7 +36,7 @@ class FrameSource:
         """Lock held while frames are read and delivered, which keeps their order."""
         self._requested: asyncio.AbstractEventLoop | None = None
         self._reading: asyncio.AbstractEventLoop | None = None
-        """Event loop whose turn it is."""
+        """Event loop that reads the frames."""
         self._turn_ended = threading.Event()
         self._reads = 0
         self._failure: Exception | None = None
