@@ -413,7 +413,7 @@ def test_a_file_whose_name_is_written_out_is_included(tmp_path: Path) -> None:
         assert "# secret" in await answered(pilot, stage, 1)
         composer.write("run @bin.dat")
         await pilot.press("enter")
-        await until(pilot, lambda: app_of(pilot).chat.transcript.blocks[-1].id.startswith("notice"))
+        await until(pilot, lambda: app_of(pilot).chat.transcript.blocks[-1].id == "input-error")
         await pilot.press("enter")
         assert await answered(pilot, stage, 2) == "run @bin.dat"
 
