@@ -13,6 +13,7 @@ from localchat.backend_api.media import MediaSpan
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
+from localchat.core.scheduler.exact_chunks import TurnCuts
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
@@ -179,6 +180,8 @@ class RequestState:
     """Source of `max_tokens`."""
     media: tuple[MediaSpan, ...] = ()
     """Pictures and recordings in the prompt."""
+    cuts: TurnCuts | None = None
+    """Cuts of the prompt in exact mode. None: its chunks have a fixed length."""
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences by choice."""
     cached: int = 0
