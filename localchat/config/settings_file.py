@@ -26,7 +26,7 @@
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
 names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
 (presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[routes]` are pairs of a
-small and a large model (routes.py).
+small and a large model (routes.py). `[mcp]` are servers of tools (mcp_servers.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,6 +35,12 @@ from typing import Any
 
 import msgspec
 
+from localchat.config.mcp_servers import (
+    McpServer,
+    as_table,
+    check_server_name,
+    read_mcp_servers,
+)
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, find_remote, read_remotes
@@ -45,8 +51,11 @@ from localchat.errors import LocalchatError, UsageError, reason
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
     "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
-    "prices under [prices]; small and large models under [routes.NAME]"
+    "prices under [prices]; small and large models under [routes.NAME]; MCP servers under [mcp.NAME]"
 )
+
+
+_SECTION_NAMES = (*("defaults", "models", "keys", "remotes", "presets", "prices", "routes", "mcp"),)
 
 
 class SettingsFile(msgspec.Struct, frozen=True):
@@ -60,6 +69,7 @@ class SettingsFile(msgspec.Struct, frozen=True):
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     prices: Prices = msgspec.field(default_factory=Prices)
     routes: Mapping[str, Route] = msgspec.field(default_factory=dict)
+    mcp_servers: Mapping[str, McpServer] = msgspec.field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Keys of earlier releases that the file still has. They have no effect."""
 
@@ -94,7 +104,7 @@ def read_settings(path: Path) -> SettingsFile:
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     for name in table:
-        if name not in ("defaults", "models", "keys", "remotes", "presets", "prices", "routes"):
+        if name not in _SECTION_NAMES:
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     removed = tuple(_without_removed(table))
     models = _table(path, "[models]", table.get("models", {}))
@@ -107,6 +117,7 @@ def read_settings(path: Path) -> SettingsFile:
         read_presets(path, table.get("presets", {})),
         read_prices(path, table.get("prices", {})),
         read_routes(path, table.get("routes", {})),
+        read_mcp_servers(path, table.get("mcp", {})),
         removed,
     )
 
@@ -168,6 +179,18 @@ def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> N
 def remove_preset(path: Path, name: str) -> None:
     """Remove a preset. Raises UsageError, LocalchatError."""
     _change(path, ("presets",), {name: None})
+
+
+def write_mcp_server(path: Path, server: McpServer) -> None:
+    """Add an MCP server, or replace one of its name. Raises UsageError, LocalchatError."""
+    check_server_name(server.name)
+    remove_mcp_server(path, server.name)
+    _change(path, ("mcp", server.name), as_table(server))
+
+
+def remove_mcp_server(path: Path, name: str) -> None:
+    """Remove an MCP server. Raises UsageError, LocalchatError."""
+    _change(path, ("mcp",), {name: None})
 
 
 def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> None:
