@@ -165,8 +165,7 @@ class ToolTurn:
             if tool is None:
                 raise ToolError(
                     f"there is no tool {call.name!r}",
-                    hint=did_you_mean(call.name, self._tools)
-                    or f"the tools are: {', '.join(self._tools)}",
+                    hint=did_you_mean(call.name, self._tools),
                 )
             arguments = parsed_arguments(call.arguments)
             _, repeats = self._results.get(_key(call.name, arguments), ("", 0))

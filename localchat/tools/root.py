@@ -137,17 +137,19 @@ class Root:
             return None
         except OSError as problem:
             raise _error(name, problem) from problem
-        with os.fdopen(fd, "rb") as file:
+        try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
                 raise ToolError(f"{name} is a folder")
             if not stat.S_ISREG(status.st_mode):
                 raise ToolError(f"{name} is not a regular file")
             self._refuse_kernel_files(fd, name)
-            try:
+            with os.fdopen(fd, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE_BYTES + 1)
-            except OSError as problem:
-                raise _error(name, problem) from problem
+        except OSError as problem:
+            raise _error(name, problem) from problem
+        finally:
+            os.close(fd)
         if len(data) > MAX_FILE_BYTES:
             raise ToolError(f"{name} has more than {MAX_FILE_BYTES >> 20} MB")
         return FileContent(data, stat.S_IMODE(status.st_mode))

@@ -46,8 +46,7 @@ def parse_groups(text: str, servers: Mapping[str, McpServer]) -> tuple[str, ...]
             chosen[name] = None
         else:
             valid = (*GROUPS, *servers)
-            hint = did_you_mean(name, valid) or f"choose among {', '.join(valid)}"
-            raise UsageError(f"there are no tools {name!r}", hint=hint)
+            raise UsageError(f"there are no tools {name!r}", hint=did_you_mean(name, valid))
     return tuple(chosen)
 
 
