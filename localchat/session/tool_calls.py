@@ -107,7 +107,7 @@ class SessionTools:
         context = self._session.context
         services = ToolServices(
             self.root,
-            (context.paths.data_dir, context.paths.settings_file.parent),
+            (context.paths.data_dir, context.paths.settings_file),
             self.journal(),
             context.library,
             engine,

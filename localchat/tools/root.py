@@ -35,13 +35,17 @@ class Root:
     """A folder and everything below it."""
 
     def __init__(self, folder: Path, protected: tuple[Path, ...] = ()) -> None:
-        """`protected`: folders inside it that are never written. Raises UsageError."""
+        """`protected`: files and folders inside it that are never written. Raises UsageError."""
         try:
             self.path = folder.resolve(strict=True)
             self._fd = os.open(self.path, _FOLDER)
         except OSError as problem:
             raise UsageError(f"--root {folder} cannot be used: {reason(problem)}") from problem
-        self._protected = tuple(path.resolve() for path in protected)
+        self._protected = tuple(
+            path.resolve()
+            for path in protected
+            if not self.path.is_relative_to(path.resolve())  # the user chose a folder inside it
+        )
         self._kernel_devices = frozenset(_devices(("/proc", "/sys", "/dev")))
         if os.fstat(self._fd).st_dev in self._kernel_devices:
             raise UsageError(f"--root {folder} is not a folder of files", hint="use another folder")

@@ -55,7 +55,7 @@ class ToolServices(NamedTuple):
 
     root: Path
     protected: tuple[Path, ...]
-    """Folders of the program, which no tool writes."""
+    """Files and folders of the program, which no tool writes."""
     journal: Journal
     library: "DocumentLibrary"
     engine: "Engine"
