@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import find_paths
-from localchat.engine.options import EngineOptions, RouteOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
 from localchat.fit.hardware import read_machine
 from localchat.fit.memory_plan import demand, kept_free
@@ -73,8 +73,6 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     Memory that loaded engines will still claim is not free. Raises LocalchatError for a file or options that
     cannot be loaded.
     """
-    if options.route is not None:
-        return _check_route(options.route, loaded)
     # A remote model takes no memory here. A third-party backend class plans its own memory.
     if options.remote is not None or ":" in (options.backend or ""):
         return AdmissionResult(fits=True)
@@ -112,25 +110,6 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     )
 
 
-def _check_route(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
-    """Check the two models of a route, which stay loaded together."""
-    entries = list(loaded)
-    small = check_memory(route.small, entries)
-    large = check_memory(route.large, entries)
-    needed = small.needed_bytes + large.needed_bytes
-    gpu = small.gpu_bytes + large.gpu_bytes
-    free = max(small.free_bytes, large.free_bytes)
-    return large._replace(
-        fits=small.fits and large.fits and (needed <= free or large.anyway),
-        cramped=False,
-        needed_bytes=needed,
-        free_bytes=free,
-        advice=(*large.advice, "a smaller pair of models, or a shorter --ctx"),
-        gpu_bytes=gpu,
-        gpu_free_bytes=max(small.gpu_free_bytes, large.gpu_free_bytes),
-    )
-
-
 def free_memory() -> FreeMemory:
     """Return the free memory of this machine."""
     machine = read_machine()
@@ -157,8 +136,7 @@ def never_fits(spec: ModelSpec, admission: AdmissionResult) -> DoesNotFit:
 
 
 def _steps(options: EngineOptions) -> tuple[MemoryStep, ...]:
-    composed = options.remote is not None or options.route is not None
-    if composed or ":" in (options.backend or "") or not options.model.exists():
+    if options.remote is not None or ":" in (options.backend or "") or not options.model.exists():
         return ()
     model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
     subject = Subject(options.name, model, options.model, options.backend)

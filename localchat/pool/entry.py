@@ -93,10 +93,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         options = self.options
         file = os.fsencode(options.model.resolve())
         sampling = sorted(options.sampling.items())
-        parts: tuple[object, ...]
         parts = (file, options.backend, options.load, options.speculation, sampling, options.remote)
-        if options.route is not None:
-            parts += (options.route.route, os.fsencode(options.route.large.model.resolve()))
         return msgspec.msgpack.encode(parts)
 
 

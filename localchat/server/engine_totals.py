@@ -9,7 +9,7 @@ from localchat.engine.events import EngineStats
 
 COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 Counts: TypeAlias = Counter[tuple[str, str]]
-"""Values of counters by name and label. The label is empty, an error code, or a part of a route."""
+"""Values of counters by name and label. The label is an error code or empty."""
 _PROGRESS: Final = ("finished", "steps", "prompt_tokens", "completion_tokens")
 """Counts that reveal a restarted engine, because they start again at 0."""
 
@@ -62,7 +62,6 @@ def _counts(stats: EngineStats) -> dict[tuple[str, str], int]:
     return {
         **{(name, ""): getattr(stats, name) for name in COUNTS},
         **{("failed", code): count for code, count in stats.failed.items()},
-        **{("routed", part): count for part, count in stats.routed.items()},
     }
 
 

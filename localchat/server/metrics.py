@@ -169,18 +169,10 @@ class _EngineMetrics(Collector):
             "Requests that an engine ended by an error.",
             labels=("model", "code"),
         )
-        routed = CounterMetricFamily(
-            "localchat_route",
-            "Answers and tokens of a route, by its small and its large model.",
-            labels=("model", "of"),
-        )
         for model, counts in totals.items():
             for code, count in labelled(counts, "failed"):
                 failed.add_metric((model, code), count)
-            for part, count in labelled(counts, "routed"):
-                routed.add_metric((model, part), count)
         yield failed
-        yield routed
 
 
 def _gauge_by_model(
