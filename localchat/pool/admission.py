@@ -9,13 +9,12 @@ from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import find_paths
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
-from localchat.fit.hardware import read_machine
 from localchat.fit.memory_plan import demand, kept_free
 from localchat.fit.steps import MemoryStep, SlotLimit
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
 from localchat.models.substitutes import memory_steps
-from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
+from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
 from localchat.units import size
 
 _GOAL_TOKENS = 8192
@@ -107,17 +106,6 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
         gpu_bytes=gpu,
         gpu_free_bytes=gpu_free,
         gpu_limit_bytes=limit,
-    )
-
-
-def free_memory() -> FreeMemory:
-    """Return the free memory of this machine."""
-    machine = read_machine()
-    return FreeMemory(
-        machine.ram_free_bytes,
-        machine.ram_total_bytes,
-        machine.gpu_free_bytes,
-        sum(gpu.total_bytes for gpu in machine.gpus),
     )
 
 
