@@ -93,8 +93,9 @@ DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
 REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
+    "routes": "a request always goes to the one model that it names",
 }
-"""Settings and key actions of earlier releases, with the reason of their removal."""
+"""Settings, key actions and sections of earlier releases, with the reason of their removal."""
 
 
 class Given(NamedTuple):

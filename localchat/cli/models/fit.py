@@ -74,7 +74,6 @@ def command(
     from msgspec import structs
 
     from localchat.cli.resolve import chat_slots
-    from localchat.config.routes import PREFIX
     from localchat.fit.speed import SpeedHistory
     from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
     from localchat.models.assess import assess
@@ -84,8 +83,6 @@ def command(
     from localchat.models.resolve import planned_load
     from localchat.models.substitutes import memory_steps
 
-    if model_name.startswith(PREFIX):
-        return _fit_route(ctx, model_name, parallel, memory_gb, as_json=as_json)
     seen = find_model(ctx, model_name)
     slots = parallel or chat_slots(seen.settings)
     subject = seen.subject
@@ -191,49 +188,6 @@ def _quantization_lines(rows: "Sequence[QuantizationRow]") -> Iterator[str]:
     yield (
         "LOSS is the usual increase of the perplexity over the unquantized model (8B; small models lose more)."
     )
-
-
-def _fit_route(
-    ctx: click.Context,
-    model_name: str,
-    parallel: int | None,
-    memory_gb: float | None,
-    *,
-    as_json: bool,
-) -> int:
-    """Plan the small model of a route, and the large one beside it."""
-    from localchat.cli.resolve import Inputs, chat_slots
-    from localchat.config.routes import find_route
-    from localchat.fit.memory_plan import machine_beside
-    from localchat.fit.speed import SpeedHistory
-    from localchat.models.assess import assess
-    from localchat.models.resolve import planned_load
-
-    inputs = Inputs.of(ctx, model_name)
-    route = find_route(model_name, inputs.routes)
-    machine = _machine(memory_gb)
-    reports = []
-    for name in (route.small, route.large):
-        seen = find_model(ctx, name)
-        slots = parallel or chat_slots(seen.settings)
-        options = planned_load(seen.settings, seen.paths, max_slots=slots)
-        history = SpeedHistory(seen.paths.state_dir)
-        reports.append(assess(seen.subject, options, machine, history))
-        machine = machine_beside(machine, reports[-1].plan)
-    small, large = reports
-    fits = small.plan.fits and large.plan.fits
-    if as_json:
-        records = {"small": small.record(), "large": large.record()}
-        print_json(inputs.app.environ, {"model": model_name, "fits": fits, **records})
-    else:
-        lines = [*report_lines(small), "", f"Beside {small.name}:", *report_lines(large), ""]
-        if fits:
-            total_bytes = small.plan.total_bytes + large.plan.total_bytes
-            lines.append(f"Both fit: {size(total_bytes)} together.")
-        else:
-            lines.append("They do not fit together.")
-        print_lines(inputs.app.environ, lines)
-    return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
 class FoundModel(NamedTuple):
