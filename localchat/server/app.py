@@ -7,6 +7,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 
 from localchat.server.anthropic.endpoints import count_tokens, messages
+from localchat.server.body_budget import BodyBudget
 from localchat.server.config import ServerConfig
 from localchat.server.embeddings import embeddings
 from localchat.server.errors import ApiError, exception_handlers
@@ -98,4 +99,5 @@ def create_app(
     # The AccessLogMiddleware normalizes slashes, so that no redirect is needed.
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.bodies = BodyBudget(config.limits.bodies_bytes)
     return app

@@ -18,6 +18,8 @@ class ServerLimits:
     """Size of a request body as sent, and of the text of a conversation."""
     media_body_bytes: int = 64 << 20
     """Size of a conversation's body, as sent and unpacked: pictures in base64 need room."""
+    bodies_bytes: int = 256 << 20
+    """Sum of all bodies in flight, without the first 256 KiB of each."""
     unpacked_bytes: int = 20 << 20
     """Size of a body after decompression."""
     depth: int = 64

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from localchat.server.body_budget import BodyBudget, BodyReservation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.fields import check_unknown_fields, note_ignored
@@ -50,17 +51,19 @@ async def read_json(
 
     Raises ApiError; ClientDisconnect if the client disconnects.
     """
+    budget: BodyBudget = request.app.state.bodies
     if with_media:
         max_bytes = limits.media_body_bytes
         limits = replace(limits, body_bytes=max_bytes, unpacked_bytes=max_bytes)
-    body = await _read_body(request, limits)
-    value = decode(body, kind, limits)
-    # A second decoding shows the fields that the type does not have.
-    note_ignored(request.scope, check_unknown_fields(decode(body, object, limits), kind))
-    return value
+    with budget.reservation() as reservation:
+        body = await _read_body(request, limits, reservation)
+        value = decode(body, kind, limits)
+        # A second decoding shows the fields that the type does not have.
+        note_ignored(request.scope, check_unknown_fields(decode(body, object, limits), kind))
+        return value
 
 
-async def _read_body(request: Request, limits: ServerLimits) -> bytes:
+async def _read_body(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     """Read the whole body and decompress it. Raises ApiError; ClientDisconnect."""
     _check_type(request)
     declared = request.headers.get("content-length", "")
@@ -68,19 +71,20 @@ async def _read_body(request: Request, limits: ServerLimits) -> bytes:
         raise too_large(limits.body_bytes)
     try:
         async with asyncio.timeout(limits.body_s):
-            body = await _receive(request, limits)
+            body = await _receive(request, limits, reservation)
     except TimeoutError:
         raise ApiError(
             408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
         ) from None
     encoding = request.headers.get("content-encoding", "")
-    # A large body would block the event loop.
+    # A large body would block the event loop, and its size after decompression is unknown.
     if encoding and len(body) > _LARGE_BYTES:
+        reservation.resize(len(body) + limits.unpacked_bytes)
         return await asyncio.to_thread(decompress, body, encoding, limits.unpacked_bytes)
     return decompress(body, encoding, limits.unpacked_bytes)
 
 
-async def _receive(request: Request, limits: ServerLimits) -> bytes:
+async def _receive(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -91,6 +95,7 @@ async def _receive(request: Request, limits: ServerLimits) -> bytes:
         size += len(piece)
         if size > limits.body_bytes:
             raise too_large(limits.body_bytes)
+        reservation.resize(size)
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
