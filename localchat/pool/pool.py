@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 
 from localchat.engine.interface import Engine
 from localchat.engine.options import EngineOptions
@@ -69,12 +68,7 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

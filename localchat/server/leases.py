@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -50,12 +49,7 @@ class AsyncLease:
     async def __aenter__(self) -> "AsyncLease":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.release()
 
 

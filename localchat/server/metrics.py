@@ -123,8 +123,6 @@ _GAUGES: Final = (
     *("kv_swapped_tokens", "kv_total_tokens"),
 )
 _COUNTERS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
-_OLD_GAUGES: Final = {"kv_parked_tokens": "kv_swapped_tokens"}
-"""Former names of gauges, with the current ones. Dashboards get both for one release."""
 
 
 class _EngineMetrics(Collector):
@@ -145,10 +143,9 @@ class _EngineMetrics(Collector):
         yield GaugeMetricFamily("localchat_http_running", about, self._tracker.running)
         about = "Requests of the endpoint that wait for an engine."
         yield GaugeMetricFamily("localchat_http_waiting", about, self._tracker.waiting)
-        for name in (*_GAUGES, *_OLD_GAUGES):
-            field = _OLD_GAUGES.get(name, name)
-            values = [(model, getattr(stats.now, field)) for model, stats in self.latest]
-            yield _gauge_by_model(name, METRICS[field].about, values)
+        for name in _GAUGES:
+            values = [(model, getattr(stats.now, name)) for model, stats in self.latest]
+            yield _gauge_by_model(name, METRICS[name].about, values)
         sizes = [(model, stats.process_bytes) for model, stats in self.latest]
         yield _gauge_by_model("process_bytes", "Resident memory of an engine's process.", sizes)
         yield from self._counters()

@@ -133,25 +133,6 @@ def test_a_request_that_is_cut_off_ends_its_connection(stage: Stage) -> None:
         assert wire.closed()
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8114", "[::1]:9"])
-def test_a_whole_address_is_as_good_as_a_path(stage: Stage, host: str) -> None:
-    base = f"http://{host}"
-    assert ask(stage, f"{base}/v1/models?a=b").json == ask(stage, "/v1/models").json
-    assert ask(stage, f"HTTPS://{host}/v1/models/script%65d").json["id"] == "scripted"
-    assert ask(stage, base).body == ask(stage, f"{base}?a").body == ask(stage, "/").body
-    completed = ask(stage, f"{base}/v1/completions", {"prompt": "hi"})
-    assert completed.json["choices"][0]["text"] == "Hello."
-    missing = ask(stage, f"{base}/nothing")
-    assert (missing.status, missing.error["message"]) == (404, "There is no route /nothing.")
-
-
-def test_the_host_of_a_whole_address_counts_and_not_the_header(stage: Stage) -> None:
-    assert ask(stage, "http://localhost/health", host="proxy.example").status == 200
-    for host in ("evil.example", "", "user@localhost", "localhost:x"):
-        reply = ask(stage, f"http://{host}/health")
-        assert (reply.status, reply.error["code"]) == (403, "host_not_allowed"), host
-
-
 STREAMED = {"messages": [{"role": "user", "content": "a"}], "stream": True}
 
 
