@@ -12,11 +12,11 @@ from localchat.backend_api.interface import (
     Progress,
     Widths,
 )
-from localchat.errors import ModelInvalid
+from localchat.errors import DoesNotFit, ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
-from localchat_llamacpp.drafter import load_drafter
+from localchat_llamacpp.drafter import LlamaDrafter, load_drafter, open_head
 from localchat_llamacpp.media_api import uses_mrope
 from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import Buffer, library
@@ -111,9 +111,10 @@ def load_runner(
         safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
+        head=_uses_head(request),
     )
     try:
-        runner = _with_context(weights, target, request, progress, media)
+        runner = _with_context(weights, target, request, progress, notify, media)
     except BaseException:
         weights.close()
         raise
@@ -128,6 +129,7 @@ def _with_context(
     target: Target,
     request: LoadRequest,
     progress: Progress,
+    notify: Callable[[str], None],
     media: MediaEncoder | None,
 ) -> LlamaCppRunner:
     plan = request.plan
@@ -148,7 +150,7 @@ def _with_context(
         window_only=plan.window_only,
     )
     context, buffers = open_context(weights, spec)
-    drafter = None
+    drafter: LlamaDrafter | None = None
     try:
         if not api.llama_get_memory(context):
             raise ModelInvalid(
@@ -162,13 +164,23 @@ def _with_context(
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
+        elif _uses_head(request):
+            drafter = _open_head(weights, request, target.threads, notify)
         used = [*weights.buffers, *buffers]
         if drafter is not None:
             used += drafter.buffers
         return LlamaCppRunner(
             weights,
             context,
-            _capabilities(weights.handle, spec, can_truncate, target, buffers, request),
+            _capabilities(
+                weights.handle,
+                spec,
+                can_truncate,
+                target,
+                buffers,
+                request,
+                drafts=drafter is not None,
+            ),
             batch=batch,
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
@@ -185,6 +197,23 @@ def _with_context(
             drafter.close()
         api.llama_free(context)
         raise
+
+
+def _uses_head(request: LoadRequest) -> bool:
+    """Return whether the model's prediction head drafts. After a crash in a load, it does not."""
+    planned = request.plan.prediction_head and request.options.draft is None
+    return planned and not request.safe_mode and bool(library().api.has_heads)
+
+
+def _open_head(
+    weights: Weights, request: LoadRequest, threads: int, notify: Callable[[str], None]
+) -> LlamaDrafter | None:
+    """Open the prediction head. None if this llama.cpp cannot run it; the model then runs without it."""
+    try:
+        return open_head(weights, request, threads)
+    except (DoesNotFit, RuntimeError) as error:
+        notify(f"The model's prediction head does not draft: {error}")
+        return None
 
 
 def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int) -> bool:
@@ -230,6 +259,8 @@ def _capabilities(
     target: Target,
     buffers: list[Buffer],
     request: LoadRequest,
+    *,
+    drafts: bool,
 ) -> Capabilities:
     api: Any = library().api
     stateful = _is_stateful(model)
@@ -255,14 +286,14 @@ def _capabilities(
         max_slots=spec.slots,
         max_rows=1 if alone else min(request.options.max_slots, spec.slots),
         max_step_tokens=spec.step_tokens,
-        # The draft model and the model compute one after the other.
-        depth=2 if on_gpu and rewind == "any" and request.options.draft is None else 1,
+        # The drafter and the model compute one after the other.
+        depth=2 if on_gpu and rewind == "any" and not drafts else 1,
         rewind=rewind,
         rewind_tokens=window if rewind == "last_n" else 0,
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
         exports="range" if rewind == "any" else "whole",
-        draft_model=request.options.draft is not None,
+        draft_model=drafts,
         all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,

@@ -38,6 +38,7 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.errors import LocalchatError
 from localchat_llamacpp.batch import Batch, EmbeddingBatch
 from localchat_llamacpp.drafter import LlamaDrafter
+from localchat_llamacpp.head_states import PROMPT_STATES
 from localchat_llamacpp.media_api import media_library
 from localchat_llamacpp.media_reader import Chunk, MediaEncoder
 from localchat_llamacpp.native import library
@@ -83,6 +84,7 @@ class _SequenceState:
     sampling: SamplingParams
     counts: TokenCounts | None
     """Token counts. None without penalties."""
+    prompt_tokens: int
 
     def counts_before(self, position: int, since: int) -> TokenCounts | None:
         """Return the counts of the tokens before `position`. Tokens from `since` on may have changed."""
@@ -102,6 +104,8 @@ class _DecodePart:
     """(row, offset) -> index of its logits."""
     media: MediaSpan | None = None
     """Picture or recording that the only stretch belongs to."""
+    stores_states: bool = False
+    """Whether the prediction head needs the states of these tokens."""
 
 
 @dataclass(slots=True)
@@ -152,6 +156,9 @@ class LlamaCppRunner:
         self._vocab_size = vocab_size
         self._report = report
         self._drafter = drafter
+        self._head_states = drafter.states if drafter is not None else None
+        self._outputs_states = False
+        """Whether the native context outputs the states of all tokens."""
         self._slots = Slots(
             context,
             capabilities.max_slots + 1,
@@ -300,6 +307,8 @@ class LlamaCppRunner:
             if step.status != "ok":
                 break
             self._view_logits(len(part.outputs))
+            if part.stores_states:
+                self._store_states(step.plan, part)
             samples += self._sample(step.plan, part, step.tokens, stopped)
         return samples
 
@@ -315,6 +324,8 @@ class LlamaCppRunner:
         )
 
     def _enter(self, plan: StepPlan) -> None:
+        if self._head_states is not None:
+            self._head_states.forget(plan.leave)
         for seq in plan.leave:
             self._sequences.pop(seq, None)
             self._spans.pop(seq, None)
@@ -426,6 +437,7 @@ class LlamaCppRunner:
         if part.media is not None:
             status = self._decode_media(step, part, part.media)
         else:
+            self._output_states(step.plan, part)
             with self._turn():
                 status = self._api.llama_decode(self._context, self._batch.native)
         if status == 0:
@@ -440,6 +452,38 @@ class LlamaCppRunner:
             return "aborted"
         tail = "; ".join(library().log.tail(4))
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
+
+    def _output_states(self, plan: StepPlan, part: _DecodePart) -> None:
+        """Make the next decode output the states that the prediction head needs.
+
+        A step in exact mode outputs none, because no drafts follow it, and computes the bits of a model
+        without a head.
+        """
+        if self._head_states is None:
+            return
+        part.stores_states = not plan.exact and any(
+            plan.rows[number].start + end > self._prompt_tokens(plan.rows[number]) - PROMPT_STATES
+            for number, _, end in part.stretches
+        )
+        if part.stores_states != self._outputs_states:
+            self._outputs_states = part.stores_states
+            self._api.llama_set_embeddings_nextn(self._context, part.stores_states, False)
+
+    def _prompt_tokens(self, row: StepRow) -> int:
+        return self._sequences[row.seq].prompt_tokens
+
+    def _store_states(self, plan: StepPlan, part: _DecodePart) -> None:
+        """Store the states of the tokens of the last decode."""
+        states = self._head_states
+        assert states is not None
+        pointer = self._api.llama_get_embeddings_nextn(self._context)
+        rows = np.ctypeslib.as_array(pointer, (self._batch.size, states.width))
+        first = 0
+        for number, begin, end in part.stretches:
+            row = plan.rows[number]
+            last = first + end - begin
+            states.write(row.seq, row.start + begin, rows[first:last])
+            first = last
 
     def _turn(self) -> AbstractContextManager[None]:
         """Wait until the encoder leaves the cores to this step."""
@@ -571,4 +615,4 @@ def _sequence_state(entry: Enter) -> _SequenceState:
     counts = None
     if entry.sampling.penalised:
         counts = TokenCounts(entry.tokens, entry.prompt_tokens)
-    return _SequenceState(list(entry.tokens), entry.sampling, counts)
+    return _SequenceState(list(entry.tokens), entry.sampling, counts, entry.prompt_tokens)
