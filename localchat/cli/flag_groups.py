@@ -24,6 +24,7 @@ _GROUPS: Final = {
     "Sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "option"),
     "Reasoning": ("think", "think_budget", "hide_reasoning"),
     "Several tries": ("best_of", "judge", "vote", "vote_by", "critique"),
+    "Tools": ("tools", "root", "tool_rounds", "yes"),
     "Memory and GPU": (
         *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),
         *("no_cache_disk", "threads", "gpu_layers", "experts_on_cpu", "require_gpu", "vram_gb"),

@@ -517,6 +517,32 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="seconds; 0 is at once, -1 forever",
         default="300",
     ),
+    "tools": Parameter(
+        "Tools that the model may call, with your consent",
+        "--tools",
+        Label("Model", "Tools"),
+        metavar="LIST",
+        valid="read, edit, run, fetch, docs, and names of MCP servers, separated by commas; or off",
+        applies="now",
+    ),
+    "root": Parameter(
+        "Folder that the tools may use",
+        "--root",
+        Label("Model", "Folder of the tools"),
+        metavar="DIR",
+        valid="a folder",
+        default="the working folder",
+        applies="now",
+    ),
+    "tool_rounds": Parameter(
+        "Answers to one question whose tool calls run",
+        "--tool-rounds",
+        Label("Model", "Rounds of tool calls"),
+        metavar="N",
+        valid="a number from 1 to 1000",
+        default="25",
+        applies="now",
+    ),
 }
 
 SAMPLERS: Final[Mapping[str, SamplingNumber]] = {

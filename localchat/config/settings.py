@@ -75,6 +75,9 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     offline: bool = False
     attach: bool = True
     keep_alive: Annotated[int, Meta(ge=-1, le=_MOST)] = 300
+    tools: str = "off"
+    root: Annotated[str, Meta(min_length=1)] | None = None
+    tool_rounds: Annotated[int, Meta(ge=1, le=1000)] = 25
 
 
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")

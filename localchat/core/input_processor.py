@@ -29,7 +29,11 @@ from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.stop_strings import StopPatterns
-from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
+from localchat.core.structured_output.compiler import (
+    GrammarCompiler,
+    GrammarSpec,
+    relaxed_keywords,
+)
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
@@ -145,6 +149,8 @@ class InputProcessor:
         if rendered is not None:
             stop_strings += rendered.stop
         stops = StopPatterns(stop_strings)
+        if grammar is not None and grammar.optional:
+            grammar = self._usable(grammar, max_tokens)
         for choice in range(request.n):
             sequence = Sequence(
                 number=next(self._numbers),
@@ -170,6 +176,17 @@ class InputProcessor:
         if grammar is not None:
             relaxed = relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _usable(self, grammar: GrammarSpec, room: int) -> GrammarSpec | None:
+        """Return an optional grammar, or None with a notice if it cannot be compiled."""
+        try:
+            self._grammars.grammar_matcher(grammar, room=room)
+        except UsageError as problem:
+            self._warn_once(
+                (f"The arguments of tools are not bound by a grammar: {problem.message}.",)
+            )
+            return None
+        return grammar
 
     def _limit(
         self, request: GenerateRequest, room: int, rendered: Rendered | None

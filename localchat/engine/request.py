@@ -58,6 +58,8 @@ class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     """`auto`, `none`, `required` (only calls), or the name of the tool to call."""
     parallel_tool_calls: bool = True
     """Whether the answer may contain several calls, if the model's format allows it."""
+    bind_arguments: bool = False
+    """Whether a grammar binds the arguments of calls to their schemas, as far as it can."""
     template_options: dict[str, Any] = {}
     """Options of the template, such as `enable_thinking`."""
     thinking: ReasoningChoice = "auto"
