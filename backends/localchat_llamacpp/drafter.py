@@ -214,7 +214,9 @@ class LlamaDrafter:
         text = [number * 7919 % self._shared for number in range(count)]
         states = None
         if self.states is not None:
-            states = np.random.default_rng(0).standard_normal((count, self.states.width), np.float32)
+            states = np.random.default_rng(0).standard_normal(
+                (count, self.states.width), np.float32
+            )
         times = []
         for tokens in (text, text, text[:1], text[:1], text[:1]):
             started_s = time.perf_counter()

@@ -36,6 +36,7 @@ from localchat.backend_api.media import MediaChunk, MediaSpan
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.errors import LocalchatError
+from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.batch import Batch, EmbeddingBatch
 from localchat_llamacpp.drafter import LlamaDrafter
 from localchat_llamacpp.head_states import PROMPT_STATES
@@ -106,6 +107,8 @@ class _DecodePart:
     """Picture or recording that the only stretch belongs to."""
     stores_states: bool = False
     """Whether the prediction head needs the states of these tokens."""
+    adapters: tuple[float, ...] = ()
+    """Scales of the LoRA adapters, which are the same for all rows."""
 
 
 @dataclass(slots=True)
@@ -141,11 +144,13 @@ class LlamaCppRunner:
         window_only: bool = False,
         mrope: bool = False,
         media: MediaEncoder | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         """Take ownership of `weights`, `context`, `drafter` and `media`.
 
         on_gpu: llama_decode returns early. window_only: sliding-window layers store only their window. mrope:
-        the tokens of a picture share positions. media: reads attachments.
+        the tokens of a picture share positions. media: reads attachments. adapters: LoRA adapters of the
+        weights.
         """
         self._api: Any = library().api
         self.capabilities = capabilities
@@ -167,6 +172,9 @@ class LlamaCppRunner:
             mrope=mrope,
         )
         self._media = media
+        self._adapters = adapters
+        self._scales: dict[int, tuple[float, ...]] = {}
+        """Scales of the LoRA adapters, of the sequences that have any."""
         self._spans: dict[int, tuple[MediaSpan, ...]] = {}
         """Pictures and recordings of the sequences that have any."""
         self._tables: dict[int, PositionTable] = {}
@@ -202,6 +210,9 @@ class LlamaCppRunner:
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
         for entry in plan.enter:
+            # The division of a step depends on these, and it comes before the step begins.
+            if entry.adapters:
+                self._scales[entry.seq] = entry.adapters
             if entry.media:
                 self._enter_media(entry)
         step = _LaunchedStep(plan, self._parts(plan))
@@ -330,6 +341,7 @@ class LlamaCppRunner:
             self._sequences.pop(seq, None)
             self._spans.pop(seq, None)
             self._tables.pop(seq, None)
+            self._scales.pop(seq, None)
             if self._drafter is not None:
                 self._drafter.forget(seq)
         for entry in plan.enter:
@@ -351,21 +363,26 @@ class LlamaCppRunner:
         offsets: list[set[int]] = [set() for _ in plan.rows]
         for target in plan.positions:
             offsets[target.row].add(target.offset)
+        rows = list(enumerate(plan.rows))
+        if self._scales:
+            # Each change of the adapters is a decode of its own.
+            rows.sort(key=lambda numbered: self._scales.get(numbered[1].seq, ()))
         part = _DecodePart([], {})
         parts = [part] if plan.rows else []
-        for number, row in enumerate(plan.rows):
+        for number, row in rows:
+            scales = self._scales.get(row.seq, ())
             begin = 0
             for end, span in self._stretches(row):
-                if span is not None or part.media is not None:
-                    # A decode has token ids or embeddings, never both.
-                    part = _DecodePart([], {}, span)
+                if span is not None or part.media is not None or part.adapters != scales:
+                    # A decode has token ids or embeddings, never both, and one set of adapters.
+                    part = _DecodePart([], {}, span, scales)
                     parts.append(part)
                 for offset in sorted(o for o in offsets[number] if begin <= o < end):
                     if len(part.outputs) == self._outputs_max:
                         if begin < offset:
                             part.stretches.append((number, begin, offset))
                         begin = offset
-                        part = _DecodePart([], {}, span)
+                        part = _DecodePart([], {}, span, scales)
                         parts.append(part)
                     part.outputs[number, offset] = len(part.outputs)
                 part.stretches.append((number, begin, end))
@@ -434,6 +451,8 @@ class LlamaCppRunner:
             first_output += end - begin
         # Flash attention divides the keys of a lone row among the threads, so its bits depend on their number.
         self._use_threads(self._watch.most if step.plan.exact else self._watch.threads)
+        if self._adapters is not None:
+            self._adapters.apply(self._context, part.adapters)
         if part.media is not None:
             status = self._decode_media(step, part, part.media)
         else:

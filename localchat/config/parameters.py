@@ -70,6 +70,11 @@ class Parameter(NamedTuple):
         return "/" in self.names
 
     @property
+    def is_list(self) -> bool:
+        """True for a flag that may be repeated."""
+        return self.metavar.startswith("PATH[")
+
+    @property
     def has_option(self) -> bool:
         """False if a command defines the flag itself, or `-o` sets the value."""
         return self.is_switch or bool(self.metavar)
@@ -168,6 +173,16 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         metavar="PATH",
         valid="the path of a GGUF, or none",
         default="the one beside the model",
+        loads=True,
+        applies="reload",
+    ),
+    "lora": Parameter(
+        "LoRA adapter that changes the model: a GGUF, or a folder of PEFT (llama.cpp)",
+        "--lora",
+        Label("Model", "LoRA adapters"),
+        metavar="PATH[:SCALE]",
+        valid="paths of adapters, each with a scale if it is not 1, as style.gguf:0.5; 16 at most",
+        default="none",
         loads=True,
         applies="reload",
     ),

@@ -4,6 +4,7 @@ Runs on input threads. It needs only the header and the tokenizer, so it never w
 weights.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -123,6 +124,10 @@ class InputProcessor:
         """
         arrived_s = time.perf_counter()
         _check(request)
+        adapters = self._adapters(request)
+        if adapters:
+            # KV depends on the adapters, so it is shared only between requests with the same ones.
+            request = msgspec.structs.replace(request, salt=self._adapter_salt(request, adapters))
         rendered, tokens, media = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty, so there is nothing to continue")
@@ -143,6 +148,7 @@ class InputProcessor:
             RequestTimer(arrived_s),
             limit,
             media,
+            adapters,
         )
         end_ban = self._end_ban(request)
         stop_strings = list(request.stop)
@@ -187,6 +193,37 @@ class InputProcessor:
             )
             return None
         return grammar
+
+    def _adapters(self, request: GenerateRequest) -> tuple[float, ...]:
+        """Return the scale of each LoRA adapter, or an empty tuple if none applies. Raises UsageError."""
+        loaded = self._model.info.adapters
+        if request.lora is None:
+            scales = [scale for _, scale in loaded]
+        else:
+            scales = [0.0] * len(loaded)
+            for number, scale in request.lora:
+                if not 0 <= number < len(loaded):
+                    raise UsageError(
+                        f"there is no LoRA adapter {number}; the model was loaded with {len(loaded)}",
+                        hint="--lora loads adapters, which are numbered from 0",
+                        field="lora",
+                    )
+                if not math.isfinite(scale):
+                    raise UsageError(
+                        f"the scale of LoRA adapter {number} is {scale}; expected a finite number",
+                        field="lora",
+                    )
+                scales[number] = scale
+        return tuple(scales) if any(scales) else ()
+
+    def _adapter_salt(self, request: GenerateRequest, scales: Several[float]) -> str:
+        """Return the salt of a request with adapters. The salts of clients contain no two NULs in a row."""
+        applied = [
+            f"{identity} {scale!r}"
+            for (identity, _), scale in zip(self._model.info.adapters, scales, strict=True)
+            if scale
+        ]
+        return "\0\0".join((request.salt, *sorted(applied)))
 
     def _limit(
         self, request: GenerateRequest, room: int, rendered: Rendered | None

@@ -173,6 +173,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     Each position has V little-endian float16 numbers. The file stays empty if the backend does not support
     it. Servers never accept this field from a client.
     """
+    lora: tuple[tuple[int, float], ...] | None = None
+    """Index and scale of LoRA adapters. Others do not apply. None: all adapters at the scales of the load."""
     salt: str = ""
     """Separates prefix caches: equal texts with different salts share nothing."""
     owner: str = ""
