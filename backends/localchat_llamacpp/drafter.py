@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +175,7 @@ class LlamaDrafter:
         if text is None or not self._catch_up(text, tokens):
             self.forget(seq)
             return NO_DRAFT
-        plain = replace(
-            sampling,
-            repetition_penalty=1.0,
-            frequency_penalty=0.0,
-            presence_penalty=0.0,
-            top_logprobs=0,
-        )
+        plain = sampling.for_drafts(top_logprobs=0)
         drafts: list[int] = []
         chances: list[float] = []
         while len(drafts) < limit:

@@ -62,6 +62,13 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     loop_guard: bool = True
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
+    dry_sequence_breakers: (
+        Annotated[
+            tuple[Annotated[str, Meta(min_length=1, max_length=40)], ...],
+            Meta(min_length=1, max_length=64),
+        ]
+        | None
+    ) = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
@@ -80,6 +87,8 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
 """Message of msgspec about a number above its bound."""
 
+_TEXTS: Final = ("stop", "dry_sequence_breakers")
+"""Keys that take several texts."""
 SAMPLING_KEYS: Final = tuple(
     key
     for key, parameter in PARAMETERS.items()
@@ -152,7 +161,7 @@ def convert(key: str, entry: Given) -> object:
         return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
     except msgspec.ValidationError as problem:
         texts = [entry.value]
-        if key == "stop" and isinstance(value, list):
+        if key in _TEXTS and isinstance(value, list):
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
         subject = entry.origin or key
@@ -228,10 +237,10 @@ def _lower_choice(kind: Any, value: object) -> object:  # noqa: ANN401 - a type 
 
 
 def _parse(key: str, value: object) -> object:
-    """Parse text: `4k` as 4,096, and the two keys that take several values as JSON or a single text."""
+    """Parse text: `4k` as 4,096, and the keys that take several values as JSON or a single text."""
     if isinstance(value, str) and key in ("context_length", "max_tokens", "think_budget"):
         return _tokens(value)
-    if not isinstance(value, str) or key not in ("stop", "logit_bias"):
+    if not isinstance(value, str) or key not in (*_TEXTS, "logit_bias"):
         return _lower_choice(_types()[key], value)
     try:
         parsed: object = msgspec.json.decode(value)
