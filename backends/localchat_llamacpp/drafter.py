@@ -9,7 +9,7 @@ most of its time is the output matrix, which is read once.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -299,13 +299,7 @@ class LlamaDrafter:
                 return None
         text.tokens[same:] = tokens[same:]
         text.verified = len(tokens)
-        plain = replace(
-            ask.sampling,
-            repetition_penalty=1.0,
-            frequency_penalty=0.0,
-            presence_penalty=0.0,
-            top_logprobs=0,
-        )
+        plain = ask.sampling.for_drafts(top_logprobs=0)
         return _Draft(
             ask, text, plain, tokens[last:], None if states is None else states[last - same :]
         )

@@ -63,6 +63,13 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     loop_guard: bool = True
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
+    dry_sequence_breakers: (
+        Annotated[
+            tuple[Annotated[str, Meta(min_length=1, max_length=40)], ...],
+            Meta(min_length=1, max_length=64),
+        ]
+        | None
+    ) = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
@@ -81,7 +88,7 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     tool_rounds: Annotated[int, Meta(ge=1, le=1000)] = 25
 
 
-LISTS: Final = ("stop", "lora")
+LISTS: Final = ("stop", "lora", "dry_sequence_breakers")
 """Keys with a list of texts."""
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
 """Message of msgspec about a number above its bound."""

@@ -113,6 +113,8 @@ class Sampling(SamplingNumbers, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     text_bias: dict[str, float] = msgspec.field(default_factory=dict)
     """Bias of all tokens of a text."""
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    """Texts across which DRY sees no repetition. None: `DRY_BREAKERS`. `none` alone: no texts."""
     seed: int | None = None
     """64-bit seed. None draws one, which Accepted reports."""
 
