@@ -322,11 +322,18 @@ class ModelScreen(ListDialog[ModelChoice]):
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
-        self._recommended = {
-            recommendation.name: recommendation.summary
-            for recommendation in recommendations
-            if recommendation.name in self._models
-        }
+        for recommendation in recommendations:
+            entry = self._models.get(recommendation.entry)
+            if entry is None or entry.kind != "catalogue":
+                continue
+            if recommendation.name != entry.name:
+                # Another quantization than the usual one suits this machine.
+                del self._models[entry.name]
+                entry = entry._replace(
+                    name=recommendation.name, size_bytes=recommendation.size_bytes
+                )
+                self._models[entry.name] = entry
+            self._recommended[entry.name] = recommendation.summary
 
     def _add_speed(self, entry: ModelEntry, speed: "ExpectedSpeed") -> None:
         is_first = not any(verdict.speed for verdict in self._verdicts.values())
