@@ -105,10 +105,10 @@ class _DecodePart:
     """(row, offset) -> index of its logits."""
     media: MediaSpan | None = None
     """Picture or recording that the only stretch belongs to."""
-    stores_states: bool = False
-    """Whether the prediction head needs the states of these tokens."""
     adapters: tuple[float, ...] = ()
     """Scales of the LoRA adapters, which are the same for all rows."""
+    stores_states: bool = False
+    """Whether the prediction head needs the states of these tokens."""
 
 
 @dataclass(slots=True)

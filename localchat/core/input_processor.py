@@ -163,7 +163,7 @@ class InputProcessor:
             stop_strings += rendered.stop
         stops = StopPatterns(stop_strings)
         if grammar is not None and grammar.optional:
-            grammar = self._usable(grammar, max_tokens)
+            grammar = self._usable(grammar)
         for choice in range(request.n):
             sequence = Sequence(
                 number=next(self._numbers),
@@ -190,10 +190,10 @@ class InputProcessor:
             relaxed = relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
 
-    def _usable(self, grammar: GrammarSpec, room: int) -> GrammarSpec | None:
+    def _usable(self, grammar: GrammarSpec) -> GrammarSpec | None:
         """Return an optional grammar, or None with a notice if it cannot be compiled."""
         try:
-            self._grammars.grammar_matcher(grammar, room=room)
+            self._grammars.grammar_matcher(grammar)
         except UsageError as problem:
             self._warn_once(
                 (f"The arguments of tools are not bound by a grammar: {problem.message}.",)
