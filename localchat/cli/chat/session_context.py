@@ -142,7 +142,7 @@ class LoadPlanner:
         """Return the steps that make room for a model. Raises LocalchatError."""
         from localchat.models.substitutes import memory_steps
 
-        if setup.model.is_composed:
+        if setup.model.remote is not None:
             return ()
         return memory_steps(
             subject_of(setup.model, setup.settings),
