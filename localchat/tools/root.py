@@ -172,7 +172,7 @@ class Root:
     def replace(
         self, name: str, content: FileContent | None, expected: FileContent | None
     ) -> list[str]:
-        """Write or delete (None) a file that is still as `expected`, and return the folders made for it.
+        """Write a file that is still as `expected`, or delete it (None). Return the folders made for it.
 
         The new file replaces the name, so another hard link to the old one keeps its bytes. Raises ToolError
         and changes nothing if the file is not as expected.

@@ -51,7 +51,7 @@ def parse_groups(text: str, servers: Mapping[str, McpServer]) -> tuple[str, ...]
 
 
 class ToolServices(NamedTuple):
-    """What the tools of a session need."""
+    """Services that the tools of a session use."""
 
     root: Path
     protected: tuple[Path, ...]
