@@ -183,6 +183,8 @@ class Enter(msgspec.Struct, frozen=True):
     know only the end of a text."""
     media: tuple[MediaSpan, ...] = ()
     """Pictures and recordings among the tokens, in order. Their token ids are placeholders (media.py)."""
+    adapters: tuple[float, ...] = ()
+    """Scale of each LoRA adapter of the load. Empty: none applies."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -74,6 +74,11 @@ class Parameter(NamedTuple):
         return "/" in self.names
 
     @property
+    def is_list(self) -> bool:
+        """True for a flag that may be repeated."""
+        return self.metavar.startswith("PATH[")
+
+    @property
     def has_option(self) -> bool:
         """False if a command defines the flag itself, or `-o` sets the value."""
         return self.is_switch or bool(self.metavar)
@@ -173,6 +178,16 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         metavar="PATH",
         valid="the path of a GGUF, or none",
         default="the one beside the model",
+        loads=True,
+        applies="reload",
+    ),
+    "lora": Parameter(
+        "LoRA adapter that changes the model: a GGUF, or a folder of PEFT (llama.cpp)",
+        "--lora",
+        Label("Model", "LoRA adapters"),
+        metavar="PATH[:SCALE]",
+        valid="paths of adapters, each with a scale if it is not 1, as style.gguf:0.5; 16 at most",
+        default="none",
         loads=True,
         applies="reload",
     ),
@@ -621,6 +636,32 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         Label("Privacy", "Server keeps a model"),
         valid="seconds; 0 is at once, -1 forever",
         default="300",
+    ),
+    "tools": Parameter(
+        "Tools that the model may call, with your consent",
+        "--tools",
+        Label("Model", "Tools"),
+        metavar="LIST",
+        valid="read, edit, run, fetch, docs, and names of MCP servers, separated by commas; or off",
+        applies="now",
+    ),
+    "root": Parameter(
+        "Folder that the tools may use",
+        "--root",
+        Label("Model", "Folder of the tools"),
+        metavar="DIR",
+        valid="a folder",
+        default="the working folder",
+        applies="now",
+    ),
+    "tool_rounds": Parameter(
+        "Answers to one question whose tool calls run",
+        "--tool-rounds",
+        Label("Model", "Rounds of tool calls"),
+        metavar="N",
+        valid="a number from 1 to 1000",
+        default="25",
+        applies="now",
     ),
 }
 

@@ -40,6 +40,7 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
     mmproj: Annotated[str, Meta(min_length=1)] | None = None
+    lora: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: _Whole | None = None
@@ -82,13 +83,16 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     offline: bool = False
     attach: bool = True
     keep_alive: Annotated[int, Meta(ge=-1, le=_MOST)] = 300
+    tools: str = "off"
+    root: Annotated[str, Meta(min_length=1)] | None = None
+    tool_rounds: Annotated[int, Meta(ge=1, le=1000)] = 25
 
 
+LISTS: Final = ("stop", "lora", "dry_sequence_breakers")
+"""Keys with a list of texts."""
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
 """Message of msgspec about a number above its bound."""
 
-_TEXTS: Final = ("stop", "dry_sequence_breakers")
-"""Keys that take several texts."""
 SAMPLING_KEYS: Final = tuple(
     key
     for key, parameter in PARAMETERS.items()
@@ -102,8 +106,9 @@ DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
 REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
+    "routes": "a request always goes to the one model that it names",
 }
-"""Settings and key actions of earlier releases, with the reason of their removal."""
+"""Settings, key actions and sections of earlier releases, with the reason of their removal."""
 
 
 class Given(NamedTuple):
@@ -161,7 +166,7 @@ def convert(key: str, entry: Given) -> object:
         return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
     except msgspec.ValidationError as problem:
         texts = [entry.value]
-        if key in _TEXTS and isinstance(value, list):
+        if key in LISTS and isinstance(value, list):
             texts = value
         shown = ", ".join(map(repr, texts))[:80]
         subject = entry.origin or key
@@ -240,7 +245,7 @@ def _parse(key: str, value: object) -> object:
     """Parse text: `4k` as 4,096, and the keys that take several values as JSON or a single text."""
     if isinstance(value, str) and key in ("context_length", "max_tokens", "think_budget"):
         return _tokens(value)
-    if not isinstance(value, str) or key not in (*_TEXTS, "logit_bias"):
+    if not isinstance(value, str) or key not in (*LISTS, "logit_bias"):
         return _lower_choice(_types()[key], value)
     try:
         parsed: object = msgspec.json.decode(value)

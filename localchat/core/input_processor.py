@@ -4,6 +4,7 @@ Runs on input threads. It needs only the header and the tokenizer, so it never w
 weights.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,11 @@ from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.stop_strings import StopPatterns
-from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
+from localchat.core.structured_output.compiler import (
+    GrammarCompiler,
+    GrammarSpec,
+    relaxed_keywords,
+)
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
@@ -126,6 +131,10 @@ class InputProcessor:
         """
         arrived_s = time.perf_counter()
         _check(request)
+        adapters = self._adapters(request)
+        if adapters:
+            # KV depends on the adapters, so it is shared only between requests with the same ones.
+            request = msgspec.structs.replace(request, salt=self._adapter_salt(request, adapters))
         rendered, tokens, media = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty, so there is nothing to continue")
@@ -146,12 +155,15 @@ class InputProcessor:
             RequestTimer(arrived_s),
             limit,
             media,
+            adapters,
         )
         end_ban = self._end_ban(request)
         stop_strings = list(request.stop)
         if rendered is not None:
             stop_strings += rendered.stop
         stops = StopPatterns(stop_strings)
+        if grammar is not None and grammar.optional:
+            grammar = self._usable(grammar)
         for choice in range(request.n):
             sequence = Sequence(
                 number=next(self._numbers),
@@ -169,7 +181,6 @@ class InputProcessor:
             else:
                 sequence.grammar_matcher = self._grammars.grammar_matcher(
                     grammar,
-                    room=max_tokens,
                     ignore_ends=request.ignore_eos,
                     min_tokens=request.min_tokens,
                 )
@@ -178,6 +189,48 @@ class InputProcessor:
         if grammar is not None:
             relaxed = relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _usable(self, grammar: GrammarSpec) -> GrammarSpec | None:
+        """Return an optional grammar, or None with a notice if it cannot be compiled."""
+        try:
+            self._grammars.grammar_matcher(grammar)
+        except UsageError as problem:
+            self._warn_once(
+                (f"The arguments of tools are not bound by a grammar: {problem.message}.",)
+            )
+            return None
+        return grammar
+
+    def _adapters(self, request: GenerateRequest) -> tuple[float, ...]:
+        """Return the scale of each LoRA adapter, or an empty tuple if none applies. Raises UsageError."""
+        loaded = self._model.info.adapters
+        if request.lora is None:
+            scales = [scale for _, scale in loaded]
+        else:
+            scales = [0.0] * len(loaded)
+            for number, scale in request.lora:
+                if not 0 <= number < len(loaded):
+                    raise UsageError(
+                        f"there is no LoRA adapter {number}; the model was loaded with {len(loaded)}",
+                        hint="--lora loads adapters, which are numbered from 0",
+                        field="lora",
+                    )
+                if not math.isfinite(scale):
+                    raise UsageError(
+                        f"the scale of LoRA adapter {number} is {scale}; expected a finite number",
+                        field="lora",
+                    )
+                scales[number] = scale
+        return tuple(scales) if any(scales) else ()
+
+    def _adapter_salt(self, request: GenerateRequest, scales: Several[float]) -> str:
+        """Return the salt of a request with adapters. The salts of clients contain no two NULs in a row."""
+        applied = [
+            f"{identity} {scale!r}"
+            for (identity, _), scale in zip(self._model.info.adapters, scales, strict=True)
+            if scale
+        ]
+        return "\0\0".join((request.salt, *sorted(applied)))
 
     def _limit(
         self, request: GenerateRequest, room: int, rendered: Rendered | None

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, TypeAlias
 
 from localchat.chat.conversation import Conversation, Node
@@ -94,12 +93,7 @@ class History:
     def __enter__(self) -> "History":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def save(self, conversation: Conversation) -> None:

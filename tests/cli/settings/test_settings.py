@@ -206,7 +206,7 @@ def test_a_keep_alive_that_was_set_holds_for_models_of_editors_too(
         assert "far enough" in call(SCENARIOS["hello"], "serve", "--port", "0", *flags).err
         return specs[-1].keep_alive_s, specs[-1].editor_keep_alive_s
 
-    assert keeps() == (300, 8 * 3600)
+    assert keeps() == (300, 2 * 3600)
     assert keeps("--keep-alive", "300") == (300, 0)
     file.write_text("[defaults]\nkeep_alive = 60\n")
     assert keeps() == (60, 0)
