@@ -155,7 +155,7 @@ class _SlotText:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _GrowingDraft:
     """Unfinished draft."""
 
     ask: DraftAsk
@@ -274,7 +274,7 @@ class LlamaDrafter:
             for draft in drafts
         ]
 
-    def _begin(self, ask: DraftAsk, room: int) -> _Draft | None:
+    def _begin(self, ask: DraftAsk, room: int) -> _GrowingDraft | None:
         """Read a text except for its last tokens, at most `room`. None if it cannot be read."""
         text = self._text_of(ask.seq, ask.start)
         if text is None or not ask.tokens:
@@ -300,7 +300,7 @@ class LlamaDrafter:
         text.tokens[same:] = tokens[same:]
         text.verified = len(tokens)
         plain = ask.sampling.for_drafts(top_logprobs=0)
-        return _Draft(
+        return _GrowingDraft(
             ask, text, plain, tokens[last:], None if states is None else states[last - same :]
         )
 
@@ -316,7 +316,7 @@ class LlamaDrafter:
         return same
 
     def _goes_on(
-        self, draft: _Draft, logits: NDArray[np.float32], state: NDArray[np.float32]
+        self, draft: _GrowingDraft, logits: NDArray[np.float32], state: NDArray[np.float32]
     ) -> bool:
         """Sample the next token of a draft. Return whether another one should follow."""
         ask = draft.ask

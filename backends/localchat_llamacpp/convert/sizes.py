@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localchat.errors import ModelInvalid
 
 
-class Family(NamedTuple):
+class ConvertedFamily(NamedTuple):
     """A class of transformers that converts to an architecture of llama.cpp."""
 
     architecture: str
@@ -19,13 +19,15 @@ class Family(NamedTuple):
     """Number that the class adds to the weights of its norms."""
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
-    "LlamaForCausalLM": Family("llama", "silu"),
-    "MistralForCausalLM": Family("llama", "silu"),
-    "Qwen2ForCausalLM": Family("qwen2", "silu"),
-    "Qwen3ForCausalLM": Family("qwen3", "silu"),
-    "Gemma3ForCausalLM": Family("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
-    "Gemma3ForConditionalGeneration": Family("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
+FAMILIES: Final[Mapping[str, ConvertedFamily]] = {
+    "LlamaForCausalLM": ConvertedFamily("llama", "silu"),
+    "MistralForCausalLM": ConvertedFamily("llama", "silu"),
+    "Qwen2ForCausalLM": ConvertedFamily("qwen2", "silu"),
+    "Qwen3ForCausalLM": ConvertedFamily("qwen3", "silu"),
+    "Gemma3ForCausalLM": ConvertedFamily("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
+    "Gemma3ForConditionalGeneration": ConvertedFamily(
+        "gemma3", "gelu_pytorch_tanh", norm_shift=1.0
+    ),
 }
 _SIZES: Final = {
     "num_hidden_layers": "block_count",
