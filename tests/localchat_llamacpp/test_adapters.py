@@ -83,7 +83,7 @@ def worst(received: Received, expected: Any) -> float:
 
 def test_logits_equal_those_of_merged_weights(scene: Scene) -> None:
     adapters = scene.opened().info.adapters
-    expected = {(): logprobs(scene.model, TOKENS)}
+    expected: dict[tuple[tuple[int, float], ...], Any] = {(): logprobs(scene.model, TOKENS)}
     scales = ALPHA / RANK, ALPHA / RANK**0.5
     for number, folder in enumerate(scene.folders):
         merge(scene.model, folder, scales[number])

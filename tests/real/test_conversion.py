@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.request import GenerateRequest, Messages, Sampling, TokenIds
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TokenIds
 from localchat.fit.load_options import LoraAdapter
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
@@ -66,7 +66,7 @@ def texts() -> list[str]:
 
 
 def greedy(engine: LocalEngine) -> list[str]:
-    prompts = [Messages(({"role": "user", "content": question},)) for question in QUESTIONS]
+    prompts = [Messages((Message("user", question),)) for question in QUESTIONS]
     sampling = Sampling(temperature=0)
     return [
         ask(engine, GenerateRequest(prompt, sampling=sampling, max_tokens=40)).text

@@ -1,6 +1,7 @@
 """LoRA adapters over HTTP: llama.cpp's routes and its field."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,12 +20,14 @@ def stage() -> Iterator[Stage]:
 
 
 def test_a_request_names_the_scales_of_its_adapters(stage: Stage) -> None:
-    assert chat(stage, lora=[{"id": 1, "scale": 0.25}]).status == 200
-    assert stage.last.lora == ((1, 0.25),)
-    assert chat(stage, lora=[]).status == 200
-    assert stage.last.lora == ()
-    assert chat(stage).status == 200
-    assert stage.last.lora is None
+    cases: list[tuple[dict[str, Any], tuple[tuple[int, float], ...] | None]] = [
+        ({"lora": [{"id": 1, "scale": 0.25}]}, ((1, 0.25),)),
+        ({"lora": []}, ()),
+        ({}, None),
+    ]
+    for fields, expected in cases:
+        assert chat(stage, **fields).status == 200
+        assert stage.last.lora == expected
     reply = ask(stage, "/completion", {"prompt": "x", "lora": [{"id": 0, "scale": 2}]})
     assert reply.json["generation_settings"]["lora"] == [{"id": 0, "scale": 2.0}]
 
