@@ -63,6 +63,13 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     loop_guard: bool = True
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
+    dry_sequence_breakers: (
+        Annotated[
+            tuple[Annotated[str, Meta(min_length=1, max_length=40)], ...],
+            Meta(min_length=1, max_length=64),
+        ]
+        | None
+    ) = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
@@ -76,9 +83,12 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     offline: bool = False
     attach: bool = True
     keep_alive: Annotated[int, Meta(ge=-1, le=_MOST)] = 300
+    tools: str = "off"
+    root: Annotated[str, Meta(min_length=1)] | None = None
+    tool_rounds: Annotated[int, Meta(ge=1, le=1000)] = 25
 
 
-LISTS: Final = ("stop", "lora")
+LISTS: Final = ("stop", "lora", "dry_sequence_breakers")
 """Keys with a list of texts."""
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
 """Message of msgspec about a number above its bound."""
@@ -96,8 +106,9 @@ DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
 REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
+    "routes": "a request always goes to the one model that it names",
 }
-"""Settings and key actions of earlier releases, with the reason of their removal."""
+"""Settings, key actions and sections of earlier releases, with the reason of their removal."""
 
 
 class Given(NamedTuple):

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 
 from localchat.config.remotes import Remote
-from localchat.config.routes import Route
 from localchat.config.settings import Settings
 from localchat.fit.load_options import LoadOptions
 
@@ -35,18 +34,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Maximum size of this folder."""
     remote: Remote | None = None
     """Server that answers instead, so that no model is loaded here."""
-    route: "RouteOptions | None" = None
-    """Two models instead of one. `model` is the small one."""
     audit: bool = False
     """Whether to check the KV cache manager whenever the engine is idle (for tests)."""
-
-
-class RouteOptions(msgspec.Struct, frozen=True):
-    """A small model, and a large one for difficult questions."""
-
-    route: Route
-    small: EngineOptions
-    large: EngineOptions
 
 
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:

@@ -15,7 +15,6 @@ import msgspec
 from localchat.atomic import write_text
 from localchat.config.paths import Paths, expand_home
 from localchat.config.remotes import Remote
-from localchat.config.routes import Route
 from localchat.config.settings import Settings
 from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
@@ -45,22 +44,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     why: str
     """Source of the choice, as error messages show it."""
     remote: Remote | None = None
-    route: "ResolvedRoute | None" = None
     notice: str = ""
     """Sentence for the user, if the typed name was not that of the model."""
-
-    @property
-    def is_composed(self) -> bool:
-        """Whether it is a remote model or a route, which have no single local file."""
-        return self.remote is not None or self.route is not None
-
-
-class ResolvedRoute(msgspec.Struct, frozen=True):
-    """A route with its models."""
-
-    route: Route
-    small: ResolvedModel
-    large: ResolvedModel
 
 
 def locate(
@@ -168,18 +153,6 @@ def remote_model(remote: Remote, why: str) -> ResolvedModel:
     """Return the model of a remote server."""
     name = f"{remote.model} on {remote.name}" if remote.model else remote.name
     return ResolvedModel(remote.word, name, Path(remote.name), why, remote)
-
-
-def route_model(
-    route: Route, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
-) -> ResolvedModel:
-    """Return the two models of a route. Raises ModelMissing, UsageError."""
-    small, large = (
-        locate(name, paths, f"{route.word} names it", environ)
-        for name in (route.small, route.large)
-    )
-    resolved = ResolvedRoute(route, small, large)
-    return ResolvedModel(route.word, route.word, small.path, why, route=resolved)
 
 
 def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:

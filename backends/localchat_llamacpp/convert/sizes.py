@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localchat.errors import ModelInvalid
 
 
-class ConvertedClass(NamedTuple):
+class ConvertedFamily(NamedTuple):
     """A class of transformers that converts to an architecture of llama.cpp."""
 
     architecture: str
@@ -22,13 +22,15 @@ class ConvertedClass(NamedTuple):
     """Number that the class adds to the weights of its norms."""
 
 
-FAMILIES: Final[Mapping[str, ConvertedClass]] = {
-    "LlamaForCausalLM": ConvertedClass("llama", "silu"),
-    "MistralForCausalLM": ConvertedClass("llama", "silu"),
-    "Qwen2ForCausalLM": ConvertedClass("qwen2", "silu"),
-    "Qwen3ForCausalLM": ConvertedClass("qwen3", "silu"),
-    "Gemma3ForCausalLM": ConvertedClass("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
-    "Gemma3ForConditionalGeneration": ConvertedClass("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
+FAMILIES: Final[Mapping[str, ConvertedFamily]] = {
+    "LlamaForCausalLM": ConvertedFamily("llama", "silu"),
+    "MistralForCausalLM": ConvertedFamily("llama", "silu"),
+    "Qwen2ForCausalLM": ConvertedFamily("qwen2", "silu"),
+    "Qwen3ForCausalLM": ConvertedFamily("qwen3", "silu"),
+    "Gemma3ForCausalLM": ConvertedFamily("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
+    "Gemma3ForConditionalGeneration": ConvertedFamily(
+        "gemma3", "gelu_pytorch_tanh", norm_shift=1.0
+    ),
 }
 _SIZES: Final = {
     "num_hidden_layers": "block_count",
@@ -233,7 +235,8 @@ class CheckpointConfig:
         for field, key in names.items():
             value = generation.get(field)
             if isinstance(value, int | float) and not isinstance(value, bool):
-                yield f"general.sampling.{key}", value if field == "top_k" else float(value)
+                number = int(value) if field == "top_k" else float(value)
+                yield f"general.sampling.{key}", number
 
     def _unsupported(self, cause: str) -> ModelInvalid:
         return ModelInvalid(
