@@ -46,9 +46,7 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
     ) -> Driver:
         plan = plan_of(context, step, kv_type, flash)
         options = LoadRequest(
-            replace(
-                plan, gpu_layers=gpu_layers, window_only=window_only, prediction_head=head
-            ),
+            replace(plan, gpu_layers=gpu_layers, window_only=window_only, prediction_head=head),
             LoadOptions(max_slots=slots, draft=str(models[draft]) if draft else None),
             safe_mode=not head,
         )

@@ -59,6 +59,8 @@ class _Outlook(NamedTuple):
     """Sentence about what is missing to run the model."""
     kv_types: tuple[str, ...] = ()
     """Possible types of the KV cache."""
+    head: str = ""
+    """Sentence about the model's prediction head. Empty without one."""
 
 
 def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
@@ -81,7 +83,8 @@ def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
         return _Outlook("", recommended_sampling(located, paths))
     why = "" if report.plan.missing else report.why
     advice = recommended_sampling(located, paths)
-    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types)
+    head = next((note for note in report.plan.notes if "prediction head" in note), "")
+    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types, head)
 
 
 def _template(model: "Model", inspection: "Inspection") -> str:
@@ -136,6 +139,7 @@ def _outlook_rows(outlook: _Outlook) -> Iterator[tuple[str, str]]:
         yield "runs on", outlook.why
     elif outlook.missing:
         yield "runs on", f"nothing here: {outlook.missing}"
+    yield "drafts", outlook.head
 
 
 def _fact_rows(inspection: "Inspection") -> Iterator[tuple[str, str]]:
@@ -186,6 +190,7 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
         "reason": inspection.trouble or None,
         "why": outlook.why or None,
         "missing": outlook.missing or None,
+        "drafts": outlook.head or None,
         "sampling": outlook.advice.sampling,
     }
     if facts is None:
