@@ -9,7 +9,7 @@ most of its time is the output matrix, which is read once.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ class _SlotText:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _GrowingDraft:
     """Unfinished draft."""
 
     ask: DraftAsk
@@ -276,7 +276,7 @@ class LlamaDrafter:
             for draft in drafts
         ]
 
-    def _begin(self, ask: DraftAsk, room: int) -> _Draft | None:
+    def _begin(self, ask: DraftAsk, room: int) -> _GrowingDraft | None:
         """Read a text except for its last tokens, at most `room`. None if it cannot be read."""
         text = self._text_of(ask.seq, ask.start)
         if text is None or not ask.tokens:
@@ -301,14 +301,8 @@ class LlamaDrafter:
                 return None
         text.tokens[same:] = tokens[same:]
         text.verified = len(tokens)
-        plain = replace(
-            ask.sampling,
-            repetition_penalty=1.0,
-            frequency_penalty=0.0,
-            presence_penalty=0.0,
-            top_logprobs=0,
-        )
-        return _Draft(
+        plain = ask.sampling.for_drafts(top_logprobs=0)
+        return _GrowingDraft(
             ask, text, plain, tokens[last:], None if states is None else states[last - same :]
         )
 
@@ -324,7 +318,7 @@ class LlamaDrafter:
         return same
 
     def _goes_on(
-        self, draft: _Draft, logits: NDArray[np.float32], state: NDArray[np.float32]
+        self, draft: _GrowingDraft, logits: NDArray[np.float32], state: NDArray[np.float32]
     ) -> bool:
         """Sample the next token of a draft. Return whether another one should follow."""
         ask = draft.ask

@@ -14,6 +14,8 @@ from localchat.backend_api.interface import (
 )
 from localchat.errors import DoesNotFit, ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.model_files.adapter import Adapter
+from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.drafter import LlamaDrafter, load_drafter, open_head
@@ -74,6 +76,8 @@ class Target:
     """Name of the architecture in the file."""
     experts: bool = False
     """Whether the model is a mixture of experts."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that requests can apply."""
 
 
 def refuse_other_kinds(model: int) -> None:
@@ -151,16 +155,23 @@ def _with_context(
     )
     context, buffers = open_context(weights, spec)
     drafter: LlamaDrafter | None = None
+    adapters = None
     try:
         if not api.llama_get_memory(context):
             raise ModelInvalid(
                 "This is an embedding model: it has no KV cache and cannot generate text."
             )
+        if target.adapters:
+            adapters = LoadedAdapters(weights.handle, target.adapters)
+            buffers = [*buffers, *adapters.buffers]
+            # The warm-up then also allocates what a step with adapters needs.
+            adapters.apply(context, tuple(1.0 for _ in target.adapters))
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
         step = min(spec.step_tokens, plan.context_tokens - 8)
         can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
         files = [target.total_bytes]
+        files += [adapter.header.file_bytes for adapter in target.adapters]
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
@@ -191,6 +202,7 @@ def _with_context(
             window_only=spec.window_only,
             mrope=uses_mrope(weights.handle),
             media=media,
+            adapters=adapters,
         )
     except BaseException:
         if drafter is not None:
@@ -298,6 +310,7 @@ def _capabilities(
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         seeds_run_alone=not on_gpu,
+        moves_rows=rewind == "any",
         step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(spec, request),
         limits=(*limits, _ALONE) if alone else limits,
@@ -328,7 +341,7 @@ def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
     mapped = sum(part.size_bytes for part in model if part.device.endswith(_MAPPED))
     on_gpus = sum(part.size_bytes for part in model if _is_on_gpu(part.device))
     return MemoryReport(
-        weights_bytes=_size(buffers, "model") - max(0, mapped + on_gpus - file_bytes),
+        weights_bytes=_size(buffers, "model", "LoRA") - max(0, mapped + on_gpus - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),
         compute_bytes=_size(buffers, "compute"),
         other_bytes=_size(buffers, "output"),
