@@ -33,7 +33,7 @@ from localchat.backend_api.interface import (
     StepStatus,
 )
 from localchat.backend_api.media import MediaChunk, MediaSpan
-from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.errors import LocalchatError
 from localchat_llamacpp.adapters import LoadedAdapters
@@ -492,21 +492,24 @@ class LlamaCppRunner:
     def _output_states(self, plan: StepPlan, part: _DecodePart) -> None:
         """Make the next decode output the states that the prediction head needs.
 
-        A step in exact mode outputs none, because no drafts follow it, and computes the bits of a model
-        without a head.
+        Sequences in exact mode or at temperature 0 have no drafts. Their steps output none, and so compute the
+        bits of a load without the head.
         """
         if self._head_states is None:
             return
         part.stores_states = not plan.exact and any(
-            plan.rows[number].start + end > self._prompt_tokens(plan.rows[number]) - PROMPT_STATES
+            self._may_draft(plan.rows[number], plan.moved + end)
             for number, _, end in part.stretches
         )
         if part.stores_states != self._outputs_states:
             self._outputs_states = part.stores_states
             self._api.llama_set_embeddings_nextn(self._context, part.stores_states, False)
 
-    def _prompt_tokens(self, row: StepRow) -> int:
-        return self._sequences[row.seq].prompt_tokens
+    def _may_draft(self, row: StepRow, end: int) -> bool:
+        """Return whether drafts may follow the tokens of a row before the offset `end`."""
+        sequence = self._sequences[row.seq]
+        is_near = row.start + end > sequence.prompt_tokens - PROMPT_STATES
+        return is_near and sequence.sampling.temperature >= GREEDY_BELOW
 
     def _store_states(self, plan: StepPlan, part: _DecodePart) -> None:
         """Store the states of the tokens of the last decode."""
@@ -518,7 +521,7 @@ class LlamaCppRunner:
         for number, begin, end in part.stretches:
             row = plan.rows[number]
             last = first + end - begin
-            states.write(row.seq, row.start + begin, rows[first:last])
+            states.write(row.seq, row.start + plan.moved + begin, rows[first:last])
             first = last
 
     def _turn(self) -> AbstractContextManager[None]:

@@ -61,6 +61,8 @@ class _Outlook(NamedTuple):
     """Possible types of the KV cache."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters in the settings of the model."""
+    head: str = ""
+    """Sentence about the model's prediction head. Empty without one."""
 
 
 def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
@@ -84,7 +86,8 @@ def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
     why = "" if report.plan.missing else report.why
     advice = recommended_sampling(located, paths)
     adapters = tuple(adapter.label for adapter in options.lora)
-    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types, adapters)
+    head = next((note for note in report.plan.notes if "prediction head" in note), "")
+    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types, adapters, head)
 
 
 def _template(model: "Model", inspection: "Inspection") -> str:
@@ -140,6 +143,7 @@ def _outlook_rows(outlook: _Outlook) -> Iterator[tuple[str, str]]:
         yield "runs on", outlook.why
     elif outlook.missing:
         yield "runs on", f"nothing here: {outlook.missing}"
+    yield "drafts", outlook.head
 
 
 def _fact_rows(inspection: "Inspection") -> Iterator[tuple[str, str]]:
@@ -190,6 +194,7 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
         "reason": inspection.trouble or None,
         "why": outlook.why or None,
         "missing": outlook.missing or None,
+        "drafts": outlook.head or None,
         "sampling": outlook.advice.sampling,
         "lora": outlook.adapters,
     }
