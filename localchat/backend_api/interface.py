@@ -228,6 +228,8 @@ class ModelInfo:
     (media.py)."""
     encoder: str = ""
     """Identifies the file that reads attachments. Empty: none."""
+    adapters: tuple[tuple[str, float], ...] = ()
+    """Identity and default scale of each LoRA adapter."""
     identity: str = ""
     """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 

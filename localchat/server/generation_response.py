@@ -28,7 +28,7 @@ from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
-from localchat.server.uvicorn_http import FILLER, WRITE
+from localchat.server.uvicorn_http import WRITE
 
 log = logging.getLogger("localchat.server")
 
@@ -158,9 +158,7 @@ class GenerationResponse:
     ) -> None:
         """Send the answer as server-sent events."""
         config = service.config
-        connection = self.request.scope.setdefault("state", {})
-        if self.framing.comment:
-            connection[FILLER] = self.framing.comment
+        connection = self.request.scope.get("state", {})
         async with EventStream(
             send,
             config.heartbeat_s,

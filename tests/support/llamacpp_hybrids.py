@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -118,11 +119,17 @@ def write_lfm2(path: Path, *, seed: int = 13) -> Path:
     return path
 
 
-def write_qwen35(path: Path, *, seed: int = 14) -> Path:
-    """Gated delta nets, and a gated attention in every second layer."""
+def write_qwen35(
+    path: Path, *, seed: int = 14, head: Literal["", "random", "exact"] = "", scale: float = _SCALE
+) -> Path:
+    """Gated delta nets, and a gated attention in every second layer.
+
+    head: with a prediction head of random weights, or one that copies the embedding of its token. With layers
+    of a small `scale`, the model nearly does the same, so that the two agree.
+    """
     heads, width = 2, 16
     inner, channels = heads * width, 3 * heads * width
-    w = _begin(path, "qwen35", seed, 4)
+    w = _begin(path, "qwen35", seed, 4 + bool(head))
     _heads(w)
     w.gguf.add_rope_dimension_sections([6, 5, 5, 0])
     w.gguf.add_ssm_conv_kernel(_KERNEL)
@@ -131,12 +138,14 @@ def write_qwen35(path: Path, *, seed: int = 14) -> Path:
     w.gguf.add_ssm_time_step_rank(heads)
     w.gguf.add_ssm_group_count(heads)
     w.gguf.add_full_attention_interval(2)
-    for layer in range(4):
+    if head:
+        _write_head(w, "blk.4.nextn.", random=head == "random")
+    for layer in range(4 + bool(head)):
         block = f"blk.{layer}."
         w.ones(block + "attn_norm.weight", EMBED)
         w.ones(block + "post_attention_norm.weight", EMBED)
-        if layer % 2:
-            write_attention(w, block, scale=_SCALE, gated=True)
+        if layer % 2 or layer == 4:
+            write_attention(w, block, scale=scale, gated=True)
             w.ones(block + "attn_q_norm.weight", HEAD)
             w.ones(block + "attn_k_norm.weight", HEAD)
         else:
@@ -148,10 +157,21 @@ def write_qwen35(path: Path, *, seed: int = 14) -> Path:
             w.random_matrix(block + "ssm_beta.weight", heads, EMBED)
             w.random_matrix(block + "ssm_alpha.weight", heads, EMBED)
             w.ones(block + "ssm_norm.weight", width)
-            w.random_matrix(block + "ssm_out.weight", EMBED, inner)
-        write_feed(w, block, scale=_SCALE)
+            w.random_matrix(block + "ssm_out.weight", EMBED, inner, scale=scale)
+        write_feed(w, block, scale=scale)
     w.finish()
     return path
+
+
+def _write_head(w: ModelWriter, block: str, *, random: bool) -> None:
+    """The tensors that join a token's embedding and the state before it."""
+    w.gguf.add_nextn_predict_layers(1)
+    w.ones(block + "enorm.weight", EMBED)
+    w.ones(block + "hnorm.weight", EMBED)
+    if random:
+        w.random_matrix(block + "eh_proj.weight", EMBED, 2 * EMBED)
+    else:
+        w.tensor(block + "eh_proj.weight", np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]))
 
 
 WRITERS: dict[str, Callable[[Path], Path]] = {

@@ -22,6 +22,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.projector import NO_PROJECTOR, Projector, find_projector
+from localchat_llamacpp.adapters import adapter_bytes
 from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
@@ -143,11 +144,12 @@ class Budgets:
         self._encoder: Projector | None = None
         if shape.header is not None and not shape.pooling:
             self._encoder = find_projector(shape.header, options.mmproj)
+        self._adapter_bytes = adapter_bytes(options.lora, shape.header)
         self._draft: Budgets | None = None
         if options.draft is not None:
             self._draft = Budgets(
                 draft_shape(options.draft),
-                structs.replace(options, draft=None, mmproj=NO_PROJECTOR),
+                structs.replace(options, draft=None, mmproj=NO_PROJECTOR, lora=()),
                 machine,
                 can_offload=can_offload,
                 safe_mode=safe_mode,
@@ -218,7 +220,14 @@ class Budgets:
             shares = self._gpu_shares(candidate, kv_bytes[first_on_gpu:], budget)
             budget = budget._replace(shares=shares)
         if self._encoder is not None:
-            budget = budget.plus(self._encoder_budget(self._encoder, gpu=layers > 0))
+            encoder = self._encoder
+            weights_bytes = encoder.header.weights_bytes
+            beside = self._budget_beside(
+                weights_bytes, encoder_compute_bytes(encoder), gpu=layers > 0
+            )
+            budget = budget.plus(beside)
+        if self._adapter_bytes:
+            budget = budget.plus(self._budget_beside(self._adapter_bytes, 0, gpu=layers > 0))
         if self._draft is not None:
             budget = budget.plus(self._draft.draft_budget(context, gpu=layers > 0))
         if self.unified:
@@ -275,10 +284,8 @@ class Budgets:
         own = max(overhead_bytes(self.shape, self.steps(0)) - PROCESS_BYTES, 0)
         return budget._replace(overhead=Split(own, 0))
 
-    def _encoder_budget(self, encoder: Projector, *, gpu: bool) -> Budget:
-        """Return the bytes of an encoder of pictures or sound, which lies on the first GPU or in RAM."""
-        weights = encoder.header.weights_bytes
-        compute = encoder_compute_bytes(encoder)
+    def _budget_beside(self, weights: int, compute: int, *, gpu: bool) -> Budget:
+        """Return the budget of an encoder or of adapters, which lie on the first GPU or in RAM."""
         nothing = Split(0, 0)
         if not gpu or self.unified:
             return Budget(Split(weights, 0), nothing, Split(compute, 0), nothing, flash=False)

@@ -199,7 +199,9 @@ def media_part(attachment: Attachment) -> dict[str, Any]:
 def _sampling(sampling: Sampling) -> dict[str, Any]:
     # Beyond OpenAI's fields, these are extensions that vLLM, SGLang and llama-server share.
     fields = {
-        key: value for key in (*SAMPLERS, "seed") if (value := getattr(sampling, key)) is not None
+        key: value
+        for key in (*SAMPLERS, "seed", "dry_sequence_breakers")
+        if (value := getattr(sampling, key)) is not None
     }
     if (
         biases := {str(token): bias for token, bias in sampling.logit_bias.items()}

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from localchat.config.parameters import SAMPLERS
+from localchat.config.parameters import NO_BREAKERS, SAMPLERS
 from localchat.engine.request import GenerateRequest, Prompt, Sampling
 from localchat.server.chat.structure import AnswerFields, requested_grammar
 from localchat.server.config import ServerLimits
@@ -117,8 +117,6 @@ def generate_request(
 def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
     biases, text_biases = _biases(fields.logit_bias or {}, limits)
     values: dict[str, Any] = {key: _sampler_value(fields, key) for key in SAMPLERS}
-    if values["top_k"] is not None:
-        values["top_k"] = max(0, values["top_k"])
     seed = fields.seed
     if seed is not None:
         # Clients send negative and longer seeds. The engine takes 64 bits.
@@ -127,8 +125,25 @@ def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
         **values,
         logit_bias=biases,
         text_bias=text_biases,
+        dry_sequence_breakers=_breakers(fields.dry_sequence_breakers),
         seed=seed,
     )
+
+
+def _breakers(value: list[str] | str | None) -> tuple[str, ...] | None:
+    """Return the texts across which DRY sees no repetition. Raises ApiError."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=list[str])
+        except msgspec.DecodeError as error:
+            raise bad_request(
+                'The field \'dry_sequence_breakers\' must be a list of texts, such as ["\\n", ":"].',
+                param="dry_sequence_breakers",
+                code="invalid_type",
+            ) from error
+    return tuple(value) or (NO_BREAKERS,)
 
 
 def _sampler_value(fields: GenerationFields, key: str) -> float | None:
@@ -145,7 +160,8 @@ def _sampler_value(fields: GenerationFields, key: str) -> float | None:
             raise bad_request(
                 f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
             )
-        result = value
+        # Clients write -1 for off.
+        result = max(value, sampler.engine_range[0])
     return result
 
 
