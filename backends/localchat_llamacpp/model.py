@@ -116,7 +116,12 @@ class GgufModel:
             memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
             return demand(memory, self.info.name)
         memory = planner.plan(
-            self.shape, options, machine, can_offload=can_offload, safe_mode=False
+            self.shape,
+            options,
+            machine,
+            can_offload=can_offload,
+            safe_mode=False,
+            runs_heads=library().api.has_heads,
         )
         if options.gpu_layers not in ("auto", 0) and not can_offload:
             memory = replace(memory, notes=(*memory.notes, offload_advice()))

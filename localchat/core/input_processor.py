@@ -67,7 +67,8 @@ _MAX_LOGPROBS = 100
 _MAX_BAD_WORDS = 256
 _MAX_STOP_TOKENS = 256
 _BANNED_BIAS = -1e9
-_KINDS = {field.name: type(field.default) for field in fields(SamplingValues)}
+_DEFAULTS = SamplingValues()
+_KINDS = {field.name: type(getattr(_DEFAULTS, field.name)) for field in fields(_DEFAULTS)}
 """Types of the numbers of the sampling, int or float."""
 _CACHED_BREAKERS = 16
 _MAX_BREAKERS = 64

@@ -433,6 +433,7 @@ class ChatSession:
                 return Outcome("stopped", outcome.node)
             parent = result.id
             continued = None
+            self.status.begin()
 
     async def _answer_fitting(self, parent: str, continued: Node | None) -> Outcome:
         """Answer a message, and leave out older ones if the policy allows that."""

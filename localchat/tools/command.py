@@ -22,7 +22,7 @@ _MAX_TIMEOUT_S: Final = 600
 _MAX_OUTPUT: Final = 30_000
 _MAX_READ_BYTES: Final = 4 << 20
 """Output after which a command is ended, because nothing reads the rest."""
-_PROBE_S: Final = 10.0
+_PROBE_S: Final = 10
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SOCKETS: Final = (
     "SSH_AUTH_SOCK",
@@ -34,6 +34,7 @@ _SOCKETS: Final = (
 )
 """Variables that lead to services outside."""
 _HIDDEN: Final = ("/run/user", "/run/dbus", "/run/systemd", "/run/docker.sock", "/run/containerd")
+_NO_OUTPUT: Final = "The command succeeded without output."
 NOT_ISOLATED: Final = (
     "Commands are not isolated on this system (no bubblewrap, no user namespaces): they can reach the "
     "network and write outside of the folder."
@@ -56,63 +57,37 @@ class Isolation:
         """Return the program before a command. Empty if nothing isolates it."""
         if self._prefix is None:
             self._prefix = ()
-            if self._root == "/":
-                return ()  # no folder is outside of it
-            for candidate in (self._bubblewrap(), self._namespaces()):
-                if candidate and await _succeeds((*candidate, "true")):
-                    self._prefix = candidate
-                    break
+            # No folder is outside of the top one.
+            candidates = () if self._root == "/" else (self._bubblewrap(), self._namespaces())
+            for candidate in filter(None, candidates):
+                with suppress(OSError):
+                    output = await _run((*candidate, "true"), Path("/"), dict(os.environ), _PROBE_S)
+                    if output == _NO_OUTPUT:
+                        self._prefix = candidate
+                        break
         return self._prefix
 
     def _bubblewrap(self) -> tuple[str, ...]:
         program = shutil.which("bwrap")
         if program is None:
             return ()
-        hidden = [path for path in _HIDDEN if Path(path).exists()]
-        masks = [
-            ("--tmpfs", path) if Path(path).is_dir() else ("--ro-bind", "/dev/null", path)
-            for path in hidden
+        words = [
+            program,
+            *["--unshare-all", "--cap-drop", "ALL", "--die-with-parent", "--new-session"],
         ]
-        return (
-            *(
-                program,
-                "--ro-bind",
-                "/",
-                "/",
-                "--dev",
-                "/dev",
-                "--proc",
-                "/proc",
-                "--tmpfs",
-                "/tmp",
-            ),
-            *(word for mask in masks for word in mask),
-            *("--bind", self._root, self._root, "--chdir", self._root),
-            *("--unshare-all", "--die-with-parent", "--new-session", "--"),
-        )
+        words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+        for path in _HIDDEN:
+            if Path(path).is_dir():
+                words += ("--tmpfs", path)
+            elif Path(path).exists():
+                words += ("--ro-bind", "/dev/null", path)
+        return (*words, "--bind", self._root, self._root, "--chdir", self._root, "--")
 
     def _namespaces(self) -> tuple[str, ...]:
         if not sys.platform.startswith("linux"):
             return ()
         script = Path(__file__).with_name("sandbox_child.py")
         return (sys.executable, "-I", "-S", str(script), self._root)
-
-
-async def _succeeds(words: tuple[str, ...]) -> bool:
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
-        return False
-    try:
-        return await asyncio.wait_for(process.wait(), _PROBE_S) == 0
-    except TimeoutError:
-        process.kill()
-        return False
 
 
 def command_tool(root: Root, environ: Mapping[str, str]) -> Tool:
@@ -186,5 +161,5 @@ async def _run(
     text = bounded(output.decode("utf-8", "replace").rstrip("\n"), _MAX_OUTPUT)
     status = process.returncode
     if not ending and status == 0:
-        return text or "The command succeeded without output."
+        return text or _NO_OUTPUT
     return f"{text}\n[{ending or f'exit status {status}'}]".lstrip("\n")

@@ -25,7 +25,7 @@ class ConsentRequest(NamedTuple):
     title: str
     preview: str
     scope_text: str
-    """What `session` would allow. Empty: the front end does not offer it."""
+    """Calls that `session` would allow. Empty: the front end does not offer it."""
 
 
 class Consent(Protocol):
@@ -40,7 +40,7 @@ class Approvals:
     """Decides about calls, and remembers the decisions for the session."""
 
     def __init__(self, consent: Consent | None, allowed: frozenset[Effect] = frozenset()) -> None:
-        """`consent`: None if nobody can be asked. `allowed`: effects that run without a question."""
+        """`consent`: None without a user to ask. `allowed`: effects that run without a question."""
         self._consent = consent
         self._allowed = allowed
         self._decisions: dict[tuple[str, str], Decision] = {}
@@ -54,8 +54,8 @@ class Approvals:
         if decision is None:
             if self._consent is None:
                 raise Refused(
-                    f"{tool.name} was not run: it may {EFFECTS[tool.effect].partition(';')[0]}, and nobody "
-                    "can be asked for consent here"
+                    f"{tool.name} was not run: it may {EFFECTS[tool.effect].partition(';')[0]}, and the user "
+                    "cannot be asked here"
                 )
             request = ConsentRequest(
                 tool.name, tool.effect, plan.title, plan.preview, plan.scope_text

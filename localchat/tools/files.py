@@ -166,19 +166,14 @@ def editing_tool(root: Root, journal: Journal) -> Tool:
         after = _edited(name, before, arguments)
         preview = _diff(name, before, after)
 
-        def write() -> str:
+        async def write() -> str:
+            # Not in a thread: a cancellation must not report a write as stopped that is still made.
             journal.write(root, name, after, before)
             if before is None:
                 return f"Created {name}."
             return f"Changed {name}:\n{preview}"
 
-        return Plan(
-            lambda: asyncio.to_thread(write),
-            name,
-            preview,
-            scope="edit",
-            scope_text="all edits in this folder",
-        )
+        return Plan(write, name, preview, "edit", "all edits in this folder")
 
     return own_tool(
         "edit_file",

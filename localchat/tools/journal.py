@@ -27,7 +27,7 @@ class WriteRecord(msgspec.Struct, frozen=True):
     name: str
     """Name of the file relative to the root."""
     before: bytes | None
-    """None if the file did not exist."""
+    """Bytes of the file, None if it did not exist."""
     before_mode: int
     after: str
     """SHA-256 of the new bytes."""

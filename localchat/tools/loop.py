@@ -52,7 +52,7 @@ class CallReport(NamedTuple):
 
 
 class CallResult(NamedTuple):
-    """The result of a call, as a message for the model and as the history stores it."""
+    """Result of a call, for the model and for the history."""
 
     message: Message
     run: ToolRun
@@ -77,7 +77,7 @@ class ToolTurn:
         self.rounds = 0
         """Number of answers whose calls have run."""
         self._results: dict[str, tuple[str, int]] = {}
-        """Last result of each call by name and arguments, and how often it came in a row."""
+        """Last result of each call, and how often it came in a row. Keys are name and arguments."""
 
     @property
     def exhausted(self) -> bool:
@@ -165,8 +165,7 @@ class ToolTurn:
             if tool is None:
                 raise ToolError(
                     f"there is no tool {call.name!r}",
-                    hint=did_you_mean(call.name, self._tools)
-                    or f"the tools are: {', '.join(self._tools)}",
+                    hint=did_you_mean(call.name, self._tools),
                 )
             arguments = parsed_arguments(call.arguments)
             _, repeats = self._results.get(_key(call.name, arguments), ("", 0))

@@ -117,7 +117,7 @@ class McpConnection:
         except Exception as problem:  # noqa: BLE001 - whatever a server causes in the SDK
             if not ready.done():
                 ready.set_exception(problem)
-                ready.exception()  # marks it as seen if nobody waits any more
+                ready.exception()  # read once, in case no caller waits any more
         finally:
             self._client = None
 
@@ -249,14 +249,14 @@ def _text(parts: Sequence[Any]) -> str:
             texts.append(f"[{kind} {getattr(part, 'uri', '')} is left out]")
         else:
             texts.append(text)
-    whole = "\n".join(texts)
-    if len(whole) > _MAX_RESULT:
-        whole = f"{whole[:_MAX_RESULT]}\n[the server sent {len(whole):,} characters]"
-    return whole
+    joined = "\n".join(texts)
+    if len(joined) > _MAX_RESULT:
+        joined = f"{joined[:_MAX_RESULT]}\n[the server sent {len(joined):,} characters]"
+    return joined
 
 
 def _safe_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a server's tool, or that of any object if it is too large or not one."""
+    """Return a server's schema, or that of any object if it is unusable."""
     try:
         size = len(json.dumps(schema))
     except (ValueError, RecursionError):
@@ -304,7 +304,9 @@ async def _stdio(
     assert process.stdin and process.stdout and process.stderr
     to_client, from_server = anyio.create_memory_object_stream[Any](0)
     to_server, from_client = anyio.create_memory_object_stream[Any](0)
-    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    stdin = process.stdin
+    stdout = process.stdout
+    stderr = process.stderr
 
     async def read() -> None:
         async with to_client:

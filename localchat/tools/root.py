@@ -35,13 +35,17 @@ class Root:
     """A folder and everything below it."""
 
     def __init__(self, folder: Path, protected: tuple[Path, ...] = ()) -> None:
-        """`protected`: folders inside it that are never written. Raises UsageError."""
+        """`protected`: files and folders inside it that are never written. Raises UsageError."""
         try:
             self.path = folder.resolve(strict=True)
             self._fd = os.open(self.path, _FOLDER)
         except OSError as problem:
             raise UsageError(f"--root {folder} cannot be used: {reason(problem)}") from problem
-        self._protected = tuple(path.resolve() for path in protected)
+        self._protected = tuple(
+            path.resolve()
+            for path in protected
+            if not self.path.is_relative_to(path.resolve())  # the user chose a folder inside it
+        )
         self._kernel_devices = frozenset(_devices(("/proc", "/sys", "/dev")))
         if os.fstat(self._fd).st_dev in self._kernel_devices:
             raise UsageError(f"--root {folder} is not a folder of files", hint="use another folder")
@@ -137,17 +141,19 @@ class Root:
             return None
         except OSError as problem:
             raise _error(name, problem) from problem
-        with os.fdopen(fd, "rb") as file:
+        try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
                 raise ToolError(f"{name} is a folder")
             if not stat.S_ISREG(status.st_mode):
                 raise ToolError(f"{name} is not a regular file")
             self._refuse_kernel_files(fd, name)
-            try:
+            with os.fdopen(fd, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE_BYTES + 1)
-            except OSError as problem:
-                raise _error(name, problem) from problem
+        except OSError as problem:
+            raise _error(name, problem) from problem
+        finally:
+            os.close(fd)
         if len(data) > MAX_FILE_BYTES:
             raise ToolError(f"{name} has more than {MAX_FILE_BYTES >> 20} MB")
         return FileContent(data, stat.S_IMODE(status.st_mode))
@@ -166,7 +172,7 @@ class Root:
     def replace(
         self, name: str, content: FileContent | None, expected: FileContent | None
     ) -> list[str]:
-        """Write or delete (None) a file that is still as `expected`, and return the folders made for it.
+        """Write a file that is still as `expected`, or delete it (None). Return the folders made for it.
 
         The new file replaces the name, so another hard link to the old one keeps its bytes. Raises ToolError
         and changes nothing if the file is not as expected.

@@ -1,4 +1,4 @@
-"""A tool as data: what the model is told, what it affects, and how a call is planned and run."""
+"""Tools as data: description, effect, and a function that plans calls."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,9 +30,9 @@ class Plan(NamedTuple):
     title: str
     """The call on one line, such as `notes/plan.md, lines 1 to 80`. Not sanitized."""
     preview: str = ""
-    """What consent covers in detail, such as a diff. Not sanitized."""
+    """Details that consent covers, such as a diff. Not sanitized."""
     scope: str = ""
-    """What consent for the session covers. Empty: calls like this one cannot be allowed for the session."""
+    """Key of the calls that consent for the session covers. Empty: it covers this call only."""
     scope_text: str = ""
     """The scope as the user reads it, such as `all edits in this folder`."""
 

@@ -46,17 +46,16 @@ def parse_groups(text: str, servers: Mapping[str, McpServer]) -> tuple[str, ...]
             chosen[name] = None
         else:
             valid = (*GROUPS, *servers)
-            hint = did_you_mean(name, valid) or f"choose among {', '.join(valid)}"
-            raise UsageError(f"there are no tools {name!r}", hint=hint)
+            raise UsageError(f"there are no tools {name!r}", hint=did_you_mean(name, valid))
     return tuple(chosen)
 
 
 class ToolServices(NamedTuple):
-    """What the tools of a session need."""
+    """Services that the tools of a session use."""
 
     root: Path
     protected: tuple[Path, ...]
-    """Folders of the program, which no tool writes."""
+    """Files and folders of the program, which no tool writes."""
     journal: Journal
     library: "DocumentLibrary"
     engine: "Engine"

@@ -27,7 +27,7 @@ def with_tools_described(
     *,
     in_system: bool,
 ) -> tuple[Message, ...]:
-    """Describe the tools in the first system message, or in the first message of the user."""
+    """Describe the tools in the system message, or in the user's first message."""
     functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     description = _SEPARATOR.join(
         (

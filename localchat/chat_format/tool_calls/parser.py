@@ -25,7 +25,7 @@ _START = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
 _FIRST_TAGS = (*(syntax.name[0] for syntax in TAG_FIRST), INVOKE)
 _PYTHON_FENCE = "```tool_code"
 _FENCED_OBJECT = re.compile(r"(?<!`)`{3}(?:json|tool_call|xml)?\s*(?=\{)")
-"""Start of a code block with an object, which small models write instead of a tag."""
+"""Start of a code block with an object. Small models write it instead of a tag."""
 
 
 class CallParser:

@@ -16,9 +16,11 @@ from localchat.cli.chat.repl import Repl
 from localchat.cli.chat.terminal_consent import open_consent
 from localchat.cli.resolve import Setup, opened_engine
 from localchat.cli.signals import deferred, terminate_gracefully
+from localchat.config.settings_file import read_settings
 from localchat.engine.interface import Engine
 from localchat.errors import AnswerCut, ExitCode, LocalchatError, UsageError
 from localchat.history.store import History
+from localchat.tools.toolset import parse_groups
 
 if TYPE_CHECKING:
     from localchat.tools.tool import Effect
@@ -78,7 +80,9 @@ def answer_with_tools(
 
 
 def _check(setup: Setup, options: AskOptions) -> None:
-    """Raise UsageError for flags that cannot be combined with tools."""
+    """Raise UsageError for unknown tools, and for flags that cannot be combined with tools."""
+    servers = read_settings(setup.paths.settings_file).mcp_servers
+    parse_groups(setup.settings.tools, servers)
     flags = {
         "--raw-prompt": options.raw_prompt,
         "--schema, --grammar and --regex": options.grammar is not None,

@@ -118,9 +118,10 @@ def _bare_calls(family: ToolCallFamily, tools: Sequence[ToolSpec]) -> tuple[list
     lines = []
     for index, tool in enumerate(tools):
         name = pattern(tool.name)
-        start = rf'/(.|\n)*\{{\s*"name":\s*"{name}",\s*"(arguments|parameters)":\s*/'
+        # The lazy text ends at the colon. White space after it would never be part of it.
+        start = rf'/(.|\n)*\{{\s*"name":\s*"{name}",\s*"(arguments|parameters)":/'
         lines.append(f"bare_{index}[lazy]: {start}")
-        terms.append(rf"bare_{index} arguments_{index} /\s*\}}/")
+        terms.append(rf"bare_{index} (/\s+/)? arguments_{index} /\s*\}}/")
     return terms, lines
 
 
