@@ -24,6 +24,8 @@ from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_types import smaller_kv_type
 
 _MAX_OUT_OF_MEMORY_STEPS = 4
+_SLOT_COMMIT_TOKENS = 32
+"""Tokens of a decode run that a cache of slots learns together."""
 _METRICS_SWEEP_S = 0.02
 """Interval at which a decode run looks for requests that need new metrics."""
 
@@ -41,14 +43,6 @@ def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
 def _cut(sequence: Sequence) -> Finished:
     """Return the end of a choice that reached a limit."""
     return Finished(sequence.choice, "length", limit=sequence.request_state.limit)
-
-
-def _natural_end(sequence: Sequence) -> Finished:
-    """Return the end of a choice that ended itself, unless the length guard shortened it."""
-    matcher = sequence.grammar_matcher
-    if matcher is not None and matcher.shortened:
-        return _cut(sequence)
-    return Finished(sequence.choice, "stop")
 
 
 class OutputProcessor:
@@ -87,7 +81,8 @@ class OutputProcessor:
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
-        self._block_tokens = capabilities.block_tokens
+        self._has_blocks = capabilities.block_tokens > 0
+        self._commit_tokens = capabilities.block_tokens or _SLOT_COMMIT_TOKENS
         self._metrics_s = 0.0
         """Time at which the requests of a decode run were last asked for metrics."""
 
@@ -155,7 +150,7 @@ class OutputProcessor:
                 continue
             sequence.unknown -= 1
             end = self._append_moved(sequence, token, tpot_ms, now_s)
-            if (start + 1) % self._block_tokens == 0:
+            if (start + 1) % self._commit_tokens == 0:
                 self._commit(sequence, start + 1, 0)
             else:
                 sequence.computed = start + 1
@@ -315,7 +310,7 @@ class OutputProcessor:
         request = sequence.request_state.request
         if sample.token in self._tokenizer.eog and not request.ignore_eos:
             events += sequence.output.finish()
-            return _natural_end(sequence)
+            return Finished(sequence.choice, "stop")
         generated = sequence.known - sequence.request_state.prompt_tokens
         may_stop = generated > request.min_tokens
         if sample.token in request.stop_tokens and may_stop:
@@ -335,7 +330,7 @@ class OutputProcessor:
             return Finished(choice, "stop", delta.stop)
         if grammar_matcher is not None and grammar_matcher.ended:
             events += sequence.output.finish()
-            return _natural_end(sequence)
+            return Finished(sequence.choice, "stop")
         if delta.repetition is not None:
             events += sequence.output.finish()
             return Finished(choice, "repetition", repetition=delta.repetition)
@@ -363,9 +358,9 @@ class OutputProcessor:
             self._event_sender.prompt_logprobs(request_state)
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int, ahead: int = 0) -> None:
-        if sequence.uncommitted:
+        if sequence.uncommitted and self._has_blocks:
             self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
-            sequence.uncommitted = False
+        sequence.uncommitted = False
         exact = min(sequence.exact, computed)
         update = self._kv_cache.commit(
             sequence.number, sequence.tokens, computed, earliest, ahead, exact

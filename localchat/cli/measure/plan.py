@@ -100,19 +100,11 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     Times are those of requests that arrive at random. Prices are flags, or entries of [prices] in the settings
     file.
     """
-    from localchat.cli.resolve import Inputs
     from localchat.config.paths import find_paths
-    from localchat.config.routes import PREFIX, find_route
     from localchat.measure.service_plan import make_plan
     from localchat.measure.store import bench_store
 
     environ = app_context(ctx).environ
-    if word is not None and word.startswith(PREFIX):
-        route = find_route(word, Inputs.of(ctx, word).routes)
-        raise UsageError(
-            f"{word} has two models, each with a plan of its own",
-            hint=f"localchat plan {route.small}; localchat plan {route.large}",
-        )
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
     store = bench_store(find_paths(environ).data_dir)

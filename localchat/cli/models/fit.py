@@ -54,7 +54,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> int:
-    """Show which quantization of a model to take, and whether it fits in memory.
+    """Show which quantization of a model to take, and if it fits.
 
     MODEL is on this machine, or a name that `pull` accepts. In that case the command reads only its headers
     over the network, a few megabytes. It loads no weights. A table compares the quantizations of a GGUF model
@@ -66,7 +66,6 @@ def command(
 
     from localchat.cli.models import fit_page
     from localchat.cli.resolve import chat_slots
-    from localchat.config.routes import PREFIX
     from localchat.fit.speed import SpeedHistory
     from localchat.fit.steps import MemoryStep, SlotLimit
     from localchat.models.assess import assess
@@ -75,8 +74,6 @@ def command(
     from localchat.models.resolve import planned_load
     from localchat.models.substitutes import memory_steps
 
-    if model_name.startswith(PREFIX):
-        return _fit_route(ctx, model_name, parallel, memory, as_json=as_json)
     seen = find_model(ctx, model_name)
     slots = parallel or chat_slots(seen.settings)
     machine = _machine(memory)
@@ -171,50 +168,6 @@ def _machine(memory: int | None) -> "Machine":
     # A machine in everyday use has a desktop and a browser open, which take about a quarter, at most 3 GB.
     free_bytes = memory - min(memory // 4, _USUAL_PROGRAMS_BYTES)
     return replace(machine, ram_total_bytes=memory, ram_free_bytes=free_bytes, gpus=())
-
-
-def _fit_route(
-    ctx: click.Context,
-    model_name: str,
-    parallel: int | None,
-    memory: int | None,
-    *,
-    as_json: bool,
-) -> int:
-    """Plan the small model of a route, and the large one beside it."""
-    from localchat.cli.models.fit_page import report_lines
-    from localchat.cli.resolve import Inputs, chat_slots
-    from localchat.config.routes import find_route
-    from localchat.fit.memory_plan import machine_beside
-    from localchat.fit.speed import SpeedHistory
-    from localchat.models.assess import assess
-    from localchat.models.resolve import planned_load
-
-    inputs = Inputs.of(ctx, model_name)
-    route = find_route(model_name, inputs.routes)
-    machine = _machine(memory)
-    reports = []
-    for name in (route.small, route.large):
-        seen = find_model(ctx, name)
-        slots = parallel or chat_slots(seen.settings)
-        options = planned_load(seen.settings, seen.paths, max_slots=slots)
-        history = SpeedHistory(seen.paths.state_dir)
-        reports.append(assess(seen.subject, options, machine, history))
-        machine = machine_beside(machine, reports[-1].plan)
-    small, large = reports
-    fits = small.plan.fits and large.plan.fits
-    if as_json:
-        records = {"small": small.record(), "large": large.record()}
-        print_json(inputs.app.environ, {"model": model_name, "fits": fits, **records})
-    else:
-        lines = [*report_lines(small), "", f"Beside {small.name}:", *report_lines(large), ""]
-        if fits:
-            total_bytes = small.plan.total_bytes + large.plan.total_bytes
-            lines.append(f"Both fit: {size(total_bytes)} together.")
-        else:
-            lines.append("They do not fit together.")
-        print_lines(inputs.app.environ, lines)
-    return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
 class FoundModel(NamedTuple):

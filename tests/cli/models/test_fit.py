@@ -1,7 +1,6 @@
 """fit: the planner's verdict in words, a bar and JSON, on simulated machines."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from localchat.atomic import write_text
-from localchat.config.paths import find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.report import bar
 from tests.support.cli_program import SCENARIOS
@@ -70,25 +67,6 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     assert "other processes 4.0 GB" in text
     assert re.search(r"^About [\d.]+ tok/s \([\d.]+ to [\d.]+\), ", text, re.MULTILINE)
     assert "A context of" not in text  # the user chose one
-
-
-def test_a_route_plans_the_large_model_beside_the_small_one(
-    fit: Fit, eight_b: Path, tmp_path: Path
-) -> None:
-    small = llama(Size(4, 256, 4, 4, 64, 512, 256, 131072, Q4_0)).sparse(tmp_path / "small.gguf")
-    write_text(
-        find_paths(os.environ).settings_file,
-        f'[routes.easy]\nsmall = "{small}"\nlarge = "{eight_b}"\ncode = true\n',
-    )
-    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
-    found = told(fit(roomy, "route:easy", "--ctx", "2048", "--json"))
-    alone = told(fit(roomy, eight_b, "--ctx", "2048", "--json"))
-    assert found["fits"]
-    assert found["large"]["free_bytes"] == alone["free_bytes"] - found["small"]["total_bytes"]
-    assert "Both fit: " in fit(roomy, "route:easy", "--ctx", "2048").out
-    outcome = fit(SMALL, "route:easy", "--ctx", "65536")
-    assert outcome.code == 4
-    assert "They do not fit together." in outcome.out
 
 
 def test_a_draft_model_counts(fit: Fit, eight_b: Path, tmp_path: Path) -> None:
