@@ -31,7 +31,9 @@ class LoadSpec:
 
     clients: int
     requests: int | None = None
-    """Requests of each client, or of an open loop; None for as many as start within `seconds`, at least one."""
+    """Requests of each client, or of an open loop.
+
+    None for as many as start within `seconds`, at least one."""
     seconds: float = 10.0
     rate: float = 0.0
     """Requests per second of an open loop, which has no clients. 0 for a closed loop.

@@ -180,7 +180,7 @@ _GB: Final = 1e9
 
 
 def quality_svg(record: QualityRecord) -> str:
-    """Draw the loss of each variant against its size and its speed, and its needles as a grid."""
+    """Draw the losses by size and by speed, and the needles as grids."""
     title = f"Loss over the {record.spec.text}, lower is better"
     parts = [_text(16, 22, f"{title} · localchat {record.localchat} · {record.at[:10]}", _BOLD)]
     y = _TITLE_HEIGHT
@@ -223,11 +223,11 @@ def _draw_losses(
     variants: Sequence[VariantQuality], axis: str, values: Sequence[float | None]
 ) -> str:
     """Draw the mean divergence, logarithmic, against a value of each variant. Dots have the legend's colors."""
-    known = [value for value in values if value is not None]
+    measured = [value for value in values if value is not None]
     parts = [_text(_PLOT_LEFT, 24, f"Mean KLD by {axis}", _BOLD)]
-    if not known:
+    if not measured:
         return "".join((*parts, _text(_PLOT_LEFT, 60, "not measured: --speed")))
-    ticks = _ticks(max(known))
+    ticks = _ticks(max(measured))
     losses = [variant.divergence.kl_mean for variant in variants if variant.divergence]
     low = floor(log10(max(min(losses), _MIN_KL)))
     high = max(ceil(log10(max(*losses, _MIN_KL))), low + 1)

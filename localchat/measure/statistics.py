@@ -63,7 +63,7 @@ class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DisruptionFigures(msgspec.Struct, frozen=True):
-    """Gaps between the tokens of streams before a burst of long prompts, and while it is read."""
+    """Gaps between tokens of streams before and during a burst of long prompts."""
 
     prompts: int
     prompt_tokens: float
@@ -117,7 +117,7 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     roof_share: float | None = None
     """Share of the memory bandwidth that the steps used."""
     disruption: DisruptionFigures | None = None
-    """What a burst of long prompts did to the streams; None without a burst."""
+    """Gaps of the streams before and during a burst of long prompts; None without a burst."""
 
 
 class LoadResult(NamedTuple):

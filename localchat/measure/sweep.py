@@ -172,7 +172,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_prompts(spec: SweepSpec) -> SweepSpec:
-    """Return the spec of a stored result, in which the user's own texts have no place."""
+    """Return the spec as it is stored, without the user's own texts."""
     shapes = tuple(replace(shape, prompts=()) for shape in spec.shapes)
     return msgspec.structs.replace(spec, shapes=shapes)
 
@@ -417,7 +417,7 @@ class Saturation(NamedTuple):
 
 
 def saturation(series: list[Point]) -> Saturation | None:
-    """Find the saturation of a series; None for a single number of clients, and for an open loop."""
+    """Find the saturation of a series. None for a single number of clients or an open loop."""
     if len(series) < 2 or series[0].key.rate:
         return None
     throughputs = [point.figures.tokens_per_s for point in series]

@@ -214,8 +214,8 @@ def _parse_tests(
     from localchat.measure.comparison import TESTS
 
     if only is None:
-        wanted = {"questions": bool(questions), "speed": speed}
-        return tuple(test for test in TESTS if wanted.get(test, True))
+        optional = {"questions": bool(questions), "speed": speed}
+        return tuple(test for test in TESTS if optional.get(test, True))
     names = [name.strip() for name in only.split(",")]
     if speed:
         names.append("speed")
