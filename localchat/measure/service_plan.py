@@ -126,7 +126,12 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
     for series in point_series(record.points):
         key = series[0].key
         served = served_by_name[key.variant]
-        if key.context_tokens or (model is not None and served.variant.model != model):
+        is_closed_loop = key.clients and series[0].figures.disruption is None
+        if (
+            not is_closed_loop
+            or key.context_tokens
+            or (model is not None and served.variant.model != model)
+        ):
             continue
         # More clients than slots only wait, so the last number of clients does not show the slots.
         best = max(series, key=lambda point: point.figures.tokens_per_s)
