@@ -1,4 +1,4 @@
-"""HTTP clients with the proxies of the environment, but never for this machine, and the rule for retries."""
+"""HTTP clients, which reach this machine without a proxy, and the rule for retries."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,9 @@ def async_http_client(**options: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - o
 
 def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:
     """Return a client for short queries to a server, such as its health."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     return http_client(headers=headers, timeout=timeout_s)
 
 
