@@ -1,52 +1,43 @@
-"""HTTP clients, which reach this machine without a proxy, and the rule for retries."""
+"""Transports of the HTTP clients, which choose a proxy for each request, and the rule for retries.
+
+A redirect may lead from a public server to this machine and back, so a client cannot use a single proxy.
+"""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 
-from localchat.errors import UsageError
+from localchat.proxies import Proxy, proxy_for
 
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 522, 524})
-_HERE: Final = ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0")  # noqa: S104
-_DIRECT: Final = {f"all://{host}": None for host in _HERE}
-"""Addresses of this machine. A proxy would take them for its own."""
+DEFAULT_LIMITS: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=20)
 
 
-def http_client(**options: Any) -> httpx2.Client:  # noqa: ANN401 - options of httpx2
-    """Return a client. Raises UsageError for an invalid proxy in the environment."""
-    with _checked_proxies():
-        return httpx2.Client(mounts=_DIRECT, **options)
+class ProxyTransport(httpx2.BaseTransport):
+    """Sends each request directly or through its proxy."""
 
+    def __init__(self, limits: httpx2.Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._transports: dict[Proxy | None, httpx2.HTTPTransport] = {}
 
-def async_http_client(**options: Any) -> httpx2.AsyncClient:  # noqa: ANN401 - options of httpx2
-    """Return an asynchronous client. Raises UsageError for an invalid proxy in the environment."""
-    with _checked_proxies():
-        return httpx2.AsyncClient(mounts=_DIRECT, **options)
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request. Raises UsageError for a bad proxy, and what httpx2 raises."""
+        proxy = proxy_for(str(request.url))
+        transport = self._transports.get(proxy)
+        if transport is None:
+            # Two threads may both create a transport, and setdefault keeps the first.
+            created = httpx2.HTTPTransport(limits=self._limits, proxy=proxy and proxy.url)
+            transport = self._transports.setdefault(proxy, created)
+        return transport.handle_request(request)
 
-
-def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:
-    """Return a client for short queries to a server, such as its health."""
-    headers = {}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    return http_client(headers=headers, timeout=timeout_s)
-
-
-@contextmanager
-def _checked_proxies() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, httpx2.InvalidURL) as problem:
-        raise UsageError(
-            f"the proxy of the environment cannot be used: {problem}",
-            hint="HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are addresses, such as http://proxy:3128",
-        ) from problem
+    def close(self) -> None:
+        """Close all connections."""
+        for transport in list(self._transports.values()):
+            transport.close()
 
 
 def may_retry(response: httpx2.Response) -> bool:
@@ -68,3 +59,31 @@ def retry_after_s(header: str | None) -> float | None:
         return None
     aware = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, (aware - datetime.now(UTC)).total_seconds())
+
+
+def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:
+    """Return a client for short queries to a server, such as its health."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx2.Client(transport=ProxyTransport(), headers=headers, timeout=timeout_s)
+
+
+class AsyncProxyTransport(httpx2.AsyncBaseTransport):
+    """Sends each request directly or through its proxy."""
+
+    def __init__(self, limits: httpx2.Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._transports: dict[Proxy | None, httpx2.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request. Raises UsageError for a bad proxy, and what httpx2 raises."""
+        proxy = proxy_for(str(request.url))
+        transport = self._transports.get(proxy)
+        if transport is None:
+            transport = httpx2.AsyncHTTPTransport(limits=self._limits, proxy=proxy and proxy.url)
+            self._transports[proxy] = transport
+        return await transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for transport in list(self._transports.values()):
+            await transport.aclose()

@@ -81,11 +81,21 @@ def test_loopback_is_never_proxied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_proxy_of_the_scheme_comes_before_the_general_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5h://general:1")
     monkeypatch.setenv("HTTPS_PROXY", "name:secret@web:2")
-    assert proxy_for("https://example.org") == "http://web:2 (HTTPS_PROXY)"
-    assert proxy_for("http://example.org") == "socks5h://general:1 (ALL_PROXY)"
+    proxy = proxy_for("https://example.org")
+    assert proxy is not None
+    assert proxy.url == "http://name:secret@web:2"
+    assert str(proxy) == "http://web:2 (HTTPS_PROXY)"
+    assert str(proxy_for("http://example.org")) == "socks5h://general:1 (ALL_PROXY)"
 
 
-@pytest.mark.parametrize("entry", ["example.org", ".example.org", "a, b.example.org", "*"])
+def test_socks_without_a_version_is_version_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://here:1")
+    assert str(proxy_for("http://example.org")) == "socks5://here:1 (ALL_PROXY)"
+
+
+@pytest.mark.parametrize(
+    "entry", ["example.org", ".example.org", "*.example.org", "a, b.example.org", "*"]
+)
 def test_no_proxy_lists_hosts_and_domains(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://web:2")
     monkeypatch.setenv("NO_PROXY", entry)
@@ -93,12 +103,18 @@ def test_no_proxy_lists_hosts_and_domains(monkeypatch: pytest.MonkeyPatch, entry
     assert (proxy_for("http://badexample.org") is None) == (entry == "*")
 
 
-@pytest.mark.parametrize("address", ["gopher://x:1", "http://x:port", "socks4://x:1"])
-def test_an_invalid_proxy_is_an_error_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+@pytest.mark.parametrize("entry", ["10.0.0.0/8", "10.1.2.3", "10.1.2.3:80", "[fd00::1],10.1.2.3"])
+def test_no_proxy_lists_addresses_and_networks(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://web:2")
+    monkeypatch.setenv("NO_PROXY", entry)
+    assert proxy_for("http://10.1.2.3:80") is None
+    assert proxy_for("http://11.1.2.3:80") is not None
+
+
+@pytest.mark.parametrize("address", ["gopher://x:1", "http://", "http://x:port", "socks4://x:1"])
+def test_invalid_proxy_names_its_variable(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", address)
-    with pytest.raises(UsageError, match="the proxy of the environment cannot be used"):
+    with pytest.raises(UsageError, match="HTTP_PROXY is not the address of a proxy"):
         fetch("http://example.org/a.txt")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import httpx2
@@ -10,7 +11,7 @@ import msgspec
 from localchat.engine.remote.client import CONNECT_S, base_url
 from localchat.engine.remote.errors import error_from_status
 from localchat.errors import LocalchatError, NetworkError, connection_failure
-from localchat.http_transport import async_http_client, may_retry, retry_after_s
+from localchat.http_transport import AsyncProxyTransport, may_retry, retry_after_s
 from localchat.proxies import proxy_for
 
 _ANSWER_S: Final = 3600.0
@@ -39,16 +40,23 @@ class BatchClient:
         headers = {"User-Agent": "localchat"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        self._client = async_http_client(
+        self._client = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=clients, max_keepalive_connections=clients),
+            transport=AsyncProxyTransport(
+                httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+            ),
         )
 
     async def __aenter__(self) -> "BatchClient":
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self._client.aclose()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> BatchReply:

@@ -1,6 +1,5 @@
 """Root group of commands. A verb loads its module when it is used. Anything else is a prompt."""
 
-import shlex
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -195,8 +194,11 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
                 "a prompt that begins with a verb needs -- before it",
                 hint=f"To ask the model: {as_prompt}",
             )
+        command_line, unknown_flags = _intended_command(words, ctx)
+        if unknown_flags:
+            command_line += f" ({first} takes no {', '.join(unknown_flags)})"
         raise UsageError(
-            f"put flags after the verb: {shlex.join(('localchat', *words))} FLAGS",
+            f"put flags after the verb: {command_line}",
             hint=f"To ask the model: {as_prompt}",
         )
     # A flag that only prompts have shows that a prompt was meant.
@@ -227,6 +229,34 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     if len(words) < min_words or any(sign in arg for arg in words[:2] for sign in ":/.\\"):
         return ""
     return prompt_line(args, _prompt_command().params)
+
+
+def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
+    """Return the intended command line, and the flags that its verb does not take."""
+    import shlex
+
+    # Flags that the verb shares with prompts keep their values behind it.
+    verb_params = {param.name for param in _verb_command(words[0]).params}
+    line = ["localchat", *words]
+    unknown_flags = []
+    for param in ctx.command.params:
+        if not isinstance(param, click.Option) or param.name is None:
+            continue
+        if not _is_given(ctx, param.name):
+            continue
+        value = ctx.params.get(param.name)
+        flag = param.opts[-1]
+        if value is False and param.secondary_opts:
+            flag = param.secondary_opts[-1]
+        if param.name in verb_params:
+            line.append(flag)
+            if not param.is_flag and isinstance(value, str | int | float):
+                line.append(str(value))
+        elif len(words) == 1 and words[0] in _AS_WORD.get(param.name, ()):
+            line.insert(2, f"remote:{value}" if param.name == "remote" else str(value))
+        else:
+            unknown_flags.append(flag)
+    return shlex.join(line), unknown_flags
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:

@@ -1,12 +1,16 @@
 """Context managers for Ctrl+C. No interrupt is lost, and none strikes at a wrong place.
 
-Python runs signal handlers between two instructions of the main thread. A signal that arrives after the last
-check and before a wait (for an event, a key or a program) is handled when that wait ends, which may be never.
-At the prompt of a conversation, that was every third Ctrl+C that was pressed as soon as the prompt appeared.
+Python runs signal handlers between two instructions of the main thread. Two kinds of interrupts would be lost:
+
+- A signal that arrives after the last check and before a wait (for an event, a key or a program) is handled
+  when that wait ends, which may be never. At the prompt of a conversation, that was every third Ctrl+C that was
+  pressed as soon as the prompt appeared.
+- An interrupt that is raised in a finalizer, or in a callback of the garbage collector or of an import, is
+  printed there and dropped.
 
 In `interruptible`, a thread therefore learns of each signal from the wakeup descriptor. It sends the main
 thread a signal without effect a few times, which ends the system call that the main thread waits in, and Python
-checks again.
+checks again. It also repeats an interrupt that was dropped.
 
 `deferred`, `immediate` and `calling` choose where Ctrl+C takes effect. `terminate_gracefully` makes SIGTERM and
 SIGHUP act in the same way.
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 _NUDGE: Final = signal.SIGURG
 """Signal without effect. Programs ignore it by default, and only sockets with urgent data send it."""
 _TERMINATING: Final = (signal.SIGTERM, signal.SIGHUP)
+_DROPPED: Final = b"\0"
+"""Byte in the pipe, among the numbers of signals, that reports a dropped interrupt."""
 _FIRST_PAUSE_S: Final = 0.01
 _MAX_PAUSE_S: Final = 60.0
 """Longest interval between nudges. Intervals double, because the system may delay the process."""
@@ -48,14 +54,25 @@ def interruptible() -> Iterator[None]:
     watcher = threading.Thread(
         target=_watch, args=(reader, threading.get_ident()), name="interrupts", daemon=True
     )
+    previous_hook = sys.unraisablehook
+
+    def report_dropped(error: "sys.UnraisableHookArgs") -> None:
+        if error.exc_type is not KeyboardInterrupt:
+            previous_hook(error)
+            return
+        with suppress(OSError):  # the pipe is full, so the thread wakes up anyway
+            os.write(writer, _DROPPED)
+
     previous_nudge_handler = signal.signal(_NUDGE, _do_nothing)
     previous_wakeup_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    sys.unraisablehook = report_dropped
     watcher.start()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = previous_hook
         signal.set_wakeup_fd(previous_wakeup_fd)
         os.close(writer)
         watcher.join()
@@ -179,14 +196,20 @@ def _do_nothing(number: int, frame: "FrameType | None") -> None:
 def _watch(reader: int, thread: int) -> None:
     """Nudge the main thread after each signal, until the pipe is closed."""
     pause_s = _MAX_PAUSE_S
+    next_signal = _NUDGE
     while True:
         timeout_s = pause_s if pause_s < _MAX_PAUSE_S else None
         if select.select([reader], [], [], timeout_s)[0]:
             received = os.read(reader, 4096)
             if not received:
                 return
-            if received.strip(bytes([_NUDGE])):
+            if _DROPPED in received:
+                # Repeat the interrupt after a pause. At once it would hit the same callback.
+                pause_s = _FIRST_PAUSE_S
+                next_signal = signal.SIGINT
+            elif received.strip(bytes([_NUDGE])):
                 pause_s = _FIRST_PAUSE_S
         else:
-            signal.pthread_kill(thread, _NUDGE)
+            signal.pthread_kill(thread, next_signal)
             pause_s *= 2
+            next_signal = _NUDGE

@@ -20,7 +20,8 @@
 
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
 names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
-(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py).
+(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[mcp]` are servers of tools
+(mcp_servers.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,6 +30,12 @@ from typing import Any
 
 import msgspec
 
+from localchat.config.mcp_servers import (
+    McpServer,
+    as_table,
+    check_server_name,
+    read_mcp_servers,
+)
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, find_remote, read_remotes
@@ -38,8 +45,11 @@ from localchat.errors import LocalchatError, UsageError, reason
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
     "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
-    "prices under [prices]"
+    "prices under [prices]; MCP servers under [mcp.NAME]"
 )
+
+
+_SECTION_NAMES = ("defaults", "models", "keys", "remotes", "presets", "prices", "mcp")
 
 
 class SettingsFile(msgspec.Struct, frozen=True):
@@ -52,6 +62,7 @@ class SettingsFile(msgspec.Struct, frozen=True):
     remotes: Mapping[str, Remote] = msgspec.field(default_factory=dict)
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     prices: Prices = msgspec.field(default_factory=Prices)
+    mcp_servers: Mapping[str, McpServer] = msgspec.field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Keys of earlier releases that the file still has. They have no effect."""
 
@@ -87,7 +98,7 @@ def read_settings(path: Path) -> SettingsFile:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     removed = tuple(_without_removed(table))
     for name in table:
-        if name not in ("defaults", "models", "keys", "remotes", "presets", "prices"):
+        if name not in _SECTION_NAMES:
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
@@ -98,6 +109,7 @@ def read_settings(path: Path) -> SettingsFile:
         read_remotes(path, table.get("remotes", {})),
         read_presets(path, table.get("presets", {})),
         read_prices(path, table.get("prices", {})),
+        read_mcp_servers(path, table.get("mcp", {})),
         removed,
     )
 
@@ -159,6 +171,18 @@ def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> N
 def remove_preset(path: Path, name: str) -> None:
     """Remove a preset. Raises UsageError, LocalchatError."""
     _change(path, ("presets",), {name: None})
+
+
+def write_mcp_server(path: Path, server: McpServer) -> None:
+    """Add an MCP server, or replace one of its name. Raises UsageError, LocalchatError."""
+    check_server_name(server.name)
+    remove_mcp_server(path, server.name)
+    _change(path, ("mcp", server.name), as_table(server))
+
+
+def remove_mcp_server(path: Path, name: str) -> None:
+    """Remove an MCP server. Raises UsageError, LocalchatError."""
+    _change(path, ("mcp",), {name: None})
 
 
 def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> None:

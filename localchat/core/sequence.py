@@ -107,7 +107,13 @@ class Sequence:
         prompt_tokens = self.request_state.prompt_tokens
         media = self.request_state.media
         return Enter(
-            self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling, media=media
+            self.number,
+            slot,
+            tuple(self.tokens),
+            prompt_tokens,
+            self.sampling,
+            media=media,
+            adapters=self.request_state.adapters,
         )
 
     @property
@@ -179,6 +185,8 @@ class RequestState:
     """Source of `max_tokens`."""
     media: tuple[MediaSpan, ...] = ()
     """Pictures and recordings in the prompt."""
+    adapters: tuple[float, ...] = ()
+    """Scale of each LoRA adapter. Empty: none applies."""
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences by choice."""
     cached: int = 0

@@ -7,7 +7,7 @@ import httpx2
 
 from localchat.documents.pages import MAX_FILE_BYTES
 from localchat.errors import NetworkError, UsageError, connection_failure
-from localchat.http_transport import http_client
+from localchat.http_transport import ProxyTransport
 from localchat.proxies import proxy_for
 
 _SILENCE_S: Final = 30.0
@@ -19,9 +19,10 @@ def fetch(url: str) -> tuple[str, bytes]:
     data = bytearray()
     try:
         with (
-            http_client(
+            httpx2.Client(
                 headers={"User-Agent": "localchat"},
                 timeout=_SILENCE_S,
+                transport=ProxyTransport(),
                 follow_redirects=True,
                 max_redirects=_MAX_REDIRECTS,
             ) as client,

@@ -41,7 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:
     """Return the load options of the settings. Settings with the name of an option are copied."""
     # models.resolve.planned_load resolves the names of these files.
-    files = {"draft", "mmproj"}
+    files = {"draft", "mmproj", "lora"}
     fields = set(LoadOptions.__struct_fields__) & set(Settings.__struct_fields__) - files
     cache_mib = settings.cache_ram_mib
     return LoadOptions(

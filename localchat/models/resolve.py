@@ -4,6 +4,7 @@ Remembers the model of the last run in the state folder. Reads catalogue and man
 matches, because this runs before every first frame and every first token.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from localchat.config.remotes import Remote
 from localchat.config.settings import Settings
 from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
-from localchat.fit.load_options import LoadOptions
+from localchat.fit.load_options import LoadOptions, LoraAdapter
 
 if TYPE_CHECKING:
     from localchat.models.catalog import Catalog
@@ -99,6 +100,9 @@ def planned_load(
     options = load_options(settings, max_slots=max_slots)
     if settings.mmproj is not None:
         options = msgspec.structs.replace(options, mmproj=_encoder_file(settings.mmproj))
+    if settings.lora:
+        adapters = tuple(map(parse_adapter, settings.lora))
+        options = msgspec.structs.replace(options, lora=adapters)
     if settings.draft is None:
         return options
     draft = locate(settings.draft, paths, "the draft model")
@@ -116,6 +120,33 @@ def _encoder_file(name: str) -> str:
             hint="give the path of the GGUF that lets the model see or hear, or none",
         )
     return os.fspath(path)
+
+
+def parse_adapter(text: str) -> LoraAdapter:
+    """Return the adapter of `PATH` or `PATH:SCALE`, with an absolute path. Raises ModelMissing, UsageError."""
+    name = text
+    scale = 1.0
+    stem, colon, number = text.rpartition(":")
+    if colon and _is_number(number) and not expand_home(text).exists():
+        name = stem
+        scale = float(number)
+    if not math.isfinite(scale):
+        raise UsageError(f"--lora: the scale of {name} is {number}; expected a finite number")
+    path = expand_home(name).absolute()
+    if not path.exists():
+        raise ModelMissing(
+            f"there is no file or folder {name} (--lora)",
+            hint="give the path of an adapter in GGUF, or of a folder with adapter_config.json",
+        )
+    return LoraAdapter(os.fspath(path), scale)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:

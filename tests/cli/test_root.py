@@ -305,9 +305,13 @@ def test_verb_behind_flags_is_a_usage_error(call: Call) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--remote=box", "run", "m", "hi"], "localchat run m hi FLAGS"),
-        (["--ctx", "512", "-q", "serve"], "localchat serve FLAGS"),
-        (["--json", "ls"], "localchat ls FLAGS"),
+        (["--remote", "box", "serve"], "localchat serve remote:box"),
+        (["--remote=box", "run", "m", "hi"], "localchat run m hi --remote box"),
+        (["-m", "two words", "show"], "localchat show 'two words'"),
+        (["--ctx", "512", "-q", "serve"], "localchat serve --ctx 512 --quiet"),
+        (["--no-attach", "serve"], "localchat serve (serve takes no --no-attach)"),
+        (["--remote", "box", "ps"], "localchat ps (ps takes no --remote)"),
+        (["--json", "ls"], "localchat ls --json"),
         (["serve", "--remote", "box"], "localchat serve remote:NAME"),
         (["show", "-m", "x"], "localchat show MODEL"),
     ],

@@ -90,11 +90,40 @@ def test_ctrl_c_ends_a_wait_that_the_signal_did_not_interrupt(wait: Wait, kind: 
     assert _hears(wait, act)
 
 
+def test_ctrl_c_that_a_finalizer_swallows_is_heard_after_it(
+    wait: Wait, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def act() -> None:
+        Finalized()
+        wait.event()
+
+    assert _hears(wait, act)
+    assert capfd.readouterr().err == ""
+
+
+def test_other_errors_of_finalizers_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_type))
+
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError
+
+    with interruptible():
+        Broken()
+    assert told == [ValueError]
+
+
 def test_everything_is_left_as_it_was_found() -> None:
     def found() -> tuple[Any, ...]:
         descriptor = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(descriptor)
-        return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGURG), descriptor
+        hook = sys.unraisablehook
+        return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGURG), descriptor, hook
 
     before = found()
     with interruptible():

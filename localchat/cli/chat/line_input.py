@@ -11,6 +11,8 @@ from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
 
 _FENCE = '"""'
+_MAX_BUFFERED_BYTES = 4095
+"""Bytes of a line that Linux stores while no program reads the terminal. It drops the rest."""
 
 
 class TerminalKeyboard:
@@ -41,11 +43,18 @@ class TerminalKeyboard:
             return None
         try:
             if self._terminal.stdout_is_terminal:
-                return input(sign)
-            self._terminal.prompt(sign)
-            return input()
+                line = input(sign)
+            else:
+                self._terminal.prompt(sign)
+                line = input()
         except EOFError:
             return None
+        if len(line.encode("utf-8", "surrogateescape")) == _MAX_BUFFERED_BYTES:
+            self._terminal.print_line(
+                "localchat: the end of this line may be missing, because the system stores only "
+                f"{_MAX_BUFFERED_BYTES:,} bytes of a line that is pasted before the prompt"
+            )
+        return line
 
 
 def _ended_during_answer() -> bool:

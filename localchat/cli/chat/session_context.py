@@ -90,6 +90,7 @@ def session_context(
         keys=file.keys,
         notices=file.notices,
         presets=file.presets,
+        mcp_servers=file.mcp_servers,
         embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )

@@ -187,7 +187,8 @@ def _estimate(ctx: click.Context, model: str | None) -> "CostSource":
 
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.measure.options import default_model
-    from localchat.cli.models.fit import NO_SPEED, estimated, find_model
+    from localchat.cli.models.fit import estimated, find_model
+    from localchat.cli.models.fit_page import NO_SPEED
     from localchat.fit.memory_plan import demand
     from localchat.measure.service_plan import DEFAULT_SLOTS, predicted_source
     from localchat.measure.variants import is_running

@@ -60,6 +60,8 @@ class GrammarSpec(NamedTuple):
     """Keywords that were removed from the schema before compilation."""
     strict: bool = False
     """The request fails if a keyword of the schema is not enforced."""
+    optional: bool = False
+    """The answer is generated without the grammar if it cannot be compiled."""
 
 
 class GrammarCompiler:

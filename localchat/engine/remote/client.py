@@ -18,7 +18,7 @@ from localchat.errors import (
     UsageError,
     connection_failure,
 )
-from localchat.http_transport import http_client
+from localchat.http_transport import ProxyTransport
 from localchat.proxies import proxy_for
 
 CONNECT_S: Final = 10.0
@@ -78,10 +78,12 @@ class RemoteClient:
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._closed = False
-        self._client = http_client(
+        self._client = httpx2.Client(
             headers=headers,
             timeout=httpx2.Timeout(silence_s, connect=CONNECT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            transport=ProxyTransport(
+                httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+            ),
             follow_redirects=False,
         )
 

@@ -23,7 +23,7 @@ from localchat.errors import (
     UsageError,
     connection_failure,
 )
-from localchat.http_transport import http_client, may_retry, retry_after_s
+from localchat.http_transport import ProxyTransport, may_retry, retry_after_s
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.proxies import proxy_for
 
@@ -303,7 +303,8 @@ def _use_our_transport() -> None:
             raise OfflineModeIsEnabled(f"HF_HUB_OFFLINE is set; {request.url} was not requested")
 
     def client() -> httpx2.Client:
-        return http_client(
+        return httpx2.Client(
+            transport=ProxyTransport(),
             event_hooks={"request": [refuse_offline]},
             follow_redirects=True,
             timeout=None,

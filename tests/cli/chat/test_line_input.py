@@ -5,6 +5,29 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
+from localchat.cli.chat.line_input import TerminalKeyboard
+from localchat.cli.streams import Terminal
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x" * 4095, True),
+        ("語" * 1365, True),
+        ("x" * 4094 + "\udce8", True),  # cut within a character
+        ("x" * 4094, False),
+        ("x" * 20_000, False),
+    ],
+)
+def test_a_line_as_long_as_the_system_keeps_ahead_may_be_cut_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, told: bool
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda sign="": line)
+    assert TerminalKeyboard(Terminal({}, quiet=True)).read() == line
+    assert ("the end of this line may be missing" in capfd.readouterr().err) == told
+
 
 def test_a_byte_that_is_not_utf8_reaches_the_conversation_as_a_replacement_character() -> None:
     master, slave = pty.openpty()

@@ -98,6 +98,25 @@ def test_strict_tools_leave_text_free_and_bind_calls(style: str) -> None:
         assert whole(chat, f"Look:\n{ONE[style]}\nDone.", tools=tools)
 
 
+@pytest.mark.parametrize(
+    ("answer", "fits"),
+    [
+        ("Hello, {you} <there>!\n", True),
+        (ONE["hermes"], True),
+        (ONE["hermes"].replace("days", "nights"), False),
+        ('I look:\n```json\n{"name": "get_weather", "arguments": {"days": 3}}\n```\nDone.', True),
+        ('```json\n{\n  "name": "get_weather",\n  "arguments": {"days": 3}\n}\n```', True),
+        ('```json\n{"name": "get_weather", "arguments": {"nights": 3}}\n```', False),
+        ('{"name": "get_weather", "parameters": {"days": "three"}}', False),
+        ('{"name": "Ann", "arguments": {"nights": 3}}', True),
+    ],
+)
+def test_bound_arguments_leave_text_free_and_bind_calls_with_and_without_tags(
+    answer: str, fits: bool
+) -> None:
+    assert whole(template(SIGNS["hermes"]), answer, tools=TOOLS, bind_arguments=True) is fits
+
+
 def test_optional_tools_constrain_nothing() -> None:
     chat = template(SIGNS["hermes"])
     prompt = Messages((Message("user", "hi"),), tools=TOOLS)

@@ -1,0 +1,257 @@
+"""The loop of one question: it runs the calls of each answer, and returns results for the next request.
+
+The front end sends the requests, because it streams and shows them:
+
+    turn = ToolTurn(toolset, approvals, …)
+    while True:
+        answer = … generate(turn.offer(messages)) …
+        if not (calls := turn.calls(answer)):
+            break
+        results = await turn.run(calls, report)
+
+Results are text. The engine never reads control tokens in the text of a message.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from localchat.chat.conversation import ToolRun
+from localchat.engine.request import CalledTool, Message, Messages
+from localchat.errors import LocalchatError
+from localchat.suggestions import did_you_mean
+from localchat.tools.consent import Approvals, Refused
+from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_arguments
+
+CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
+MAX_CALLS: Final = 16
+"""Calls of one answer that run."""
+_MAX_REPEATS: Final = 2
+"""Identical calls with an identical result, after which the next one is not run."""
+_MIN_RESULT: Final = 1500
+_MAX_RESULT: Final = 16_000
+STOPPED: Final = "This call was not finished: the user stopped it."
+
+
+class CallReport(NamedTuple):
+    """The state of a call, for the front end. No text is sanitized."""
+
+    call: CalledTool
+    state: CallState
+    title: str = ""
+    """The call on one line. Empty until its arguments are known to be valid."""
+    seconds: float = 0.0
+    """Time that it ran, without the time of the consent."""
+    text: str = ""
+    """The result, or the error."""
+
+
+class CallResult(NamedTuple):
+    """Result of a call, for the model and for the history."""
+
+    message: Message
+    run: ToolRun
+
+
+class ToolTurn:
+    """Runs the calls of the answers to one question. Use it on one event loop."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        approvals: Approvals,
+        *,
+        max_rounds: int,
+        context_tokens: int,
+    ) -> None:
+        """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results."""
+        self._tools = tools
+        self._approvals = approvals
+        self._max_rounds = max_rounds
+        self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
+        self.rounds = 0
+        """Number of answers whose calls have run."""
+        self._results: dict[str, tuple[str, int]] = {}
+        """Last result of each call, and how often it came in a row. Keys are name and arguments."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more calls run for this question."""
+        return self.rounds >= self._max_rounds
+
+    def offer(self, messages: Messages) -> Messages:
+        """Add the tools to a request. The last request after the limit of rounds cannot call any."""
+        if not self._tools:
+            return messages
+        choice = messages.tool_choice
+        if self.exhausted:
+            choice = "none"
+        tools = tuple(tool.offered() for tool in self._tools.values())
+        return msgspec.structs.replace(
+            messages, tools=tools, tool_choice=choice, bind_arguments=True
+        )
+
+    def calls(self, answer: Message) -> tuple[CalledTool, ...]:
+        """Return the calls to run. `with_ids` must have given each an id of its own."""
+        if self.exhausted:
+            return ()
+        return answer.tool_calls
+
+    async def run(
+        self, calls: Sequence[CalledTool], report: Callable[[CallReport], None]
+    ) -> tuple[CallResult, ...]:
+        """Run the calls of one answer, and return a result for each, in order.
+
+        Reading calls run together; the others run one by one. A cancellation stops the calls that run, and
+        ends normally with results that say so.
+        """
+        self.rounds += 1
+        results: dict[str, CallResult] = {}
+        readers: list[asyncio.Task[None]] = []
+        try:
+            for number, call in enumerate(calls):
+                if number >= MAX_CALLS:
+                    problem = ToolError(f"an answer may have {MAX_CALLS} calls")
+                    results[call.id] = self._finished(call, "failed", "", 0.0, problem, report)
+                    continue
+                tool = self._tools.get(call.name)
+                if tool is None or tool.effect in ("write", "run"):
+                    await asyncio.gather(*readers)
+                    readers = []
+                planned = await self._planned(call, tool, results, report)
+                if planned is None or tool is None:
+                    continue
+                coroutine = self._execute(call, tool, planned, results, report)
+                if tool.effect in ("write", "run"):
+                    await coroutine
+                else:
+                    readers.append(asyncio.create_task(coroutine))
+            await asyncio.gather(*readers)
+        except asyncio.CancelledError:
+            for task in readers:
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        stopped = ToolError(STOPPED)
+        ordered = []
+        for call in calls:
+            result = results.get(call.id)
+            if result is None:
+                result = self._finished(call, "refused", "", 0.0, stopped, report)
+            ordered.append(result)
+        if self.exhausted:
+            last = ordered[-1]
+            note = "\n\n[No more calls are possible for this question: answer now.]"
+            content = last.message.content + note
+            ordered[-1] = last._replace(
+                message=msgspec.structs.replace(last.message, content=content)
+            )
+        return tuple(ordered)
+
+    async def _planned(
+        self,
+        call: CalledTool,
+        tool: Tool | None,
+        results: dict[str, CallResult],
+        report: Callable[[CallReport], None],
+    ) -> Plan | None:
+        """Check a call and ask for consent. Without a plan, the result is in `results`."""
+        title = ""
+        try:
+            if tool is None:
+                raise ToolError(
+                    f"there is no tool {call.name!r}",
+                    hint=did_you_mean(call.name, self._tools),
+                )
+            arguments = parsed_arguments(call.arguments)
+            _, repeats = self._results.get(_key(call.name, arguments), ("", 0))
+            if repeats >= _MAX_REPEATS:
+                raise ToolError(
+                    f"this call was made {repeats} times with the same result; answer, or call another tool"
+                )
+            plan = await tool.plan(arguments)
+            title = plan.title
+            report(CallReport(call, "asking", title))
+            await self._approvals.require(tool, plan)
+        except Refused as problem:
+            results[call.id] = self._finished(call, "refused", title, 0.0, problem, report)
+        except LocalchatError as problem:
+            results[call.id] = self._finished(call, "failed", title, 0.0, problem, report)
+        else:
+            return plan
+        return None
+
+    async def _execute(
+        self,
+        call: CalledTool,
+        tool: Tool,
+        plan: Plan,
+        results: dict[str, CallResult],
+        report: Callable[[CallReport], None],
+    ) -> None:
+        """Run a planned call, and put its result into `results`."""
+        report(CallReport(call, "running", plan.title))
+        began_s = time.monotonic()
+        state: CallState = "done"
+        outcome: str | LocalchatError
+        try:
+            outcome = await plan.run()
+        except LocalchatError as problem:
+            state = "failed"
+            outcome = problem
+        except Exception as problem:  # noqa: BLE001 - a tool's fault must not end the conversation
+            state = "failed"
+            outcome = ToolError(f"{call.name} failed: {type(problem).__name__}: {problem}")
+        seconds = time.monotonic() - began_s
+        result = self._finished(call, state, plan.title, seconds, outcome, report)
+        if tool.effect in ("write", "run"):
+            # Earlier results may be out of date.
+            self._results.clear()
+        key = _key(call.name, parsed_arguments(call.arguments))
+        before, repeats = self._results.get(key, ("", 0))
+        if before == result.message.content:
+            note = "\n\n[The same call had the same result before.]"
+            message = msgspec.structs.replace(result.message, content=result.message.content + note)
+            result = result._replace(message=message)
+            self._results[key] = (before, repeats + 1)
+        else:
+            self._results[key] = (result.message.content, 1)
+        results[call.id] = result
+
+    def _finished(
+        self,
+        call: CalledTool,
+        state: CallState,
+        title: str,
+        seconds: float,
+        outcome: str | LocalchatError,
+        report: Callable[[CallReport], None],
+    ) -> CallResult:
+        if isinstance(outcome, LocalchatError):
+            text = f"Error: {outcome}"
+        else:
+            text = outcome or "(no output)"
+        report(CallReport(call, state, title, seconds, text))
+        message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
+        return CallResult(message, ToolRun(state, title, seconds, len(text)))
+
+
+def with_ids(answer: Message) -> Message:
+    """Return an answer whose calls have different ids, so that each result finds its call."""
+    seen: set[str] = set()
+    calls = []
+    for call in answer.tool_calls:
+        id_ = call.id
+        if not id_ or id_ in seen:
+            id_ = f"call_{secrets.token_hex(12)}"
+        seen.add(id_)
+        calls.append(msgspec.structs.replace(call, id=id_))
+    return msgspec.structs.replace(answer, tool_calls=tuple(calls))
+
+
+def _key(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"{name} {json.dumps(arguments, sort_keys=True)}"
