@@ -121,11 +121,16 @@ def _status(args: Sequence[str], app: AppContext) -> int:
 
 
 def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
-    """Return message and hint if memory or open files have run out."""
+    """Return message and hint if memory, open files or threads have run out."""
     if isinstance(problem, MemoryError):
         return "out of memory", "close other programs, or raise the limit: ulimit -v unlimited"
     if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
         return "too many open files", "raise the limit: ulimit -n 1024"
+    if isinstance(problem, RuntimeError) and "start new thread" in str(problem):
+        return (
+            "cannot start a thread",
+            "close other programs, or raise the limits: ulimit -u, ulimit -v",
+        )
     return None
 
 
