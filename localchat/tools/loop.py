@@ -76,13 +76,22 @@ class ToolTurn:
         self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
         self.rounds = 0
         """Number of answers whose calls have run."""
+        self._loops = False
+        """Whether the model repeats itself, so that it has to answer now."""
         self._results: dict[str, tuple[str, int]] = {}
         """Last result of each call, and how often it came in a row. Keys are name and arguments."""
 
     @property
     def exhausted(self) -> bool:
         """Whether no more calls run for this question."""
-        return self.rounds >= self._max_rounds
+        return self._loops or self.rounds >= self._max_rounds
+
+    def must_answer(self, answer: Message) -> bool:
+        """Return True if an answer after results is empty, and another one without tools is due."""
+        if answer.content or answer.tool_calls or self.exhausted or not self.rounds:
+            return False
+        self._loops = True
+        return True
 
     def offer(self, messages: Messages) -> Messages:
         """Add the tools to a request. The last request after the limit of rounds cannot call any."""
@@ -170,9 +179,8 @@ class ToolTurn:
             arguments = parsed_arguments(call.arguments)
             _, repeats = self._results.get(_key(call.name, arguments), ("", 0))
             if repeats >= _MAX_REPEATS:
-                raise ToolError(
-                    f"this call was made {repeats} times with the same result; answer, or call another tool"
-                )
+                self._loops = True
+                raise ToolError(f"this call was made {repeats} times with the same result")
             plan = await tool.plan(arguments)
             title = plan.title
             report(CallReport(call, "asking", title))
@@ -214,7 +222,7 @@ class ToolTurn:
         key = _key(call.name, parsed_arguments(call.arguments))
         before, repeats = self._results.get(key, ("", 0))
         if before == result.message.content:
-            note = "\n\n[The same call had the same result before.]"
+            note = "\n\n[This is the same result as before. Answer the question from it.]"
             message = msgspec.structs.replace(result.message, content=result.message.content + note)
             result = result._replace(message=message)
             self._results[key] = (before, repeats + 1)

@@ -52,10 +52,24 @@ def test_a_repeated_call_is_noticed_and_then_not_run(tmp_path: Path) -> None:
     assert scene.text("read_file", path="a") == "A"
     second = scene.text("read_file", path="a")
     assert "same result" in second
-    third = scene.call("read_file", path="a")
-    assert third.run.state == "failed"
     scene.call("edit_file", path="a", old_text="A", new_text="B")
     assert scene.text("read_file", path="a") == "B"
+    scene.text("read_file", path="a")
+    assert not scene.turn.exhausted
+    third = scene.call("read_file", path="a")
+    assert third.run.state == "failed"
+    assert scene.turn.exhausted
+    assert "answer now" in third.message.content
+
+
+def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_path: Path) -> None:
+    turn = ToolScene(tmp_path).turn
+    assert not turn.must_answer(Message("assistant"))
+    turn.rounds = 1
+    assert not turn.must_answer(Message("assistant", "text"))
+    assert turn.must_answer(Message("assistant"))
+    assert turn.exhausted
+    assert not turn.must_answer(Message("assistant"))
 
 
 def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
