@@ -35,6 +35,8 @@ MAX_CALLS: Final = 16
 _REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
+_INSTRUCTIONS: Final = "Call a tool only if you need it. As soon as the results contain the answer, answer in plain words."
+"""Without them, small models call again and again."""
 STOPPED: Final = "This call was not finished: the user stopped it."
 
 
@@ -101,8 +103,18 @@ class ToolTurn:
         if self.exhausted:
             choice = "none"
         tools = tuple(tool.offered() for tool in self._tools.values())
+        system = Message("system")
+        others = messages.messages
+        if others and others[0].role == "system":
+            system = others[0]
+            others = others[1:]
+        text = f"{system.content}\n\n{_INSTRUCTIONS}".strip()
         return msgspec.structs.replace(
-            messages, tools=tools, tool_choice=choice, bind_arguments=True
+            messages,
+            messages=(msgspec.structs.replace(system, content=text), *others),
+            tools=tools,
+            tool_choice=choice,
+            bind_arguments=True,
         )
 
     def calls(self, answer: Message) -> tuple[CalledTool, ...]:
@@ -155,7 +167,7 @@ class ToolTurn:
             ordered.append(result)
         if self.exhausted:
             last = ordered[-1]
-            note = "\n\n[No more calls are possible for this question: answer now.]"
+            note = "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
             content = last.message.content + note
             ordered[-1] = last._replace(
                 message=msgspec.structs.replace(last.message, content=content)

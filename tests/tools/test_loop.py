@@ -60,7 +60,7 @@ def test_a_repeated_call_is_not_run_again_and_has_to_be_the_last(tmp_path: Path)
     asked = len(scene.consent.asked)
     last = scene.text("read_file", path="a")
     assert last.startswith("B\n\n[This is the same call")
-    assert "answer now" in last
+    assert "Now answer" in last
     assert scene.turn.exhausted
     assert len(scene.consent.asked) == asked
 
@@ -87,7 +87,7 @@ def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
     scene = ToolScene(tmp_path, max_rounds=1)
     messages = Messages((Message("user", "hi"),))
     assert scene.turn.offer(messages).tool_choice == "auto"
-    assert "answer now" in scene.text("list_folder")
+    assert "Now answer" in scene.text("list_folder")
     assert scene.turn.offer(messages).tool_choice == "none"
     assert scene.turn.calls(Message("assistant", tool_calls=(CalledTool("x", "{}"),))) == ()
 
