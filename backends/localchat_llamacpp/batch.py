@@ -74,6 +74,10 @@ class Batch:
             self._states[begin:end] = states
         self.size = self.native.n_tokens = end
 
+    def advance(self) -> None:
+        """Move all tokens one position on."""
+        self._position[: self.size] += 1
+
     def replace(self, index: int, token: int) -> None:
         """Replace the token at an index."""
         self._token[index] = token

@@ -259,6 +259,8 @@ _HEADS: Final[Mapping[str, tuple[str, _Signature]]] = {
 
 llama.cpp declares two of them in src/llama-ext.h, in C++. Their symbols are those of Linux and macOS.
 """
+HEAD_SYMBOLS: Final = tuple(symbol for symbol, _ in _HEADS.values())
+"""Symbols without which a library cannot run prediction heads."""
 _MOST_SEQUENCES: Final = 256
 """LLAMA_MAX_SEQ of the libraries that do not export llama_max_parallel_sequences."""
 

@@ -22,7 +22,7 @@ from localchat.backend_api.sampling.reference import Sampler
 from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.draft_shape import SAME_FAMILY, draft_shape
-from localchat_llamacpp.head_states import STATE_WINDOW, HeadStates
+from localchat_llamacpp.head_states import HeadStates
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     ContextSpec,
@@ -31,7 +31,7 @@ from localchat_llamacpp.native_model import (
     load_weights,
     open_context,
 )
-from localchat_llamacpp.plan.buffers import head_cells
+from localchat_llamacpp.plan.buffers import STATE_WINDOW, head_cells
 from localchat_llamacpp.slots import Slots
 
 _PADDING = 128
@@ -97,7 +97,8 @@ def open_head(weights: Weights, request: LoadRequest, threads: int) -> "LlamaDra
         window_only=False,
     )
     context, buffers = open_context(weights, spec, head=True)
-    api.llama_set_embeddings_nextn(context, True, True)
+    # Unmasked: llama.cpp's graphs of heads output the states of all tokens, wherever logits are asked for.
+    api.llama_set_embeddings_nextn(context, True, False)
     vocab_size = int(api.llama_vocab_n_tokens(_vocabulary(weights.handle)))
     states = HeadStates(int(api.llama_model_n_embd_out(weights.handle)))
     drafter = LlamaDrafter(context, spec, vocab_size, vocab_size, states=states)
@@ -155,7 +156,7 @@ class _SlotText:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _GrowingDraft:
     """Unfinished draft."""
 
     ask: DraftAsk
@@ -262,19 +263,20 @@ class LlamaDrafter:
                 for draft in going:
                     self.forget(draft.ask.seq)
                 break
-            states = self._last_states(len(going))
             logits = self._logits(len(going))
+            states = self._new_states()
+            last_rows = np.cumsum([len(draft.unread) for draft in going]) - 1
             going = [
                 draft
-                for index, draft in enumerate(going)
-                if self._goes_on(draft, logits[index], states[index : index + 1])
+                for draft, row, end in zip(going, logits, last_rows, strict=True)
+                if self._goes_on(draft, row, states[end : end + 1])
             ]
         return [
             Draft(tuple(draft.tokens), tuple(draft.chances)) if draft and draft.tokens else NO_DRAFT
             for draft in drafts
         ]
 
-    def _begin(self, ask: DraftAsk, room: int) -> _Draft | None:
+    def _begin(self, ask: DraftAsk, room: int) -> _GrowingDraft | None:
         """Read a text except for its last tokens, at most `room`. None if it cannot be read."""
         text = self._text_of(ask.seq, ask.start)
         if text is None or not ask.tokens:
@@ -300,7 +302,7 @@ class LlamaDrafter:
         text.tokens[same:] = tokens[same:]
         text.verified = len(tokens)
         plain = ask.sampling.for_drafts(top_logprobs=0)
-        return _Draft(
+        return _GrowingDraft(
             ask, text, plain, tokens[last:], None if states is None else states[last - same :]
         )
 
@@ -316,7 +318,7 @@ class LlamaDrafter:
         return same
 
     def _goes_on(
-        self, draft: _Draft, logits: NDArray[np.float32], state: NDArray[np.float32]
+        self, draft: _GrowingDraft, logits: NDArray[np.float32], state: NDArray[np.float32]
     ) -> bool:
         """Sample the next token of a draft. Return whether another one should follow."""
         ask = draft.ask
@@ -373,9 +375,9 @@ class LlamaDrafter:
         pointer = self._api.llama_get_logits(self._context)
         return np.ctypeslib.as_array(pointer, (rows, self._vocab_size))[:, : self._shared]
 
-    def _last_states(self, rows: int) -> NDArray[np.float32]:
-        """Return a head's states (rows, E) of the last decode, in the library's buffer."""
+    def _new_states(self) -> NDArray[np.float32]:
+        """Return a head's own states (T, E) of the last decode, in the library's buffer."""
         if self.states is None:
-            return np.empty((rows, 0), np.float32)
+            return np.empty((self._batch.size, 0), np.float32)
         pointer = self._api.llama_get_embeddings_nextn(self._context)
-        return np.ctypeslib.as_array(pointer, (rows, self.states.width))
+        return np.ctypeslib.as_array(pointer, (self._batch.size, self.states.width))

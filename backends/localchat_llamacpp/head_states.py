@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-STATE_WINDOW = 512
-"""States stored for each sequence."""
+from localchat_llamacpp.plan.buffers import STATE_WINDOW
+
 PROMPT_STATES = 256
 """States stored of a prompt's end.
 

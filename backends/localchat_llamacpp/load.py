@@ -310,6 +310,7 @@ def _capabilities(
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         seeds_run_alone=not on_gpu,
+        moves_rows=rewind == "any",
         step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(spec, request),
         limits=(*limits, _ALONE) if alone else limits,

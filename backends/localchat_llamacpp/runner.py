@@ -33,7 +33,7 @@ from localchat.backend_api.interface import (
     StepStatus,
 )
 from localchat.backend_api.media import MediaChunk, MediaSpan
-from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.errors import LocalchatError
 from localchat_llamacpp.adapters import LoadedAdapters
@@ -95,7 +95,7 @@ class _SequenceState:
         return self.counts
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _DecodePart:
     """A call of llama_decode: stretches of rows, and the index of each requested row of logits."""
 
@@ -187,8 +187,10 @@ class LlamaCppRunner:
         self._launched: deque[_LaunchedStep] = deque()
         """Launched steps that have not begun."""
         self._begun: _LaunchedStep | None = None
-        self._written: _DecodePart | None = None
-        """Part in the batch, except for tokens that the previous step samples."""
+        self._written: tuple[_DecodePart, int] | None = None
+        """Part in the batch and how far its rows moved, except for tokens that the previous step samples."""
+        self._run: tuple[tuple[StepRow, ...], list[_DecodePart]] = ((), [])
+        """Rows of the last plan, which later plans may move on, and their parts."""
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
         self._logits_address = 0
         self._stop = StopFlag()
@@ -215,7 +217,9 @@ class LlamaCppRunner:
                 self._scales[entry.seq] = entry.adapters
             if entry.media:
                 self._enter_media(entry)
-        step = _LaunchedStep(plan, self._parts(plan))
+        if plan.rows is not self._run[0] or not plan.moved:
+            self._run = (plan.rows, self._parts(plan))
+        step = _LaunchedStep(plan, self._run[1])
         if self._on_gpu and self._begun is None:
             self._begun = self._begin(step)
             return
@@ -244,9 +248,15 @@ class LlamaCppRunner:
             return StepResult(
                 plan.number, (), computed, earliest, step.status, elapsed_s, lost_slots=lost
             )
+        tokens: tuple[int, ...] = ()
+        if plan.moved:
+            tokens = tuple(sample.token for sample in samples)
+            samples = []
         samples.sort(key=lambda sample: sample.index)
         notes = self._thread_notes(plan, sum(computed), elapsed_s)
-        return StepResult(plan.number, tuple(samples), computed, earliest, "ok", elapsed_s, notes)
+        return StepResult(
+            plan.number, tuple(samples), computed, earliest, "ok", elapsed_s, notes, tokens
+        )
 
     def abort(self) -> None:
         """End the running step at its next operation (milliseconds on a CPU). From any thread."""
@@ -303,7 +313,7 @@ class LlamaCppRunner:
         if void or not all(done):
             step.status = "aborted" if all(done) else "out_of_memory"
             return step
-        step.tokens = [self._row_tokens(row) for row in plan.rows]
+        step.tokens = [self._row_tokens(row, plan.moved) for row in plan.rows]
         if step.parts:
             step.status = self._decode(step, step.parts[0])
         return step
@@ -330,8 +340,8 @@ class LlamaCppRunner:
         if not step.tokens:
             return (0,) * len(step.plan.rows)
         return tuple(
-            min(max(self._slots.measure(row.slot) - row.start, 0), row.width)
-            for row in step.plan.rows
+            min(max(self._slots.measure(row.slot) - row.start - step.plan.moved, 0), width)
+            for row, width in zip(step.plan.rows, map(len, step.tokens), strict=True)
         )
 
     def _enter(self, plan: StepPlan) -> None:
@@ -349,9 +359,11 @@ class LlamaCppRunner:
             if entry.media:
                 self._enter_media(entry)
 
-    def _row_tokens(self, row: StepRow) -> tuple[int, ...]:
+    def _row_tokens(self, row: StepRow, moved: int) -> tuple[int, ...]:
         """Return the token ids that a row computes, and store them in its sequence."""
         state = self._sequences[row.seq]
+        if moved:
+            return (state.tokens[row.start + moved],)
         new_tokens = (state.tokens[row.start],) if row.tokens is LAST else row.tokens
         assert isinstance(new_tokens, tuple)
         tokens = new_tokens + row.drafts
@@ -421,32 +433,37 @@ class LlamaCppRunner:
 
     def _write(self, plan: StepPlan, part: _DecodePart) -> None:
         """Write a part into the batch, with placeholders for tokens not sampled yet."""
-        self._written = part
+        before = self._written
+        self._written = (part, plan.moved)
         if part.media is not None:
+            return
+        if before == (part, plan.moved - 1):
+            self._batch.advance()
             return
         self._batch.clear()
         for number, begin, end in part.stretches:
             row = plan.rows[number]
             tokens = row.tokens if isinstance(row.tokens, tuple) else (0,)
             offsets = [o - begin for n, o in part.outputs if n == number]
-            start = self._position(row.seq, row.start + begin)
+            start = self._position(row.seq, row.start + plan.moved + begin)
             self._batch.add(row.slot, start, (tokens + row.drafts)[begin:end], offsets)
 
     def _decode(self, step: _LaunchedStep, part: _DecodePart) -> StepStatus:
-        if self._written is not part:
+        moved = step.plan.moved
+        if self._written != (part, moved):
             self._write(step.plan, part)
         slots = self._slots
         first_output = 0
         for number, begin, end in part.stretches:
             row = step.plan.rows[number]
-            start = row.start + begin
+            start = row.start + moved + begin
             assert slots.lengths[row.slot] == start, (
                 f"row at {start} of slot {row.slot}, which holds {slots.lengths[row.slot]} tokens"
             )
             slots.lengths[row.slot] = start + end - begin
             if slots.mrope:
                 slots.shared_positions[row.slot] = self._tables.get(row.seq, NO_TABLE)
-            if row.tokens is LAST and not begin:
+            if (moved or row.tokens is LAST) and not begin:
                 self._batch.replace(first_output, step.tokens[number][0])
             first_output += end - begin
         # Flash attention divides the keys of a lone row among the threads, so its bits depend on their number.
@@ -464,7 +481,7 @@ class LlamaCppRunner:
         if slots.mrope:
             for number, begin, _ in part.stretches:
                 row = step.plan.rows[number]
-                slots.lengths[row.slot] = row.start + begin
+                slots.lengths[row.slot] = row.start + moved + begin
         if status in (_NO_ROOM, _ABORTED):
             if status == _NO_ROOM:
                 return "out_of_memory"
@@ -475,21 +492,24 @@ class LlamaCppRunner:
     def _output_states(self, plan: StepPlan, part: _DecodePart) -> None:
         """Make the next decode output the states that the prediction head needs.
 
-        A step in exact mode outputs none, because no drafts follow it, and computes the bits of a model
-        without a head.
+        Sequences in exact mode or at temperature 0 have no drafts. Their steps output none, and so compute the
+        bits of a load without the head.
         """
         if self._head_states is None:
             return
         part.stores_states = not plan.exact and any(
-            plan.rows[number].start + end > self._prompt_tokens(plan.rows[number]) - PROMPT_STATES
+            self._may_draft(plan.rows[number], plan.moved + end)
             for number, _, end in part.stretches
         )
         if part.stores_states != self._outputs_states:
             self._outputs_states = part.stores_states
             self._api.llama_set_embeddings_nextn(self._context, part.stores_states, False)
 
-    def _prompt_tokens(self, row: StepRow) -> int:
-        return self._sequences[row.seq].prompt_tokens
+    def _may_draft(self, row: StepRow, end: int) -> bool:
+        """Return whether drafts may follow the tokens of a row before the offset `end`."""
+        sequence = self._sequences[row.seq]
+        is_near = row.start + end > sequence.prompt_tokens - PROMPT_STATES
+        return is_near and sequence.sampling.temperature >= GREEDY_BELOW
 
     def _store_states(self, plan: StepPlan, part: _DecodePart) -> None:
         """Store the states of the tokens of the last decode."""
@@ -501,7 +521,7 @@ class LlamaCppRunner:
         for number, begin, end in part.stretches:
             row = plan.rows[number]
             last = first + end - begin
-            states.write(row.seq, row.start + begin, rows[first:last])
+            states.write(row.seq, row.start + plan.moved + begin, rows[first:last])
             first = last
 
     def _turn(self) -> AbstractContextManager[None]:
@@ -605,7 +625,8 @@ class LlamaCppRunner:
                 continue
             row = plan.rows[target.row]
             following = target.offset + 1
-            sample = self._sample_token(number, target, row, logits, masks.get(number))
+            position = row.start + plan.moved + following
+            sample = self._sample_token(number, target, position, logits, masks.get(number))
             samples.append(sample)
             if not row.drafts:
                 continue
@@ -618,13 +639,13 @@ class LlamaCppRunner:
         self,
         number: int,
         target: LogitsPosition,
-        row: StepRow,
+        position: int,
         logits: NDArray[np.float32],
         mask: bytes | None,
     ) -> Sample:
+        """Draw the token at a position of its sequence."""
         state = self._sequences[target.seq]
-        position = row.start + target.offset + 1
-        counts = state.counts_before(position, row.start)
+        counts = state.counts_before(position, position - 1 - target.offset)
         drawn = self._sampler.draw(logits, state.sampling, position, counts, mask)
         state.tokens[position : position + 1] = (drawn.token,)
         return Sample(number, drawn.token, drawn.logprob, drawn.top)

@@ -68,6 +68,8 @@ class AnswerMetrics(msgspec.Struct, frozen=True):
     """Seed that samples the same answer again."""
     done: Done | None
     """The engine's last event. None if the answer did not end by itself."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters of the load, as `name.gguf:scale`."""
 
 
 class ToolRun(msgspec.Struct, frozen=True, omit_defaults=True):

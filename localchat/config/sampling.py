@@ -10,7 +10,10 @@ import msgspec
 
 
 class SamplingNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that somebody may have chosen. None leaves one to a lower layer."""
+    """Numbers that somebody may have chosen. None leaves one to a lower layer.
+
+    Size: a field for each sampling parameter.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
@@ -33,7 +36,10 @@ class SamplingNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingValues:
-    """Numbers in effect. The defaults apply if neither the user nor the model's maker chose one."""
+    """Numbers in effect. The defaults apply if neither the user nor the model's maker chose one.
+
+    Size: a field for each sampling parameter.
+    """
 
     temperature: float = 0.7
     top_k: int = 0

@@ -24,6 +24,8 @@ from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_types import smaller_kv_type
 
 _MAX_OUT_OF_MEMORY_STEPS = 4
+_SLOT_COMMIT_TOKENS = 32
+"""Tokens of a decode run that a cache of slots learns together."""
 _METRICS_SWEEP_S = 0.02
 """Interval at which a decode run looks for requests that need new metrics."""
 
@@ -79,7 +81,8 @@ class OutputProcessor:
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
-        self._block_tokens = capabilities.block_tokens
+        self._has_blocks = capabilities.block_tokens > 0
+        self._commit_tokens = capabilities.block_tokens or _SLOT_COMMIT_TOKENS
         self._metrics_s = 0.0
         """Time at which the requests of a decode run were last asked for metrics."""
 
@@ -147,7 +150,7 @@ class OutputProcessor:
                 continue
             sequence.unknown -= 1
             end = self._append_moved(sequence, token, tpot_ms, now_s)
-            if (start + 1) % self._block_tokens == 0:
+            if (start + 1) % self._commit_tokens == 0:
                 self._commit(sequence, start + 1, 0)
             else:
                 sequence.computed = start + 1
@@ -355,9 +358,9 @@ class OutputProcessor:
             self._event_sender.prompt_logprobs(request_state)
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int, ahead: int = 0) -> None:
-        if sequence.uncommitted:
+        if sequence.uncommitted and self._has_blocks:
             self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
-            sequence.uncommitted = False
+        sequence.uncommitted = False
         exact = min(sequence.exact, computed)
         update = self._kv_cache.commit(
             sequence.number, sequence.tokens, computed, earliest, ahead, exact

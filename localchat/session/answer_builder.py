@@ -212,6 +212,7 @@ def _metrics(
         backend=info.backend,
         quantization=info.quantization,
         kv_type=info.kv_type,
+        adapters=info.adapters,
         draw_seed=accepted.seed,
         done=done,
     )

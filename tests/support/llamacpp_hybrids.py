@@ -15,7 +15,9 @@ from tests.support.llamacpp_models import (
     ModelWriter,
     write_attention,
     write_feed,
+    write_head,
     write_mamba,
+    write_successors,
 )
 
 _KERNEL, _STATE, _GROUPS, _SSM_HEADS = 4, 16, 1, 4
@@ -24,11 +26,21 @@ _SCALE = 0.2
 
 
 def _begin(
-    path: Path, architecture: str, seed: int, layers: int, norm: str = "output_norm"
+    path: Path,
+    architecture: str,
+    seed: int,
+    layers: int,
+    norm: str = "output_norm",
+    *,
+    successors: bool = False,
 ) -> ModelWriter:
+    """successors: see write_successors."""
     w = ModelWriter(path, architecture, seed=seed, layers=layers)
-    w.random_matrix("token_embd.weight", VOCAB, EMBED, scale=1.0)
-    if architecture != "lfm2":
+    if successors:
+        write_successors(w)
+    else:
+        w.random_matrix("token_embd.weight", VOCAB, EMBED, scale=1.0)
+    if architecture != "lfm2" and not successors:
         w.random_matrix("output.weight", VOCAB, EMBED, scale=0.5)
     w.ones(norm + ".weight", EMBED)
     return w
@@ -124,12 +136,12 @@ def write_qwen35(
 ) -> Path:
     """Gated delta nets, and a gated attention in every second layer.
 
-    head: with a prediction head of random weights, or one that copies the embedding of its token. With layers
-    of a small `scale`, the model nearly does the same, so that the two agree.
+    head: with a prediction head of random weights, or with one that passes on its token's embedding. The exact
+    one agrees with its model if the layers have a small `scale`: each token then decides about the next.
     """
     heads, width = 2, 16
     inner, channels = heads * width, 3 * heads * width
-    w = _begin(path, "qwen35", seed, 4 + bool(head))
+    w = _begin(path, "qwen35", seed, 4 + bool(head), successors=head == "exact")
     _heads(w)
     w.gguf.add_rope_dimension_sections([6, 5, 5, 0])
     w.gguf.add_ssm_conv_kernel(_KERNEL)
@@ -139,7 +151,7 @@ def write_qwen35(
     w.gguf.add_ssm_group_count(heads)
     w.gguf.add_full_attention_interval(2)
     if head:
-        _write_head(w, "blk.4.nextn.", random=head == "random")
+        write_head(w, "blk.4.nextn.", random=head == "random")
     for layer in range(4 + bool(head)):
         block = f"blk.{layer}."
         w.ones(block + "attn_norm.weight", EMBED)
@@ -161,17 +173,6 @@ def write_qwen35(
         write_feed(w, block, scale=scale)
     w.finish()
     return path
-
-
-def _write_head(w: ModelWriter, block: str, *, random: bool) -> None:
-    """The tensors that join a token's embedding and the state before it."""
-    w.gguf.add_nextn_predict_layers(1)
-    w.ones(block + "enorm.weight", EMBED)
-    w.ones(block + "hnorm.weight", EMBED)
-    if random:
-        w.random_matrix(block + "eh_proj.weight", EMBED, 2 * EMBED)
-    else:
-        w.tensor(block + "eh_proj.weight", np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]))
 
 
 WRITERS: dict[str, Callable[[Path], Path]] = {

@@ -1,4 +1,7 @@
-"""Converts config.json of a checkpoint to the sizes in a GGUF file, and refuses what llama.cpp would ignore."""
+"""Converts config.json of a checkpoint to the sizes in a GGUF file.
+
+It refuses what llama.cpp would ignore.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 from localchat.errors import ModelInvalid
 
 
-class Family(NamedTuple):
+class ConvertedFamily(NamedTuple):
     """A class of transformers that converts to an architecture of llama.cpp."""
 
     architecture: str
@@ -19,13 +22,15 @@ class Family(NamedTuple):
     """Number that the class adds to the weights of its norms."""
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
-    "LlamaForCausalLM": Family("llama", "silu"),
-    "MistralForCausalLM": Family("llama", "silu"),
-    "Qwen2ForCausalLM": Family("qwen2", "silu"),
-    "Qwen3ForCausalLM": Family("qwen3", "silu"),
-    "Gemma3ForCausalLM": Family("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
-    "Gemma3ForConditionalGeneration": Family("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
+FAMILIES: Final[Mapping[str, ConvertedFamily]] = {
+    "LlamaForCausalLM": ConvertedFamily("llama", "silu"),
+    "MistralForCausalLM": ConvertedFamily("llama", "silu"),
+    "Qwen2ForCausalLM": ConvertedFamily("qwen2", "silu"),
+    "Qwen3ForCausalLM": ConvertedFamily("qwen3", "silu"),
+    "Gemma3ForCausalLM": ConvertedFamily("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
+    "Gemma3ForConditionalGeneration": ConvertedFamily(
+        "gemma3", "gelu_pytorch_tanh", norm_shift=1.0
+    ),
 }
 _SIZES: Final = {
     "num_hidden_layers": "block_count",
@@ -36,13 +41,13 @@ _SIZES: Final = {
     "vocab_size": "vocab_size",
 }
 _GEMMA_27B_LAYERS: Final = 62
-"""llama.cpp scales the queries of the largest Gemma 3 by its width instead of the heads' size."""
+"""Layers of the largest Gemma 3, whose queries llama.cpp scales by the model's width."""
 _GEMMA_PATTERN: Final = 6
 _LOCAL_BASE: Final = 10_000.0
 Numbers = dict[str, int | float | str]
 
 
-class Config:
+class CheckpointConfig:
     """Text part of a config.json."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
@@ -59,8 +64,7 @@ class Config:
             raise self._unsupported(
                 f"its weights are quantized ({method}); use the original checkpoint"
             )
-        text = config.get("text_config")
-        self._fields = {**config, **text} if isinstance(text, Mapping) else config
+        self._fields = {**config, **(config.get("text_config") or {})}
         self.family = FAMILIES[self._class]
 
     @property
@@ -81,8 +85,9 @@ class Config:
 
     @property
     def _head_width(self) -> int:
-        default = 256 if self.family.architecture == "gemma3" else 0
-        return self._whole("head_dim", default or self._whole("hidden_size") // self.heads)
+        if self.family.architecture == "gemma3":
+            return self._whole("head_dim", 256)
+        return self._whole("head_dim", self._whole("hidden_size") // self.heads)
 
     def numbers(self) -> Numbers:
         """Return the keys of the architecture, without its name. Raises ModelInvalid."""
@@ -144,7 +149,9 @@ class Config:
         return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
 
     def _rope_base(self) -> float:
-        default = 1e6 if self.family.architecture == "gemma3" else 1e4
+        default = 1e4
+        if self.family.architecture == "gemma3":
+            default = 1e6
         return float(self._rope().get("rope_theta") or self._real("rope_theta", default))
 
     def _rope_scaling(self) -> Numbers:
@@ -195,7 +202,7 @@ class Config:
         if not kinds:
             return self._whole("sliding_window_pattern", _GEMMA_PATTERN)
         whole = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
-        pattern = whole[0] + 1 if whole else layers + 1
+        pattern = min(whole, default=layers) + 1
         if whole != list(range(pattern - 1, layers, pattern)):
             raise self._unsupported("the layers with full attention are not evenly spaced")
         return pattern

@@ -27,6 +27,8 @@ from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     SPARE_STATES,
+    STATE_WINDOW,
+    TOKEN_BYTES,
     Repacked,
     Steps,
     borrowed_bytes,
@@ -34,6 +36,7 @@ from localchat_llamacpp.plan.buffers import (
     context_cells,
     encoder_compute_bytes,
     gpu_context_bytes,
+    head_cells,
     input_bytes,
     layer_weights,
     overhead_bytes,
@@ -41,6 +44,7 @@ from localchat_llamacpp.plan.buffers import (
     split_layers,
     window_cells,
 )
+from localchat_llamacpp.plan.prediction_head import head_shape
 
 _SCORES_BYTES = 512_000_000
 """Attention scores up to this size are always worth the faster decode of a long conversation."""
@@ -119,7 +123,9 @@ class Budgets:
         *,
         can_offload: bool,
         safe_mode: bool,
+        head: bool = False,
     ) -> None:
+        """head: whether the model's own prediction head drafts."""
         self.shape = shape
         self.options = options
         self.machine = machine
@@ -145,10 +151,16 @@ class Budgets:
         if shape.header is not None and not shape.pooling:
             self._encoder = find_projector(shape.header, options.mmproj)
         self._adapter_bytes = adapter_bytes(options.lora, shape.header)
-        self._draft: Budgets | None = None
+        self.head = head
+        drafting: ModelShape | None = None
         if options.draft is not None:
+            drafting = draft_shape(options.draft)
+        elif head:
+            drafting = head_shape(shape)
+        self._draft: Budgets | None = None
+        if drafting is not None:
             self._draft = Budgets(
-                draft_shape(options.draft),
+                drafting,
                 structs.replace(options, draft=None, mmproj=NO_PROJECTOR, lora=()),
                 machine,
                 can_offload=can_offload,
@@ -229,7 +241,7 @@ class Budgets:
         if self._adapter_bytes:
             budget = budget.plus(self._budget_beside(self._adapter_bytes, 0, gpu=layers > 0))
         if self._draft is not None:
-            budget = budget.plus(self._draft.draft_budget(context, gpu=layers > 0))
+            budget = budget.plus(self._drafter_budget(self._draft, context, gpu=layers > 0))
         if self.unified:
             return budget.pooled()
         return budget
@@ -275,6 +287,17 @@ class Budgets:
             shares.append(GpuShare(count, fixed + sum(sizes[start:end]), gpu.total_bytes))
             start = end
         return tuple(shares)
+
+    def _drafter_budget(self, drafter: "Budgets", context: int, *, gpu: bool) -> Budget:
+        """Return the bytes of a draft model, or of the prediction head with the states that it reads."""
+        if not self.head:
+            return drafter.draft_budget(context, gpu=gpu)
+        slots = self.options.max_slots
+        budget = drafter.draft_budget(head_cells(context, slots), gpu=gpu)
+        # The head has no vocabulary of its own.
+        states = 4 * self.shape.embedding * (slots * STATE_WINDOW + self.steps(0).tokens)
+        logits = budget.overhead.ram - TOKEN_BYTES * self.shape.vocab_size
+        return budget._replace(overhead=Split(logits + states, 0))
 
     def draft_budget(self, context: int, *, gpu: bool) -> Budget:
         """Return the bytes of this model as the draft model of another."""

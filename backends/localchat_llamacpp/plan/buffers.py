@@ -20,6 +20,8 @@ TOKEN_BYTES = 400
 _GPU_CONTEXT_BYTES = 450_000_000
 _LARGE_GPU_CONTEXT_BYTES = 640_000_000
 _LARGE_GPU_BYTES = 60_000_000_000
+STATE_WINDOW = 512
+"""States of a sequence that are stored for a prediction head."""
 _HEAD_TOKENS = 4096
 """Tokens of a text that a prediction head attends to."""
 OUTPUT_ROWS = 64

@@ -54,7 +54,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> int:
-    """Show which quantization of a model to take, and whether it fits in memory.
+    """Show which quantization of a model to take, and if it fits.
 
     MODEL is on this machine, or a name that `pull` accepts. In that case the command reads only its headers
     over the network, a few megabytes. It loads no weights. A table compares the quantizations of a GGUF model

@@ -90,7 +90,6 @@ class Scheduler:
         self._exact_chunk = exact_chunk_tokens(capabilities)
         self._moves_rows = (
             capabilities.moves_rows
-            and capabilities.block_tokens > 0
             and capabilities.window_blocks == 0
             and capabilities.rewind == "any"
         )
@@ -337,7 +336,8 @@ class Scheduler:
         ids = frozenset(row.sequence.request_state.id for row in rows)
         scheduled = ScheduledStep(plan, rows, step.width, step.is_decode, padded, drafting_s, ids)
         if self._may_repeat(scheduled):
-            self._run = DecodeRun(scheduled, self._can.block_tokens)
+            # Slots grow by single tokens.
+            self._run = DecodeRun(scheduled, self._can.block_tokens or 1)
         return scheduled
 
     def _may_repeat(self, step: ScheduledStep) -> bool:
@@ -385,6 +385,7 @@ class Scheduler:
             rows=first.plan.rows,
             positions=first.plan.positions,
             memory=(*self._memory_ops, *self._kv_cache.write_behind()),
+            exact=first.plan.exact,
             moved=run.moved,
             new_blocks=tuple(new_blocks),
         )
