@@ -39,7 +39,7 @@ VERBS: Final = {
         Verb("pull", "models", "Download a model, or resume a download."),
         Verb("list", "models", "List the models on this machine."),
         Verb("show", "models", "Show a model's size, license and capabilities."),
-        Verb("fit", "models", "Check whether a model fits in memory, and how to make it fit."),
+        Verb("fit", "models", "Show which quantization of a model to take, and if it fits."),
         Verb("rm", "models", "Remove models, aliases and imported links."),
         Verb("quantize", "models", "Write a GGUF model in another quantization."),
         Verb("import", "models", "Add a model file under a name, or all models of a folder."),

@@ -119,7 +119,16 @@ def test_a_sampling_parameter_is_a_row_and_a_field_of_both_classes() -> None:
     assert numbers == {name: kind | None for name, kind in values.items()}  # type: ignore[operator]
     assert issubclass(SamplingParams, SamplingValues)
     aliases = {sampler.alias for sampler in SAMPLERS.values() if sampler.alias}
-    assert aliases == set(SamplingFields.__struct_fields__) - set(SAMPLERS)
+    other_fields = set(SamplingFields.__struct_fields__) - set(SAMPLERS)
+    assert aliases == other_fields - {"dry_sequence_breakers"}
+
+
+@pytest.mark.parametrize("name", ["xtc_threshold", "dynatemp_range", "dry_base"])
+def test_a_sampling_parameter_is_named_in_four_modules(name: str) -> None:
+    root_dir = Path(parameters.__file__).parents[2]
+    modules = [*(root_dir / "localchat").rglob("*.py"), *(root_dir / "backends").rglob("*.py")]
+    # The table, the fields, the reference and the kernels.
+    assert sum(name in module.read_text() for module in modules) == 4
 
 
 def test_a_new_sampling_parameter_needs_no_other_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
 from localchat_cuda.plan import memory_plan as planner
 from localchat_cuda.plan.draft_plan import DraftShape, read_draft
+from localchat_cuda.plan.preflight import refuse_adapters
 from localchat_cuda.plan.weight_sizes import parameters
 from localchat_cuda.tokenizer import (
     CheckpointTokenizer,
@@ -53,6 +54,7 @@ class CheckpointModel:
         """Plan a load with the memory that is free now.
 
         Raises DoesNotFit with advice, ModelMissing without weights, and UsageError for impossible options."""
+        refuse_adapters(options)
         if not self.headers and not options.dummy_weights:
             raise ModelMissing(
                 f"{self._path} contains no safetensors file.",

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
+from localchat.model_files.pre_tokenizers import LONE_DIGITS, PATTERNS, WHOLE_WORDS
 from localchat_cuda.config.gguf import TokenizerKind, gguf_traits, strings_of, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
@@ -20,34 +21,6 @@ _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 _SPACE: Final = "\u2581"
 """Space in the tokens of SentencePiece."""
-_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CASED: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
-)
-"""Words that also split before a capital letter; `%s`: contractions."""
-_CASED_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_PATTERNS: Final[dict[TokenizerKind, str]] = {
-    "qwen2": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_REST}",
-    "llama-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
-    "dbrx": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
-    "smaug-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
-    "seed-coder": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1}}| ?[^\\s\\p{{L}}\\p{{N}}\\r\\n]+|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-2": _GPT2,
-    "smollm": _GPT2,
-    "refact": _GPT2,
-    "gpt-4o": f"{_CASED % ((f'{_CONTRACTIONS}?',) * 2)}|\\p{{N}}{{1,3}}|{_CASED_REST}",
-    "tekken": f"{_CASED % ('', '')}|\\p{{N}}|{_CASED_REST}",
-}
-"""Patterns that split a text before merging, by `tokenizer.ggml.pre`, from the authors of the vocabularies."""
-_WHOLE_WORDS: Final = ("llama-bpe", "tekken")
-"""Vocabularies in which a piece that equals a token skips the merges."""
-_LONE_DIGITS: Final = ("smollm", "refact")
-"""Vocabularies that split off each digit first."""
 _NORMALIZED: Final = ("qwen2",)
 """Vocabularies whose texts are normalized to NFC."""
 
@@ -85,7 +58,7 @@ def _byte_level_parts(
     """Return normalizer, pre-tokenizer, decoder and model of a byte-level tokenizer."""
     split = {
         "type": "Split",
-        "pattern": {"Regex": _PATTERNS[kind]},
+        "pattern": {"Regex": PATTERNS[kind]},
         "behavior": "Isolated",
         "invert": False,
     }
@@ -96,7 +69,7 @@ def _byte_level_parts(
         "use_regex": False,
     }
     steps: list[dict[str, Any]] = [split, letters]
-    if kind in _LONE_DIGITS:
+    if kind in LONE_DIGITS:
         steps.insert(0, {"type": "Digits", "individual_digits": True})
     return {
         "normalizer": {"type": "NFC"} if kind in _NORMALIZED else None,
@@ -106,7 +79,7 @@ def _byte_level_parts(
             "type": "BPE",
             "vocab": {text: number for number, text in enumerate(tokens)},
             "merges": list(strings_of(header, MERGES)),
-            "ignore_merges": kind in _WHOLE_WORDS,
+            "ignore_merges": kind in WHOLE_WORDS,
             "byte_fallback": False,
         },
     }

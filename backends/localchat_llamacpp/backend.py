@@ -27,6 +27,7 @@ from localchat_llamacpp.build_advice import (
     other_library,
     read_build,
     remedies,
+    runs_heads,
 )
 from localchat_llamacpp.library_source import find_library
 from localchat_llamacpp.plan.embedding_plan import plan_embedding
@@ -128,7 +129,14 @@ class LlamaCppBackend:
         machine = as_built(machine)
         if model.pooling:
             return plan_embedding(model, options, machine, can_offload=can_offload())
-        return planner.plan(model, options, machine, can_offload=can_offload(), safe_mode=False)
+        return planner.plan(
+            model,
+            options,
+            machine,
+            can_offload=can_offload(),
+            safe_mode=False,
+            runs_heads=runs_heads(),
+        )
 
     def expected_rate(
         self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = ()

@@ -16,7 +16,8 @@ from localchat_llamacpp.native import library
 class Batch:
     """A batch of up to `capacity` tokens. The native struct points into its arrays permanently."""
 
-    def __init__(self, capacity: int, max_seqs: int) -> None:
+    def __init__(self, capacity: int, max_seqs: int, state_width: int = 0) -> None:
+        """state_width: numbers of the hidden state that comes with each token, for a prediction head."""
         api = library().api
         self.capacity = capacity
         self.size = 0
@@ -32,7 +33,10 @@ class Batch:
         pointer = ctypes.POINTER
         i32 = ctypes.c_int32
         i8 = ctypes.c_int8
+        self._states = np.zeros((capacity, state_width), np.float32)
         self.native.embd = None
+        if state_width:
+            self.native.embd = ctypes.cast(self._states.ctypes.data, pointer(ctypes.c_float))
         self.native.token = ctypes.cast(self._token.ctypes.data, pointer(i32))
         self.native.pos = ctypes.cast(self._position.ctypes.data, pointer(i32))
         self.native.n_seq_id = ctypes.cast(self._count.ctypes.data, pointer(i32))
@@ -45,11 +49,16 @@ class Batch:
         self.size = self.native.n_tokens = 0
 
     def add(
-        self, slot: int, start: int, tokens: Sequence[int], outputs_at: Sequence[int] = ()
+        self,
+        slot: int,
+        start: int,
+        tokens: Sequence[int],
+        outputs_at: Sequence[int] = (),
+        states: NDArray[np.float32] | None = None,
     ) -> None:
         """Append `tokens` of `slot` from position `start`.
 
-        outputs_at: ascending offsets whose logits are kept.
+        outputs_at: ascending offsets whose logits are kept. states: (tokens, state_width).
         """
         begin = self.size
         end = self.size + len(tokens)
@@ -61,6 +70,8 @@ class Batch:
         self._output_flags[begin:end] = 0
         for offset in outputs_at:
             self._output_flags[begin + offset] = 1
+        if states is not None:
+            self._states[begin:end] = states
         self.size = self.native.n_tokens = end
 
     def advance(self) -> None:

@@ -180,6 +180,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "ggml_backend_dev_memory": (None, (c_void_p, POINTER(c_size_t), POINTER(c_size_t))),
     "ggml_backend_dev_name": (c_char_p, (c_void_p,)),
     "ggml_backend_dev_type": (c_int, (c_void_p,)),
+    "llama_adapter_lora_init": (c_void_p, (c_void_p, c_char_p)),
     "llama_backend_init": (None, ()),
     "llama_batch_free": (None, (NativeBatch,)),
     "llama_batch_init": (NativeBatch, (c_int32, c_int32, c_int32)),
@@ -208,6 +209,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_model_rope_type": (c_int, (c_void_p,)),
     "llama_print_system_info": (c_char_p, ()),
     "llama_set_abort_callback": (None, (c_void_p, _AbortCallback, c_void_p)),
+    "llama_set_adapters_lora": (c_int32, (c_void_p, POINTER(c_void_p), c_size_t, _Floats)),
     "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
     "llama_state_seq_get_data": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32)),
     "llama_state_seq_get_data_ext": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32, c_uint32)),
@@ -242,6 +244,23 @@ _WITH_STRUCTS: Final = (
     *("llama_context_default_params", "llama_init_from_model"),
     *("llama_model_default_params", "llama_model_load_from_file"),
 )
+_HEADS: Final[Mapping[str, tuple[str, _Signature]]] = {
+    "llama_model_n_layer_nextn": ("llama_model_n_layer_nextn", (c_int32, (c_void_p,))),
+    "llama_set_embeddings_nextn": (
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        (None, (c_void_p, c_bool, c_bool)),
+    ),
+    "llama_get_embeddings_nextn": (
+        "_Z26llama_get_embeddings_nextnP13llama_context",
+        (_Floats, (c_void_p,)),
+    ),
+}
+"""Functions for prediction heads, which a library may lack: symbol, result and arguments by name.
+
+llama.cpp declares two of them in src/llama-ext.h, in C++. Their symbols are those of Linux and macOS.
+"""
+HEAD_SYMBOLS: Final = tuple(symbol for symbol, _ in _HEADS.values())
+"""Symbols without which a library cannot run prediction heads."""
 _MOST_SEQUENCES: Final = 256
 """LLAMA_MAX_SEQ of the libraries that do not export llama_max_parallel_sequences."""
 
@@ -264,6 +283,7 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
         )
     for function, (result, arguments) in _FUNCTIONS.items():
         set_prototype(native, function, result, arguments)
+    heads = _bind_heads(native)
     text = (native.llama_version() or b"").decode("utf-8", "replace")
     layout = _layout(native, f"{name} (llama.cpp {text or 'of unknown version'})")
     model = parameter_struct("ModelParams", layout.model)
@@ -274,6 +294,8 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
     set_prototype(native, "llama_init_from_model", c_void_p, (c_void_p, context))
     return SimpleNamespace(
         **{function: getattr(native, function) for function in (*_FUNCTIONS, *_WITH_STRUCTS)},
+        **heads,
+        has_heads=bool(heads),
         llama_max_parallel_sequences=_most_sequences(native),
         llama_batch=NativeBatch,
         llama_token_p=_Tokens,
@@ -281,6 +303,17 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
         llama_progress_callback=_ProgressCallback,
         ggml_abort_callback=_AbortCallback,
     )
+
+
+def _bind_heads(native: ctypes.CDLL) -> dict[str, Any]:
+    """Return the functions for prediction heads by name. Empty if the library lacks one."""
+    functions: dict[str, Any] = {}
+    for name, (symbol, (result, arguments)) in _HEADS.items():
+        if not hasattr(native, symbol):
+            return {}
+        set_prototype(native, symbol, result, arguments)
+        functions[name] = getattr(native, symbol)
+    return functions
 
 
 OTHER_LIBRARY = (

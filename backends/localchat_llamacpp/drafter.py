@@ -1,20 +1,28 @@
-"""Runs a draft model: a second, small model with the same vocabulary in a context of its own."""
+"""Runs a draft model with the same vocabulary, or the model's own prediction head.
+
+Either has a native context of its own. A head reads each token with a hidden state: for the text, the model's
+state of the token before (head_states.py), and for a drafted token its own. The rows that it read with its own
+states are computed again once the model has verified them. It drafts for all sequences in one batch, because
+most of its time is the output matrix, which is read once.
+"""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk
-from localchat.backend_api.interface import LoadRequest, Progress
+from localchat.backend_api.interface import LoadRequest, Progress, SamplingParams
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.draft_shape import SAME_FAMILY, draft_shape
+from localchat_llamacpp.head_states import HeadStates
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     ContextSpec,
@@ -23,12 +31,14 @@ from localchat_llamacpp.native_model import (
     load_weights,
     open_context,
 )
+from localchat_llamacpp.plan.buffers import STATE_WINDOW, head_cells
 from localchat_llamacpp.slots import Slots
 
 _PADDING = 128
 """Unused tokens at the end by which vocabularies of one family may differ."""
 _STEP_TOKENS = 128
 _WARM_TOKENS = 32
+_LONGEST_DRAFT = 32
 
 
 def load_drafter(
@@ -67,7 +77,37 @@ def load_drafter(
     vocabularies = [
         int(api.llama_vocab_n_tokens(_vocabulary(model))) for model in (weights.handle, target)
     ]
-    drafter = LlamaDrafter(weights, context, spec, vocabularies[0], min(vocabularies), buffers)
+    drafter = LlamaDrafter(context, spec, vocabularies[0], min(vocabularies), weights=weights)
+    drafter.buffers = [*weights.buffers, *buffers]
+    return _warmed_up(drafter)
+
+
+def open_head(weights: Weights, request: LoadRequest, threads: int) -> "LlamaDrafter":
+    """Open the prediction head of a model that was loaded with it. Raises DoesNotFit, RuntimeError."""
+    plan = request.plan
+    api = library().api
+    slots = request.options.max_slots
+    spec = ContextSpec(
+        context_tokens=head_cells(max(plan.kv_tokens, plan.context_tokens), slots),
+        slots=slots,
+        step_tokens=min(_STEP_TOKENS, plan.max_step_tokens),
+        kv_type="f16",
+        flash_attention=plan.flash_attention,
+        threads=threads,
+        window_only=False,
+    )
+    context, buffers = open_context(weights, spec, head=True)
+    # Unmasked: llama.cpp's graphs of heads output the states of all tokens, wherever logits are asked for.
+    api.llama_set_embeddings_nextn(context, True, False)
+    vocab_size = int(api.llama_vocab_n_tokens(_vocabulary(weights.handle)))
+    states = HeadStates(int(api.llama_model_n_embd_out(weights.handle)))
+    drafter = LlamaDrafter(context, spec, vocab_size, vocab_size, states=states)
+    rings = Buffer("CPU", "compute", 4 * slots * STATE_WINDOW * states.width)
+    drafter.buffers = [*buffers, rings]
+    return _warmed_up(drafter)
+
+
+def _warmed_up(drafter: "LlamaDrafter") -> "LlamaDrafter":
     try:
         drafter.warm_up()
     except BaseException:
@@ -115,34 +155,64 @@ class _SlotText:
         """Leading tokens that are not drafts. Later ones may be truncated."""
 
 
-class LlamaDrafter:
-    """Drafter over a second native model. See Drafter."""
+@dataclass(slots=True)
+class _GrowingDraft:
+    """Unfinished draft."""
 
-    name = "the draft model"
-    together = False
+    ask: DraftAsk
+    text: _SlotText
+    sampling: SamplingParams
+    unread: Sequence[int]
+    """Tokens that the next decode reads."""
+    states: NDArray[np.float32]
+    """States (T, E) that a head reads with them. E is 0 for a draft model."""
+    tokens: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+    def finished(self) -> Draft:
+        """Return the tokens so far. NO_DRAFT if there are none."""
+        if not self.tokens:
+            return NO_DRAFT
+        return Draft(tuple(self.tokens), tuple(self.chances))
+
+
+class LlamaDrafter:
+    """Drafter over a second native context. See Drafter."""
 
     def __init__(
         self,
-        weights: Weights,
         context: int,
         spec: ContextSpec,
         vocab_size: int,
         shared_vocab: int,
-        buffers: Sequence[Buffer],
+        *,
+        weights: Weights | None = None,
+        states: HeadStates | None = None,
     ) -> None:
-        """Take ownership of `weights` and `context`. shared_vocab: tokens that both models have."""
+        """Take ownership of `context` and `weights`.
+
+        shared_vocab: tokens that both models have. states: of the model, for its prediction head.
+        """
         self._api: Any = library().api
         self._weights = weights
         self._context = context
         self._spec = spec
         self._vocab_size = vocab_size
         self._shared = shared_vocab
-        self._batch = Batch(spec.step_tokens, spec.slots + 1)
+        self.states = states
+        self.name = "the draft model"
+        self._width = 0
+        """Numbers of a head's state."""
+        if states is not None:
+            self.name = "the model's prediction head"
+            self._width = states.width
+        self.together = states is not None
+        self._batch = Batch(spec.step_tokens, spec.slots + 1, self._width)
         self._slots = Slots(context, spec.slots + 1, can_truncate=True)
         self._sampler = Sampler(shared_vocab)
         self._texts: dict[int, _SlotText] = {}
         self._free = list(range(spec.slots))
-        self.buffers = [*weights.buffers, *buffers]
+        self.buffers: list[Buffer] = []
         self.token_s = self.prompt_token_s = 0.0
 
     def warm_up(self) -> None:
@@ -150,59 +220,119 @@ class LlamaDrafter:
         slot = self._spec.slots
         count = min(_WARM_TOKENS, self._spec.step_tokens)
         text = [number * 7919 % self._shared for number in range(count)]
+        states = np.random.default_rng(0).standard_normal((count, self._width), np.float32)
         times = []
         for tokens in (text, text, text[:1], text[:1], text[:1]):
             started_s = time.perf_counter()
-            if not self._decode(slot, tokens):
+            self._batch.clear()
+            self._add(slot, tokens, states[: len(tokens)])
+            if not self._decode():
                 tail = "; ".join(library().log.tail(3))
-                raise RuntimeError(f"llama.cpp failed in the draft model's warm-up: {tail}")
+                raise RuntimeError(f"llama.cpp failed in the warm-up of {self.name}: {tail}")
             times.append(time.perf_counter() - started_s)
         self._slots.drop(slot)
         self.prompt_token_s = times[1] / count
         self.token_s = min(times[2:])
 
     def earliest(self, seq: int, length: int) -> int:
-        return 0
+        if self.states is None:
+            return 0
+        first = self.states.earliest(seq)
+        limit = self._spec.context_tokens // max(len(self._texts), 1)
+        text = self._texts.get(seq)
+        if text is not None and length + _LONGEST_DRAFT - text.start <= limit:
+            unread = text.start + text.verified
+            if unread >= first:
+                return text.start
+        return max(first, length - limit // 2)
 
     def ready(self, unread: Mapping[int, int]) -> bool:
         return True
 
     def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        return [self._draft(ask) for ask in asks]
+        if self.together:
+            return self._draft(asks)
+        return [draft for ask in asks for draft in self._draft([ask])]
 
-    def _draft(self, ask: DraftAsk) -> Draft:
-        seq, tokens, start, sampling, limit, goes_on = ask
-        text = self._text_of(seq, start)
-        if text is None or not self._catch_up(text, tokens):
-            self.forget(seq)
-            return NO_DRAFT
-        plain = replace(
-            sampling,
-            repetition_penalty=1.0,
-            frequency_penalty=0.0,
-            presence_penalty=0.0,
-            top_logprobs=0,
-        )
-        drafts: list[int] = []
-        chances: list[float] = []
-        while len(drafts) < limit:
-            drawn = self._sampler.draw(
-                self._logits(), plain, start + len(tokens) + len(drafts), None
-            )
-            if not 0 <= drawn.token < self._shared:
+    def _draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        """Draft for several sequences, a token of each in one decode."""
+        drafts = [self._begin(ask, self._spec.step_tokens // len(asks)) for ask in asks]
+        going = [draft for draft in drafts if draft is not None]
+        while going:
+            self._batch.clear()
+            for draft in going:
+                self._add(draft.text.slot, draft.unread, draft.states)
+            if not self._decode():
+                for draft in going:
+                    self.forget(draft.ask.seq)
                 break
-            drafts.append(drawn.token)
-            chances.append(math.exp(drawn.logprob) if drawn.logprob is not None else 0.0)
-            if len(drafts) == limit or not goes_on(chances[-1]):
-                break
-            if not self._decode(text.slot, drafts[-1:]):
-                self.forget(seq)
-                break
-            text.tokens.append(drafts[-1])
-        return Draft(tuple(drafts), tuple(chances))
+            logits = self._logits(len(going))
+            states = self._new_states()
+            last_rows = np.cumsum([len(draft.unread) for draft in going]) - 1
+            going = [
+                draft
+                for draft, row, end in zip(going, logits, last_rows, strict=True)
+                if self._goes_on(draft, row, states[end : end + 1])
+            ]
+        return [NO_DRAFT if draft is None else draft.finished() for draft in drafts]
+
+    def _begin(self, ask: DraftAsk, room: int) -> _GrowingDraft | None:
+        """Read a text except for its last tokens, at most `room`. None if it cannot be read."""
+        text = self._text_of(ask.seq, ask.start)
+        if text is None or not ask.tokens:
+            return None
+        tokens = ask.tokens
+        same = self._same(text, tokens)
+        states: NDArray[np.float32] | None = np.empty((len(tokens) - same, 0), np.float32)
+        if self.states is not None:
+            states = self.states.before(ask.seq, ask.start + same, ask.start + len(tokens))
+        if states is None:
+            self.forget(ask.seq)
+            return None
+        self._slots.truncate(text.slot, same)
+        last = max(len(tokens) - room, same)
+        for begin in range(same, last, self._spec.step_tokens):
+            end = min(begin + self._spec.step_tokens, last)
+            self._batch.clear()
+            self._add(text.slot, tokens[begin:end], states[begin - same : end - same])
+            if not self._decode():
+                self.forget(ask.seq)
+                return None
+        text.tokens[same:] = tokens[same:]
+        text.verified = len(tokens)
+        plain = ask.sampling.for_drafts(top_logprobs=0)
+        return _GrowingDraft(ask, text, plain, tokens[last:], states[last - same :])
+
+    def _same(self, text: _SlotText, tokens: Sequence[int]) -> int:
+        """Return how many tokens need not be read again. The last one always is, for its logits."""
+        same = min(text.verified, len(tokens) - 1)
+        if self.states is not None:
+            # A head reads accepted draft tokens again, with the model's states.
+            return same
+        limit = min(len(text.tokens), len(tokens) - 1)
+        while same < limit and text.tokens[same] == tokens[same]:
+            same += 1
+        return same
+
+    def _goes_on(
+        self, draft: _GrowingDraft, logits: NDArray[np.float32], state: NDArray[np.float32]
+    ) -> bool:
+        """Sample the next token of a draft. Return whether another one should follow."""
+        ask = draft.ask
+        position = ask.start + len(ask.tokens) + len(draft.tokens)
+        drawn = self._sampler.draw(logits, draft.sampling, position, None)
+        if not 0 <= drawn.token < self._shared:
+            return False
+        draft.text.tokens[len(ask.tokens) :] = draft.tokens
+        draft.tokens.append(drawn.token)
+        assert drawn.logprob is not None, "the sampling asks for log probabilities"
+        draft.chances.append(math.exp(drawn.logprob))
+        draft.unread = draft.tokens[-1:]
+        draft.states = state
+        return len(draft.tokens) < ask.limit and ask.goes_on(draft.chances[-1])
 
     def forget(self, seq: int) -> None:
-        """Empty the slot of a sequence that left."""
+        """Empty the slot of a sequence."""
         text = self._texts.pop(seq, None)
         if text is not None:
             self._slots.drop(text.slot)
@@ -213,7 +343,8 @@ class LlamaDrafter:
         if self._context:
             self._api.llama_free(self._context)
             self._context = 0
-            self._weights.close()
+            if self._weights is not None:
+                self._weights.close()
 
     def _text_of(self, seq: int, start: int) -> _SlotText | None:
         text = self._texts.get(seq)
@@ -224,33 +355,27 @@ class LlamaDrafter:
             text = self._texts[seq] = _SlotText(self._free.pop(), start)
         return text
 
-    def _catch_up(self, text: _SlotText, tokens: Sequence[int]) -> bool:
-        """Compute the tokens that the slot lacks, and always the last one. False without room."""
-        same = text.verified
-        limit = min(len(text.tokens), len(tokens) - 1)
-        while same < limit and text.tokens[same] == tokens[same]:
-            same += 1
-        same = min(same, len(tokens) - 1)
-        self._slots.truncate(text.slot, same)
-        del text.tokens[same:]
-        for begin in range(same, len(tokens), self._spec.step_tokens):
-            if not self._decode(text.slot, tokens[begin : begin + self._spec.step_tokens]):
-                return False
-        text.tokens += tokens[same:]
-        text.verified = len(tokens)
-        return True
-
-    def _decode(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Append tokens to a slot, and compute the logits of the last. False without room."""
+    def _add(self, slot: int, tokens: Sequence[int], states: NDArray[np.float32]) -> None:
+        """Append tokens of a slot to the batch, with the logits of the last."""
         start = self._slots.lengths[slot]
-        self._batch.clear()
-        self._batch.add(slot, start, tokens, [len(tokens) - 1])
+        self._batch.add(slot, start, tokens, [len(tokens) - 1], states)
+        self._slots.lengths[slot] = start + len(tokens)
+
+    def _decode(self) -> bool:
+        """Compute the batch. False without room."""
         if self._api.llama_decode(self._context, self._batch.native):
             return False
         self._api.llama_synchronize(self._context)
-        self._slots.lengths[slot] = start + len(tokens)
         return True
 
-    def _logits(self) -> Any:  # noqa: ANN401 - a row of the library's buffer
-        row = self._api.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(row, (self._vocab_size,))[: self._shared]
+    def _logits(self, rows: int) -> NDArray[np.float32]:
+        """Return the logits (rows, V) of the last decode, in the library's buffer."""
+        pointer = self._api.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, (rows, self._vocab_size))[:, : self._shared]
+
+    def _new_states(self) -> NDArray[np.float32]:
+        """Return a head's own states (T, E) of the last decode, in the library's buffer."""
+        if self.states is None:
+            return np.empty((self._batch.size, 0), np.float32)
+        pointer = self._api.llama_get_embeddings_nextn(self._context)
+        return np.ctypeslib.as_array(pointer, (self._batch.size, self._width))

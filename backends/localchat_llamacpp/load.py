@@ -12,11 +12,13 @@ from localchat.backend_api.interface import (
     Progress,
     Widths,
 )
-from localchat.errors import ModelInvalid
+from localchat.errors import DoesNotFit, ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.model_files.adapter import Adapter
+from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
-from localchat_llamacpp.drafter import load_drafter
+from localchat_llamacpp.drafter import LlamaDrafter, load_drafter, open_head
 from localchat_llamacpp.media_api import uses_mrope
 from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import Buffer, library
@@ -74,6 +76,8 @@ class Target:
     """Name of the architecture in the file."""
     experts: bool = False
     """Whether the model is a mixture of experts."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that requests can apply."""
 
 
 def refuse_other_kinds(model: int) -> None:
@@ -111,9 +115,10 @@ def load_runner(
         safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
+        head=_uses_head(request),
     )
     try:
-        runner = _with_context(weights, target, request, progress, media)
+        runner = _with_context(weights, target, request, progress, notify, media)
     except BaseException:
         weights.close()
         raise
@@ -128,6 +133,7 @@ def _with_context(
     target: Target,
     request: LoadRequest,
     progress: Progress,
+    notify: Callable[[str], None],
     media: MediaEncoder | None,
 ) -> LlamaCppRunner:
     plan = request.plan
@@ -148,27 +154,44 @@ def _with_context(
         window_only=plan.window_only,
     )
     context, buffers = open_context(weights, spec)
-    drafter = None
+    drafter: LlamaDrafter | None = None
+    adapters = None
     try:
         if not api.llama_get_memory(context):
             raise ModelInvalid(
                 "This is an embedding model: it has no KV cache and cannot generate text."
             )
+        if target.adapters:
+            adapters = LoadedAdapters(weights.handle, target.adapters)
+            buffers = [*buffers, *adapters.buffers]
+            # The warm-up then also allocates what a step with adapters needs.
+            adapters.apply(context, tuple(1.0 for _ in target.adapters))
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
         step = min(spec.step_tokens, plan.context_tokens - 8)
         can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
         files = [target.total_bytes]
+        files += [adapter.header.file_bytes for adapter in target.adapters]
         if request.options.draft is not None:
             drafter = load_drafter(weights.handle, request, target.threads, progress)
             files.append(Path(request.options.draft).stat().st_size)
+        elif _uses_head(request):
+            drafter = _open_head(weights, request, target.threads, notify)
         used = [*weights.buffers, *buffers]
         if drafter is not None:
             used += drafter.buffers
         return LlamaCppRunner(
             weights,
             context,
-            _capabilities(weights.handle, spec, can_truncate, target, buffers, request),
+            _capabilities(
+                weights.handle,
+                spec,
+                can_truncate,
+                target,
+                buffers,
+                request,
+                drafts=drafter is not None,
+            ),
             batch=batch,
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
@@ -179,12 +202,30 @@ def _with_context(
             window_only=spec.window_only,
             mrope=uses_mrope(weights.handle),
             media=media,
+            adapters=adapters,
         )
     except BaseException:
         if drafter is not None:
             drafter.close()
         api.llama_free(context)
         raise
+
+
+def _uses_head(request: LoadRequest) -> bool:
+    """Return whether the model's prediction head drafts. After a crash in a load, it does not."""
+    planned = request.plan.prediction_head and request.options.draft is None
+    return planned and not request.safe_mode and bool(library().api.has_heads)
+
+
+def _open_head(
+    weights: Weights, request: LoadRequest, threads: int, notify: Callable[[str], None]
+) -> LlamaDrafter | None:
+    """Open the prediction head. None if this llama.cpp cannot run it; the model then runs without it."""
+    try:
+        return open_head(weights, request, threads)
+    except (DoesNotFit, RuntimeError) as error:
+        notify(f"The model's prediction head does not draft: {error}")
+        return None
 
 
 def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int) -> bool:
@@ -230,6 +271,8 @@ def _capabilities(
     target: Target,
     buffers: list[Buffer],
     request: LoadRequest,
+    *,
+    drafts: bool,
 ) -> Capabilities:
     api: Any = library().api
     stateful = _is_stateful(model)
@@ -255,14 +298,14 @@ def _capabilities(
         max_slots=spec.slots,
         max_rows=1 if alone else min(request.options.max_slots, spec.slots),
         max_step_tokens=spec.step_tokens,
-        # The draft model and the model compute one after the other.
-        depth=2 if on_gpu and rewind == "any" and request.options.draft is None else 1,
+        # The drafter and the model compute one after the other.
+        depth=2 if on_gpu and rewind == "any" and not drafts else 1,
         rewind=rewind,
         rewind_tokens=window if rewind == "last_n" else 0,
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
         exports="range" if rewind == "any" else "whole",
-        draft_model=request.options.draft is not None,
+        draft_model=drafts,
         all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
@@ -298,7 +341,7 @@ def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
     mapped = sum(part.size_bytes for part in model if part.device.endswith(_MAPPED))
     on_gpus = sum(part.size_bytes for part in model if _is_on_gpu(part.device))
     return MemoryReport(
-        weights_bytes=_size(buffers, "model") - max(0, mapped + on_gpus - file_bytes),
+        weights_bytes=_size(buffers, "model", "LoRA") - max(0, mapped + on_gpus - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),
         compute_bytes=_size(buffers, "compute"),
         other_bytes=_size(buffers, "output"),

@@ -354,7 +354,7 @@ class MediaEncoder:
                     count = ctypes.c_size_t()
                     ids = api.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
                     natives.append(None)
-                    texts.append(tuple(ids[: count.value]))
+                    texts.append(self._text_tokens(tuple(ids[: count.value])))
                 else:
                     natives.append(
                         Native(api.mtmd_input_chunk_copy(chunk), api.mtmd_input_chunk_free)
@@ -365,6 +365,18 @@ class MediaEncoder:
             api.mtmd_input_chunks_free(chunks)
             api.mtmd_bitmap_free(bitmap)
             del pixels
+
+    def _text_tokens(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens of the text around a picture.
+
+        Raises ModelInvalid where llama.cpp found no token for a marker, as with the projector of another model.
+        """
+        if min(ids, default=0) < 0:
+            raise ModelInvalid(
+                f"The model's vocabulary lacks a marker that {self._projector.path.name} puts around pictures.",
+                hint="Use the projector (mmproj) that was published with this model.",
+            )
+        return ids
 
     def _bitmap(self, context: _MtmdContext, source: _Attachment) -> tuple[int, object]:
         """Return a native bitmap of an attachment, and the data that it points to."""

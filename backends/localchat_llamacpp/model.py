@@ -17,14 +17,17 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.media import MediaPiece
 from localchat.backend_api.prompt_encoder import PromptEncoder
 from localchat.backend_api.sealed_text import PromptSplitter, Sealer, unused_seal
-from localchat.errors import ModelInvalid
+from localchat.config.parameters import SAMPLERS
+from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
+from localchat.model_files.adapter import Adapter
 from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.projector import Projector, find_projector
+from localchat_llamacpp.adapters import open_adapters
 from localchat_llamacpp.build_advice import as_built, devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.gpu_detection import add_gpus
@@ -38,10 +41,8 @@ from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {
+    **{f"general.sampling.{key}": key for key in SAMPLERS},
     "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 """Keys of a file's own sampling defaults, and our names for them."""
@@ -71,6 +72,7 @@ class GgufModel:
         self._vocabulary = LlamaTokenizer(handle, log_lines, self.header.metadata)
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
+        self._adapters: tuple[Adapter, ...] = ()
         self._use_projector(find_projector(self.header))
 
     def _use_projector(self, projector: Projector | None) -> None:
@@ -86,6 +88,18 @@ class GgufModel:
             encoder = self._media.identity
         self.info = replace(self.info, media=kinds, encoder=encoder)
 
+    def _use_adapters(self, options: LoadOptions) -> None:
+        """Open the LoRA adapters of a load. Raises ModelMissing, ModelInvalid, UsageError."""
+        if options.lora and self.info.pooling:
+            raise UsageError(
+                "LoRA adapters apply to models that generate text, and this one computes embeddings",
+                hint="leave out --lora",
+            )
+        self._adapters = open_adapters(options.lora, self.header)
+        identities = [adapter.identity() for adapter in self._adapters]
+        scales = [adapter.scale for adapter in options.lora]
+        self.info = replace(self.info, adapters=tuple(zip(identities, scales, strict=True)))
+
     def plan(self, options: LoadOptions) -> MemoryPlan:
         """Plan a load on this machine now. Raises DoesNotFit with advice, UsageError for impossible options."""
         if options.mmproj is not None:
@@ -93,6 +107,7 @@ class GgufModel:
             if projector is not None and not self.info.pooling:
                 media_library()  # its error says what is missing
             self._use_projector(projector)
+        self._use_adapters(options)
         can_offload = bool(library().api.llama_supports_gpu_offload())
         machine = as_built(read_machine())
         if can_offload:
@@ -101,7 +116,12 @@ class GgufModel:
             memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
             return demand(memory, self.info.name)
         memory = planner.plan(
-            self.shape, options, machine, can_offload=can_offload, safe_mode=False
+            self.shape,
+            options,
+            machine,
+            can_offload=can_offload,
+            safe_mode=False,
+            runs_heads=library().api.has_heads,
         )
         if options.gpu_layers not in ("auto", 0) and not can_offload:
             memory = replace(memory, notes=(*memory.notes, offload_advice()))
@@ -167,6 +187,7 @@ class GgufModel:
             threads=request.options.threads or read_machine().cores,
             architecture=self.header.architecture,
             experts=self.shape.experts > 0,
+            adapters=self._adapters,
         )
         return load_runner(target, request, progress, notify, self._media)
 

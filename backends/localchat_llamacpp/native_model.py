@@ -26,6 +26,8 @@ KV_TYPES = {
 }
 """ggml's numbers. Any other number ends the process in native code."""
 
+_MTP_CONTEXT = 1
+"""LLAMA_CONTEXT_TYPE_MTP: the context runs the model's prediction head."""
 _FLASH_AUTO = -1
 _FLASH_OFF = 0
 _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
@@ -106,9 +108,17 @@ class Placement(NamedTuple):
 
 
 def load_weights(
-    path: Path, *, placement: Placement, safe_mode: bool, total_bytes: int, progress: Progress
+    path: Path,
+    *,
+    placement: Placement,
+    safe_mode: bool,
+    total_bytes: int,
+    progress: Progress,
+    head: bool = False,
 ) -> Weights:
     """Load the whole model. path: the first file of a split one, beside which llama.cpp finds the others.
+
+    head: whether to load the prediction head, too.
 
     Raises ModelInvalid with the library's reason, EngineClosed if `progress` returns False.
     """
@@ -124,6 +134,7 @@ def load_weights(
     parameters.tensor_split = ctypes.cast(shares, ctypes.c_void_p)
     # Repacked weights and AMX are faster for some models. AMX crashes some compilers' builds.
     parameters.use_extra_bufts = not safe_mode
+    parameters.load_mtp = head
     parameters.progress_callback = callback = native.api.llama_progress_callback(callback_body)
     with native.log.capture() as captured:
         model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
@@ -173,8 +184,13 @@ def _split(shares: tuple[GpuShare, ...]) -> Any:  # noqa: ANN401 - an array of c
     return (ctypes.c_float * len(layers))(*tensor_split(layers))
 
 
-def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]]:
-    """Create a native context, and return it with its buffers. Raises DoesNotFit with the reason."""
+def open_context(
+    weights: Weights, spec: ContextSpec, *, head: bool = False
+) -> tuple[int, list[Buffer]]:
+    """Create a native context, and return it with its buffers. Raises DoesNotFit with the reason.
+
+    head: whether the context runs the prediction head rather than the model.
+    """
     native = library()
     parameters = native.api.llama_context_default_params()
     parameters.n_ctx = context_cells(spec.context_tokens)
@@ -188,6 +204,8 @@ def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]
     parameters.flash_attn_type = _FLASH_AUTO if spec.flash_attention else _FLASH_OFF
     parameters.n_threads = parameters.n_threads_batch = spec.threads
     parameters.no_perf = True
+    if head:
+        parameters.ctx_type = _MTP_CONTEXT
     with native.log.capture() as captured:
         context = native.api.llama_init_from_model(weights.handle, parameters)
     if not context:

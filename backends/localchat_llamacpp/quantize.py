@@ -1,4 +1,4 @@
-"""Writes a GGUF file in another quantization, with ggml's own quantizers.
+"""Writes a model as a GGUF file in another quantization, with ggml's own quantizers.
 
 The choice of a format per tensor follows llama.cpp (src/llama-quant.cpp), so the blocks are those of
 llama-quantize. One tensor is in memory at a time.
@@ -6,13 +6,13 @@ llama-quantize. One tensor is in memory at a time.
 
 import ctypes
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localchat.errors import UsageError
 from localchat.model_files.ggml_types import (
@@ -23,18 +23,14 @@ from localchat.model_files.ggml_types import (
 )
 from localchat.model_files.gguf import GgufTensor, Header
 from localchat.model_files.open_gguf import read_header
+from localchat_llamacpp.gguf_writer import ALIGNMENT, TYPE_CODES, TableEntry, entry, head
 from localchat_llamacpp.native import library
 
 _CHUNK_ELEMENTS: Final = 1 << 22
 """Numbers that one thread converts at once, 16 MB in float32."""
-_CODES: Final = {format_.name: code for code, format_ in NUMBER_FORMATS.items()}
 _FILE_CODES: Final = {name: code for code, name in FILE_TYPES.items()}
 _QUANTIZATION_VERSION: Final = 2
 """GGML_QNT_VERSION of every block format below."""
-_GGUF_VERSION: Final = 3
-_ALIGNMENT: Final = 32
-_UINT32: Final = 4
-"""GGUF's number of the type."""
 _REPLACED: Final = frozenset(
     {"general.alignment", "general.file_type", "general.quantization_version"}
 )
@@ -54,6 +50,7 @@ class _Mix(NamedTuple):
 
 
 _MIXES: Final[Mapping[str, _Mix]] = {
+    "F32": _Mix("F32"),
     "F16": _Mix("F16"),
     "BF16": _Mix("BF16"),
     "Q8_0": _Mix("Q8_0"),
@@ -73,7 +70,7 @@ _MIXES: Final[Mapping[str, _Mix]] = {
     "Q3_K_S": _Mix("Q3_K"),
     "Q2_K": _Mix("Q2_K", values="Q3_K", down="Q3_K", attention_out="Q3_K"),
 }
-_WHOLE: Final = frozenset({"F16", "BF16"})
+_WHOLE: Final = frozenset({"F32", "F16", "BF16"})
 _FORMAT_OF_ODD_ROWS: Final = {
     **dict.fromkeys(("Q2_K", "Q3_K"), "Q4_0"),
     "IQ4_XS": "IQ4_NL",
@@ -93,17 +90,64 @@ _MANY_LAYERS: Final = 80
 """Layers of Llama 2 and 3 with 70B parameters."""
 
 
+class _Source(Protocol):
+    """A model to convert."""
+
+    header: Header
+    """Metadata of the sizes, and the tensors as `stored` returns them."""
+
+    def entries(self) -> list[bytes]:
+        """Return the metadata for the new file, without file_type and quantization_version."""
+        ...
+
+    def stored(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor, mapped or copied."""
+        ...
+
+
+class _GgufSource:
+    """A GGUF file, or all parts of a split one."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelMissing, ModelInvalid."""
+        self.header = read_header(path)
+        self._parts = self.header.parts or (path,)
+
+    def entries(self) -> list[bytes]:
+        """See _Source. Copies the metadata unread."""
+        entries = []
+        with self._parts[0].open("rb") as file:
+            for key, (start, end) in self.header.entries.items():
+                if key not in _REPLACED and not key.startswith("split."):
+                    file.seek(start)
+                    entries.append(file.read(end - start))
+        return entries
+
+    def stored(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+        """See _Source."""
+        path = self._parts[tensor.part]
+        return np.memmap(path, np.uint8, "r", tensor.offset, (tensor.size_bytes,))
+
+
+def _source(path: Path) -> _Source:
+    if path.is_dir():
+        from localchat_llamacpp.convert.checkpoint import CheckpointSource
+
+        return CheckpointSource(path)
+    return _GgufSource(path)
+
+
 class GgufQuantizer:
-    """Writes GGUF models in other quantizations, as llama-quantize does."""
+    """Writes models as GGUF files in other quantizations, as llama-quantize does."""
 
     names = tuple(_MIXES)
 
     def size_bytes(self, source: Path, quantization: str) -> int:
-        """Return the size of the tensors that `write` would write. Reads the header only."""
-        header = read_header(source)
+        """Return the size of the tensors that `write` would write. Reads no weights."""
+        header = _source(source).header
         formats = dict(_formats(header, quantization))
         return sum(
-            stored_bytes(NUMBER_FORMATS[_CODES[formats[tensor.name]]], tensor.elements)
+            stored_bytes(NUMBER_FORMATS[TYPE_CODES[formats[tensor.name]]], tensor.elements)
             for tensor in header.tensors
         )
 
@@ -115,62 +159,34 @@ class GgufQuantizer:
         threads: int,
         report: Callable[[int, int], None],
     ) -> None:
-        """Write `source` to a new file `target`, and remove a partial one.
+        """Write `source`, a GGUF file or the folder of a checkpoint, to a new file. Remove a partial one.
 
         `report` gets the bytes read so far and in all. Raises LocalchatError, OSError.
         """
-        header = read_header(source)
+        model = _source(source)
+        header = model.header
         formats = dict(_formats(header, quantization))
-        parts = header.parts or (source,)
+        entries = [
+            *model.entries(),
+            entry("general.quantization_version", _QUANTIZATION_VERSION),
+            entry("general.file_type", _FILE_CODES[quantization]),
+        ]
+        table = [TableEntry(item.name, item.shape, formats[item.name]) for item in header.tensors]
         file = target.open("xb")
         try:
             with file, ThreadPoolExecutor(threads) as pool:
-                file.write(_head(header, parts[0], formats, quantization))
+                file.write(head(entries, table))
                 done_bytes = 0
                 for tensor in header.tensors:
-                    stored = np.memmap(
-                        parts[tensor.part], np.uint8, "r", tensor.offset, (tensor.size_bytes,)
-                    )
+                    stored = model.stored(tensor)
                     file.write(_converted(stored, tensor, formats[tensor.name], pool).data)
                     # llama.cpp expects the padding of the last tensor, too.
-                    file.write(bytes(-file.tell() % _ALIGNMENT))
+                    file.write(bytes(-file.tell() % ALIGNMENT))
                     done_bytes += tensor.size_bytes
                     report(done_bytes, header.weights_bytes)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-
-
-def _head(header: Header, file: Path, formats: Mapping[str, str], quantization: str) -> bytes:
-    """Return everything before the tensors' data: metadata, copied unread, and the table of tensors."""
-    entries = []
-    with file.open("rb") as source:
-        for key, (start, end) in header.entries.items():
-            if key not in _REPLACED and not key.startswith("split."):
-                source.seek(start)
-                entries.append(source.read(end - start))
-    entries.append(_number_entry("general.quantization_version", _QUANTIZATION_VERSION))
-    entries.append(_number_entry("general.file_type", _FILE_CODES[quantization]))
-    table = []
-    offset = 0
-    for tensor in header.tensors:
-        code = _CODES[formats[tensor.name]]
-        shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        table.append(_string(tensor.name) + shape + struct.pack("<IQ", code, offset))
-        size_bytes = stored_bytes(NUMBER_FORMATS[code], tensor.elements)
-        offset += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
-    counts = struct.pack("<4sIQQ", b"GGUF", _GGUF_VERSION, len(table), len(entries))
-    head = b"".join((counts, *entries, *table))
-    return head + bytes(-len(head) % _ALIGNMENT)
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _number_entry(key: str, value: int) -> bytes:
-    return _string(key) + struct.pack("<II", _UINT32, value)
 
 
 def _formats(header: Header, quantization: str) -> Iterator[tuple[str, str]]:
@@ -286,10 +302,10 @@ def _down_format(quantization: str, layer: int, layers: int) -> str:
 
 def _dividing(name: str, width: int) -> str:
     """Return the format, or another one whose blocks divide a row."""
-    if width % NUMBER_FORMATS[_CODES[name]].block == 0:
+    if width % NUMBER_FORMATS[TYPE_CODES[name]].block == 0:
         return name
     other = _FORMAT_OF_ODD_ROWS.get(name, "F16")
-    if width % NUMBER_FORMATS[_CODES[other]].block:
+    if width % NUMBER_FORMATS[TYPE_CODES[other]].block:
         return "F16"
     return other
 
@@ -302,7 +318,7 @@ def _converted(
         return stored
     width = tensor.shape[0]
     rows = tensor.elements // width
-    format_ = NUMBER_FORMATS[_CODES[name]]
+    format_ = NUMBER_FORMATS[TYPE_CODES[name]]
     row_bytes = stored_bytes(format_, width)
     result = np.empty(rows * row_bytes, np.uint8)
     source_row_bytes = stored_bytes(tensor.format, width)
@@ -366,9 +382,9 @@ def _encoded(floats: np.ndarray, name: str, rows: int, width: int) -> np.ndarray
         *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
         *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
     ]
-    size_bytes = rows * stored_bytes(NUMBER_FORMATS[_CODES[name]], width)
+    size_bytes = rows * stored_bytes(NUMBER_FORMATS[TYPE_CODES[name]], width)
     encoded = np.empty(size_bytes, np.uint8)
-    function(_CODES[name], floats.ctypes.data, encoded.ctypes.data, 0, rows, width, None)
+    function(TYPE_CODES[name], floats.ctypes.data, encoded.ctypes.data, 0, rows, width, None)
     return encoded
 
 

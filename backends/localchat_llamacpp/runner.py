@@ -33,11 +33,13 @@ from localchat.backend_api.interface import (
     StepStatus,
 )
 from localchat.backend_api.media import MediaChunk, MediaSpan
-from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.errors import LocalchatError
+from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.batch import Batch, EmbeddingBatch
 from localchat_llamacpp.drafter import LlamaDrafter
+from localchat_llamacpp.head_states import PROMPT_STATES, HeadStates
 from localchat_llamacpp.media_api import media_library
 from localchat_llamacpp.media_reader import Chunk, MediaEncoder
 from localchat_llamacpp.native import library
@@ -83,6 +85,7 @@ class _SequenceState:
     sampling: SamplingParams
     counts: TokenCounts | None
     """Token counts. None without penalties."""
+    prompt_tokens: int
 
     def counts_before(self, position: int, since: int) -> TokenCounts | None:
         """Return the counts of the tokens before `position`. Tokens from `since` on may have changed."""
@@ -102,6 +105,10 @@ class _DecodePart:
     """(row, offset) -> index of its logits."""
     media: MediaSpan | None = None
     """Picture or recording that the only stretch belongs to."""
+    adapters: tuple[float, ...] = ()
+    """Scales of the LoRA adapters, which are the same for all rows."""
+    stores_states: bool = False
+    """Whether the prediction head needs the states of these tokens."""
 
 
 @dataclass(slots=True)
@@ -137,11 +144,13 @@ class LlamaCppRunner:
         window_only: bool = False,
         mrope: bool = False,
         media: MediaEncoder | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         """Take ownership of `weights`, `context`, `drafter` and `media`.
 
         on_gpu: llama_decode returns early. window_only: sliding-window layers store only their window. mrope:
-        the tokens of a picture share positions. media: reads attachments.
+        the tokens of a picture share positions. media: reads attachments. adapters: LoRA adapters of the
+        weights.
         """
         self._api: Any = library().api
         self.capabilities = capabilities
@@ -152,6 +161,11 @@ class LlamaCppRunner:
         self._vocab_size = vocab_size
         self._report = report
         self._drafter = drafter
+        self._head_states: HeadStates | None = None
+        if drafter is not None:
+            self._head_states = drafter.states
+        self._outputs_states = False
+        """Whether the native context outputs the states of all tokens."""
         self._slots = Slots(
             context,
             capabilities.max_slots + 1,
@@ -160,6 +174,9 @@ class LlamaCppRunner:
             mrope=mrope,
         )
         self._media = media
+        self._adapters = adapters
+        self._scales: dict[int, tuple[float, ...]] = {}
+        """Scales of the LoRA adapters, of the sequences that have any."""
         self._spans: dict[int, tuple[MediaSpan, ...]] = {}
         """Pictures and recordings of the sequences that have any."""
         self._tables: dict[int, PositionTable] = {}
@@ -197,6 +214,9 @@ class LlamaCppRunner:
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
         for entry in plan.enter:
+            # The division of a step depends on these, and it comes before the step begins.
+            if entry.adapters:
+                self._scales[entry.seq] = entry.adapters
             if entry.media:
                 self._enter_media(entry)
         if plan.rows is not self._run[0] or not plan.moved:
@@ -310,6 +330,8 @@ class LlamaCppRunner:
             if step.status != "ok":
                 break
             self._view_logits(len(part.outputs))
+            if part.stores_states:
+                self._store_states(step.plan, part)
             samples += self._sample(step.plan, part, step.tokens, stopped)
         return samples
 
@@ -325,10 +347,13 @@ class LlamaCppRunner:
         )
 
     def _enter(self, plan: StepPlan) -> None:
+        if self._head_states is not None:
+            self._head_states.forget(plan.leave)
         for seq in plan.leave:
             self._sequences.pop(seq, None)
             self._spans.pop(seq, None)
             self._tables.pop(seq, None)
+            self._scales.pop(seq, None)
             if self._drafter is not None:
                 self._drafter.forget(seq)
         for entry in plan.enter:
@@ -352,21 +377,26 @@ class LlamaCppRunner:
         offsets: list[set[int]] = [set() for _ in plan.rows]
         for target in plan.positions:
             offsets[target.row].add(target.offset)
+        rows = list(enumerate(plan.rows))
+        if self._scales:
+            # Each change of the adapters is a decode of its own.
+            rows.sort(key=lambda numbered: self._scales.get(numbered[1].seq, ()))
         part = _DecodePart([], {})
         parts = [part] if plan.rows else []
-        for number, row in enumerate(plan.rows):
+        for number, row in rows:
+            scales = self._scales.get(row.seq, ())
             begin = 0
             for end, span in self._stretches(row):
-                if span is not None or part.media is not None:
-                    # A decode has token ids or embeddings, never both.
-                    part = _DecodePart([], {}, span)
+                if span is not None or part.media is not None or part.adapters != scales:
+                    # A decode has token ids or embeddings, never both, and one set of adapters.
+                    part = _DecodePart([], {}, span, scales)
                     parts.append(part)
                 for offset in sorted(o for o in offsets[number] if begin <= o < end):
                     if len(part.outputs) == self._outputs_max:
                         if begin < offset:
                             part.stretches.append((number, begin, offset))
                         begin = offset
-                        part = _DecodePart([], {}, span)
+                        part = _DecodePart([], {}, span, scales)
                         parts.append(part)
                     part.outputs[number, offset] = len(part.outputs)
                 part.stretches.append((number, begin, end))
@@ -440,9 +470,12 @@ class LlamaCppRunner:
             first_output += end - begin
         # Flash attention divides the keys of a lone row among the threads, so its bits depend on their number.
         self._use_threads(self._watch.most if step.plan.exact else self._watch.threads)
+        if self._adapters is not None:
+            self._adapters.apply(self._context, part.adapters)
         if part.media is not None:
             status = self._decode_media(step, part, part.media)
         else:
+            self._output_states(step.plan, part)
             with self._turn():
                 status = self._api.llama_decode(self._context, self._batch.native)
         if status == 0:
@@ -457,6 +490,41 @@ class LlamaCppRunner:
             return "aborted"
         tail = "; ".join(library().log.tail(4))
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
+
+    def _output_states(self, plan: StepPlan, part: _DecodePart) -> None:
+        """Make the next decode output the states that the prediction head needs.
+
+        Sequences in exact mode or at temperature 0 have no drafts. Their steps output none, and so compute the
+        bits of a load without the head.
+        """
+        if self._head_states is None:
+            return
+        part.stores_states = not plan.exact and any(
+            self._may_draft(plan.rows[number], plan.moved + end)
+            for number, _, end in part.stretches
+        )
+        if part.stores_states != self._outputs_states:
+            self._outputs_states = part.stores_states
+            self._api.llama_set_embeddings_nextn(self._context, part.stores_states, False)
+
+    def _may_draft(self, row: StepRow, end: int) -> bool:
+        """Return whether drafts may follow the tokens of a row before the offset `end`."""
+        sequence = self._sequences[row.seq]
+        is_near = row.start + end > sequence.prompt_tokens - PROMPT_STATES
+        return is_near and sequence.sampling.temperature >= GREEDY_BELOW
+
+    def _store_states(self, plan: StepPlan, part: _DecodePart) -> None:
+        """Store the states of the tokens of the last decode."""
+        states = self._head_states
+        assert states is not None
+        pointer = self._api.llama_get_embeddings_nextn(self._context)
+        rows = np.ctypeslib.as_array(pointer, (self._batch.size, states.width))
+        first = 0
+        for number, begin, end in part.stretches:
+            row = plan.rows[number]
+            last = first + end - begin
+            states.write(row.seq, row.start + plan.moved + begin, rows[first:last])
+            first = last
 
     def _turn(self) -> AbstractContextManager[None]:
         """Wait until the encoder leaves the cores to this step."""
@@ -589,4 +657,4 @@ def _sequence_state(entry: Enter) -> _SequenceState:
     counts = None
     if entry.sampling.penalised:
         counts = TokenCounts(entry.tokens, entry.prompt_tokens)
-    return _SequenceState(list(entry.tokens), entry.sampling, counts)
+    return _SequenceState(list(entry.tokens), entry.sampling, counts, entry.prompt_tokens)

@@ -228,6 +228,8 @@ class ModelInfo:
     (media.py)."""
     encoder: str = ""
     """Identifies the file that reads attachments. Empty: none."""
+    adapters: tuple[tuple[str, float], ...] = ()
+    """Identity and default scale of each LoRA adapter."""
     identity: str = ""
     """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 
@@ -509,7 +511,7 @@ class Rebuilder(Protocol):
 
 
 class Quantizer(Protocol):
-    """Writes models in other quantizations."""
+    """Writes GGUF files and checkpoints as GGUF in other quantizations."""
 
     @property
     def names(self) -> Sequence[str]:

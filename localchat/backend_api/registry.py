@@ -241,7 +241,8 @@ def _may_change(options: LoadOptions) -> bool:
     free = options.gpu_layers in ("auto", "all") and options.experts_on_cpu == "auto"
     # llama.cpp alone sees and hears.
     reads_text = options.mmproj in (None, NO_PROJECTOR)
-    return free and options.draft is None and not options.anyway and reads_text
+    plain = options.draft is None and not options.anyway and not options.lora
+    return free and plain and reads_text
 
 
 def _whole_on_gpu(plan: MemoryPlan) -> bool:

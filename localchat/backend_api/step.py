@@ -5,13 +5,14 @@ Records that every step creates are msgspec structs, because frozen dataclasses 
 1. `interface.py` defines the terms and exports everything here.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from localchat.backend_api.media import MediaSpan
+from localchat.config.parameters import SAMPLERS
 from localchat.config.sampling import SamplingValues
 
 
@@ -128,6 +129,11 @@ MemoryOp: TypeAlias = (
 )
 
 
+_PENALTIES: Final = {key: row.off for key, row in SAMPLERS.items() if row.reads_text}
+_RARE: Final = {key: row.off for key, row in SAMPLERS.items() if row.rare}
+"""Values without effect of the numbers that turn on penalties and rare samplers."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingValues):
     """Resolved sampling parameters of one sequence. See sampling/reference.py."""
@@ -136,17 +142,26 @@ class SamplingParams(SamplingValues):
     seed: int = 0
     """Key of the noise, together with the choice, the position and the token id."""
     choice: int = 0
+    dry_breakers: bytes = field(default=b"", repr=False)
+    """Tokens across which DRY sees no repetition: bit t of the little-endian bits is token t."""
     top_logprobs: int = -1
     """Alternatives per token. -1: no log probabilities."""
+    penalised: bool = field(init=False)
+    """True if the earlier tokens matter."""
+    rare: bool = field(init=False)
+    """True if a sampler with `SamplingNumber.rare` is on."""
 
-    @property
-    def penalised(self) -> bool:
-        """True if the counts of earlier tokens matter."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.frequency_penalty != 0.0
-            or self.presence_penalty != 0.0
-        )
+    def __post_init__(self) -> None:
+        # Every draw reads them.
+        object.__setattr__(self, "penalised", self._uses(_PENALTIES))
+        object.__setattr__(self, "rare", self._uses(_RARE))
+
+    def _uses(self, off: Mapping[str, float]) -> bool:
+        return any(getattr(self, key) != value for key, value in off.items())
+
+    def for_drafts(self, top_logprobs: int) -> "SamplingParams":
+        """Return the same sampling without penalties, because a draft model does not count tokens."""
+        return replace(self, **_PENALTIES, top_logprobs=top_logprobs)  # type: ignore[arg-type]
 
 
 class Enter(msgspec.Struct, frozen=True):
@@ -168,6 +183,8 @@ class Enter(msgspec.Struct, frozen=True):
     know only the end of a text."""
     media: tuple[MediaSpan, ...] = ()
     """Pictures and recordings among the tokens, in order. Their token ids are placeholders (media.py)."""
+    adapters: tuple[float, ...] = ()
+    """Scale of each LoRA adapter of the load. Empty: none applies."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -153,6 +153,7 @@ class Compaction:
             backend=info.backend,
             quantization=info.quantization,
             kv_type=info.kv_type,
+            adapters=info.adapters,
             draw_seed=0,
             done=self._done_event,
         )

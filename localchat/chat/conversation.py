@@ -68,6 +68,19 @@ class AnswerMetrics(msgspec.Struct, frozen=True):
     """Seed that samples the same answer again."""
     done: Done | None
     """The engine's last event. None if the answer did not end by itself."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters of the load, as `name.gguf:scale`."""
+
+
+class ToolRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a tool call went. Its node has the result as a message of the role `tool`."""
+
+    state: Literal["asking", "running", "done", "failed", "refused"]
+    title: str = ""
+    """The call on one line. Not sanitized."""
+    seconds: float = 0.0
+    characters: int = 0
+    """Length of the whole result, of which the model may have seen a part."""
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,6 +100,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the answer failed, as a sentence."""
     end: Finished | None = None
     """End of an answer that a limit or the loop guard ended."""
+    run: ToolRun | None = None
+    """Set for the result of a tool call."""
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -183,6 +198,24 @@ class Conversation(msgspec.Struct):
     def children(self, id_: str | None) -> tuple[Node, ...]:
         """Return the messages right after a message, or the roots (None), in order of creation."""
         return tuple(node for node in self.nodes.values() if node.parent == id_)
+
+    def below(self, ids: Iterable[str]) -> frozenset[str]:
+        """Return these messages and all messages after them, on every branch."""
+        members = set(ids)
+        # Parents are created before their children.
+        for node in self.nodes.values():
+            if node.parent in members:
+                members.add(node.id)
+        return frozenset(members)
+
+    def results(self, id_: str) -> dict[str, Node]:
+        """Return the results of a message's tool calls by the id of the call, on its newest branch."""
+        results: dict[str, Node] = {}
+        while after := [node for node in self.children(id_) if node.message.role == "tool"]:
+            node = after[-1]
+            results[node.message.tool_call_id] = node
+            id_ = node.id
+        return results
 
     def show(self, id_: str) -> None:
         """Switch to the branch of a message. The path continues with the newest children."""

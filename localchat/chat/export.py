@@ -64,6 +64,10 @@ def _markdown(node: Node, *, not_sent: bool, embed: bool) -> list[str]:
         parts.append(f"> *Reasoning:*\n>\n{quoted}")
     if embed and message.attachments:
         parts += [message.content, *map(_embedded, message.attachments)]
+    elif message.role == "tool":
+        # A result is data: its Markdown must not become that of the document.
+        fence = _fence(message.content)
+        parts.append(f"{fence}\n{message.content}\n{fence}")
     elif message.content or message.attachments:
         parts.append(described_content(message))
     for call in message.tool_calls:
@@ -71,6 +75,8 @@ def _markdown(node: Node, *, not_sent: bool, embed: bool) -> list[str]:
         fence = _fence(call.arguments)
         parts.append(f"{fence}json\n{call.arguments}\n{fence}")
     notes = []
+    if node.run is not None:
+        notes.append(f"Tool `{message.name}`: {node.run.state} in {node.run.seconds:.1f} s.")
     if node.state in _STATES:
         notes.append(f"This answer {_STATES[node.state]}.")
     if node.error:
@@ -138,6 +144,9 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
         record["tool_calls"] = msgspec.to_builtins(message.tool_calls)
     if message.tool_call_id:
         record["tool_call_id"] = message.tool_call_id
+        record["name"] = message.name
+    if node.run is not None:
+        record["run"] = msgspec.to_builtins(node.run)
     if message.attachments:
         record["attachments"] = msgspec.to_builtins(message.attachments)
     if node.inclusions:

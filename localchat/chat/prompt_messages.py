@@ -5,6 +5,7 @@ there. Many templates reject a second system message, and some reject any.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ Exchange: TypeAlias = tuple[Node, ...]
 SUMMARY_ROLE: Final = "system"
 """Role of a summary's own message, which is never sent by itself."""
 _BEFORE_SUMMARY: Final = "Summary of the conversation so far:"
+_NO_RESULT: Final = "This call was not run."
 _AFTER_SUMMARY: Final = "The conversation goes on:"
 
 
@@ -50,7 +52,22 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
             messages.append(message)
     if opening:
         messages.append(Message("user", opening))
-    return tuple(messages)
+    return _with_results(messages)
+
+
+def _with_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Add results of tool calls that a kill of the program left without one. Templates need them."""
+    complete: list[Message] = []
+    for index, message in enumerate(messages):
+        complete.append(message)
+        following = takewhile(lambda other: other.role == "tool", messages[index + 1 :])
+        answered = {other.tool_call_id for other in following if message.tool_calls}
+        complete += (
+            Message("tool", _NO_RESULT, tool_call_id=call.id, name=call.name)
+            for call in message.tool_calls
+            if call.id not in answered
+        )
+    return tuple(complete)
 
 
 def without_loop(node: Node) -> Message:

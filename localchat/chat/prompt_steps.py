@@ -1,42 +1,44 @@
-"""Nine steps that make room for a prompt longer than the context, with their gains.
+"""Steps that make room for a prompt longer than the context, with their gains.
 
 Sizes come from the engine that refused the prompt: its KV cache, its weights, and the free memory before its
 load. They scale with the loaded cache, which is right for layers without a sliding window.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import structs
 
 from localchat.engine.interface import EngineInfo
 from localchat.fit.kv_types import smaller_kv_type
-from localchat.fit.steps import MemoryStep, StepName
+from localchat.fit.steps import MemoryStep
 from localchat.units import size, tokens
 
 _BLOCK_TOKENS: Final = 1024
-_BITS: Final = 4.9
-"""Bits per weight of Q4_K_M, the usual smaller quantization."""
 
 
 def prompt_steps(
-    prompt: int, info: EngineInfo, context: int | None = None
+    prompt: int, info: EngineInfo, context: int | None = None, *, growth: int = _BLOCK_TOKENS
 ) -> tuple[MemoryStep, ...]:
-    """Return the nine steps for a prompt length. `context` overrides that of `info`."""
+    """Return the steps that help with a prompt of this length, in order.
+
+    `context` overrides that of `info`. `growth`: tokens that a longer context adds to the prompt, if they fit.
+    """
     if context:
         info = structs.replace(info, context_tokens=context)
-    return _PromptSteps(prompt, info).all()
+    return tuple(_PromptSteps(prompt, info, growth).steps())
 
 
 class _PromptSteps:
-    def __init__(self, prompt: int, info: EngineInfo) -> None:
+    def __init__(self, prompt: int, info: EngineInfo, growth: int) -> None:
         self._prompt = prompt
         self._info = info
         self._over = prompt - info.context_tokens + 1
-        goal = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+        goal = -(-(prompt + growth) // _BLOCK_TOKENS) * _BLOCK_TOKENS
         if info.context_train:
             goal = min(goal, info.context_train)
         self._goal = goal
-        """Context that the prompt and an answer need, up to the trained context."""
+        """Context that the prompt and its growth need, up to the trained context."""
         parts = info.actual or info.predicted
         kv_bytes = 0
         self._weights = info.file_bytes
@@ -51,20 +53,19 @@ class _PromptSteps:
         if info.free_bytes:
             self._spare = info.free_bytes - total + kv_bytes
 
-    def all(self) -> tuple[MemoryStep, ...]:
-        return (
-            MemoryStep(
-                "shorter_input",
-                f"shorten the input by {tokens(self._over)} or more",
-                gained_tokens=self._over,
-                suffices=True,
-            ),
-            MemoryStep(
-                "prefix_reuse", "saves time only: tokens of a reused prefix need the same room"
-            ),
-            MemoryStep("chunked_prefill", "always on: a prompt is computed in chunks"),
-            *self._memory(),
+    def steps(self) -> Iterator[MemoryStep]:
+        yield MemoryStep(
+            "shorter_input",
+            f"shorten the input by {tokens(self._over)} or more",
+            gained_tokens=self._over,
+            suffices=True,
         )
+        change = "another model with a longer context"
+        if why := self._fixed:
+            change = f"another model, because {why}"
+        else:
+            yield from self._longer_context()
+        yield MemoryStep("model", change, gained_tokens=self._over, flag="-m MODEL")
 
     @property
     def _fixed(self) -> str:
@@ -75,20 +76,6 @@ class _PromptSteps:
         if info.context_train and self._prompt >= info.context_train:
             return f"this model was trained for {tokens(info.context_train)}"
         return ""
-
-    def _memory(self) -> tuple[MemoryStep, ...]:
-        names: tuple[StepName, ...]
-        names = ("kv_type", "context", "gpu_layers", "slots", "quantization")
-        if why := self._fixed:
-            return (*(MemoryStep(name, why) for name in names), self._model(why))
-        return (
-            self._kv_type(),
-            self._context(),
-            self._gpu_layers(),
-            MemoryStep("slots", "the cache is shared: one prompt can already use all of it"),
-            self._quantization(),
-            self._model(""),
-        )
 
     def _longest(self, token_bytes: float, more_bytes: float = 0.0) -> int | None:
         """Return the longest context in memory, up to the trained one. None if unknown."""
@@ -111,54 +98,47 @@ class _PromptSteps:
             return self._goal
         return max(min(self._goal, longest), 0)
 
-    def _kv_type(self) -> MemoryStep:
+    def _longer_context(self) -> Iterator[MemoryStep]:
+        """Yield a smaller KV type, a longer context, and fewer layers on a GPU, as far as each makes room."""
         info = self._info
         small = smaller_kv_type(info.kv_type, info.kv_types)
-        if small is None:
-            return MemoryStep("kv_type", f"{info.kv_type} is already small")
-        longest = self._longest(self._token_bytes * small.share)
-        target = self._target(longest)
-        if target <= info.context_tokens:
-            return MemoryStep("kv_type", f"{small.kv_type} leaves no room for a longer context")
-        saved = self._token_bytes * (1 - small.share) * info.context_tokens
-        return MemoryStep(
-            "kv_type",
-            f"KV cache in {small.kv_type} rather than {info.kv_type}, and {tokens(target)} of context",
-            round(saved),
-            self._gained(longest),
-            self._suffices(longest),
-            f"--kv-type {small.kv_type} --ctx {target}",
-            (("kv_cache_type", small.kv_type), ("context_length", str(target))),
-        )
-
-    def _context(self) -> MemoryStep:
-        info = self._info
+        if small is not None:
+            longest = self._longest(self._token_bytes * small.share)
+            target = self._target(longest)
+            if target > info.context_tokens:
+                saved = self._token_bytes * (1 - small.share) * info.context_tokens
+                yield MemoryStep(
+                    "kv_type",
+                    f"KV cache in {small.kv_type} rather than {info.kv_type}, and {tokens(target)} of "
+                    "context",
+                    round(saved),
+                    self._gained(longest),
+                    self._suffices(longest),
+                    f"--kv-type {small.kv_type} --ctx {target}",
+                    (("kv_cache_type", small.kv_type), ("context_length", str(target))),
+                )
         longest = self._longest(self._token_bytes)
         target = self._target(longest)
-        if target <= info.context_tokens:
-            return MemoryStep("context", "memory has no room for a longer one")
-        more = max(self._token_bytes * (target - max(info.kv_tokens, info.context_tokens)), 0)
-        cost = ""
-        if more:
-            cost = f", which takes {size(more)} more"
-        return MemoryStep(
-            "context",
-            f"{tokens(target)} rather than {info.context_tokens:,}{cost}",
-            0,
-            self._gained(longest),
-            self._suffices(longest),
-            f"--ctx {target}",
-            (("context_length", str(target)),),
-        )
+        if target > info.context_tokens:
+            more = max(self._token_bytes * (target - max(info.kv_tokens, info.context_tokens)), 0)
+            cost = ""
+            if more:
+                cost = f", which takes {size(more)} more"
+            yield MemoryStep(
+                "context",
+                f"{tokens(target)} rather than {info.context_tokens:,}{cost}",
+                0,
+                self._gained(longest),
+                self._suffices(longest),
+                f"--ctx {target}",
+                (("context_length", str(target)),),
+            )
+        # The CUDA backend keeps all layers on the GPU.
+        if info.gpu_layers and info.backend != "cuda" and not self._suffices(longest):
+            yield self._fewer_gpu_layers()
 
-    def _gpu_layers(self) -> MemoryStep:
+    def _fewer_gpu_layers(self) -> MemoryStep:
         info = self._info
-        if not info.gpu_layers:
-            return MemoryStep("gpu_layers", "no layer is on a GPU")
-        if info.backend == "cuda":
-            return MemoryStep("gpu_layers", "this backend keeps all layers on the GPU")
-        if self._suffices(self._longest(self._token_bytes)):
-            return MemoryStep("gpu_layers", "memory is already enough for a longer context")
         layer = (self._weights + self._token_bytes * self._goal) / max(info.layers, 1)
         short = self._token_bytes * self._goal - (self._spare or 0)
         moved = min(max(-(-round(short) // max(round(layer), 1)), 1), info.gpu_layers)
@@ -174,28 +154,3 @@ class _PromptSteps:
             f"--gpu-layers {left} --ctx {self._target(longest)}",
             (("gpu_layers", str(left)), ("context_length", str(self._target(longest)))),
         )
-
-    def _quantization(self) -> MemoryStep:
-        from localchat.fit.memory_plan import usual_bits  # and with it the probe of the hardware
-
-        bits = usual_bits(self._info.quantization)
-        if self._suffices(self._longest(self._token_bytes)):
-            return MemoryStep("quantization", "memory is already enough for a longer context")
-        if bits is None or bits <= _BITS:
-            return MemoryStep("quantization", f"{self._info.quantization or 'this one'} is small")
-        freed = self._weights * (1 - _BITS / bits)
-        longest = self._longest(self._token_bytes, freed)
-        return MemoryStep(
-            "quantization",
-            f"Q4_K_M of this model rather than {self._info.quantization}",
-            round(freed),
-            self._gained(longest),
-            self._suffices(longest),
-        )
-
-    def _model(self, why: str) -> MemoryStep:
-        """Return the step to another model, with a longer context or smaller weights."""
-        change = "another model with a longer context"
-        if why:
-            change = f"another model, because {why}"
-        return MemoryStep("model", change, gained_tokens=self._over, flag="-m MODEL")

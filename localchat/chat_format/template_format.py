@@ -17,6 +17,7 @@ from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningPar
 from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template import ChatTemplate
 from localchat.chat_format.template_messages import ToolCallConvention, complete_tool, to_dicts
+from localchat.chat_format.tool_calls.as_text import with_tools_described
 from localchat.chat_format.tool_calls.families import UNSURE, family_of
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.engine.request import CalledTool, Message, Messages
@@ -32,6 +33,10 @@ NO_THINKING_SWITCH = (
     "This model's chat template has no switch for thinking; the setting is ignored."
 )
 NO_TOOLS = "This model's chat template does not support tools, so the model does not see them."
+TOOLS_AS_TEXT = (
+    "This model's chat template does not support tools, so they are described in the instructions; the "
+    "model may not have learned to call them."
+)
 
 
 class TemplateFormat:
@@ -116,6 +121,10 @@ class TemplateFormat:
         convention = None
         if any(message.tool_calls or message.role == "tool" for message in conversation):
             convention = probe.convention
+        if tools and not probe.shows_tools:
+            conversation = with_tools_described(
+                conversation, tools, self.tool_call_family.syntax, in_system=probe.shows_system
+            )
         dicts = to_dicts(conversation, convention, self.tool_call_family.syntax)
         last = conversation[-1]
         if messages.continue_last and last.role == "assistant":
@@ -133,8 +142,10 @@ class TemplateFormat:
             text, parts = self._guard.split(prompt, seal)
             opens_reasoning = self.reasoning_family.left_open(text)
         # If the history has calls, names of tools occur in a prompt without tools too.
-        if tools and not (probe.shows_tools and any(_name(tool) in prompt for tool in tools)):
+        if tools and not any(_name(tool) in prompt for tool in tools):
             warnings = (*warnings, NO_TOOLS)
+        elif tools and not probe.shows_tools:
+            warnings = (*warnings, TOOLS_AS_TEXT)
         return Rendered(
             text,
             parts=parts,
@@ -256,6 +267,12 @@ class _TemplateProbe:
         probes = (user,), (Message("system", "probe"), user)
         convention = ToolCallConvention()
         return any(_PROBE_NAME in self._render_probe(probe, convention) for probe in probes)
+
+    @cached_property
+    def shows_system(self) -> bool:
+        """Whether a system message appears in a prompt."""
+        system = Message("system", _WORDS)
+        return _WORDS in self._render_plain((system, Message("user", _PROBE_TEXT)))
 
     def _plain_turns(self) -> str:
         system = Message("system", _PROBE_TEXT)

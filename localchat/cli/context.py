@@ -26,12 +26,6 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         remote = options.remote
         key = remote.key(os.environ)
         return RemoteEngine(RemoteOptions(remote.url, remote.model, key), notify=notify)
-    if options.route is not None:
-        from localchat.tries.route_engine import RouteEngine
-
-        pair = options.route
-        small = _open_engine(pair.small, notify)
-        return RouteEngine(pair.route, small, lambda: _open_engine(pair.large, notify))
     from localchat.engine.local.engine import LocalEngine
 
     # The guide checks its answers by their topics. Without that file, it is an ordinary model.

@@ -5,6 +5,8 @@ from typing import Final
 
 import click
 
+from localchat.config.parameters import SAMPLERS
+
 DAILY: Final = (
     *("model", "system", "continue_last", "interactive", "files", "extract", "as_json", "schema"),
     *("temperature", "max_tokens"),
@@ -21,14 +23,15 @@ _GROUPS: Final = {
         *("as_json", "extract", "schema", "grammar", "regex", "max_tokens", "stop", "n"),
         *("require_complete", "loop_guard"),
     ),
-    "Sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "option"),
+    "Sampling": (*SAMPLERS, "seed", "option"),
     "Reasoning": ("think", "think_budget", "hide_reasoning"),
     "Several tries": ("best_of", "judge", "vote", "vote_by", "critique"),
+    "Tools": ("tools", "root", "tool_rounds", "yes"),
     "Memory and GPU": (
         *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),
         *("no_cache_disk", "threads", "gpu_layers", "experts_on_cpu", "require_gpu", "vram_gb"),
-        *("kv_gb", "quantize", "head_int8", "draft", "mmproj", "speculation", "anyway", "backend"),
-        *("llamacpp_library", "dummy_weights"),
+        *("kv_gb", "quantize", "head_int8", "draft", "mmproj", "lora", "speculation", "anyway"),
+        *("backend", "llamacpp_library", "dummy_weights"),
     ),
     "Output and screen": (
         *("stats", "quiet", "color", "theme", "pictures", "reduced_motion", "screen_reader"),

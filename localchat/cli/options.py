@@ -104,6 +104,7 @@ def _setting_option(
         *names,
         key,
         cls=cls,
+        multiple=parameter.is_list,
         metavar=parameter.metavar,
         shell_complete=complete_model if parameter.metavar == "MODEL" else None,
         help=parameter.flag_help,
@@ -258,7 +259,7 @@ def _as_setting(key: str, value: Any) -> object:  # noqa: ANN401 - whatever clic
         return "on" if value else "off"
     if key == "system":
         return utf8_argument(value)
-    if key == STOP:
+    if isinstance(value, tuple):
         return [utf8_argument(text) for text in value]
     return value
 

@@ -15,8 +15,6 @@ from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, file_state, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
-from localchat.config.routes import PREFIX as ROUTE
-from localchat.config.routes import Route, find_route
 from localchat.config.settings import (
     SAMPLING_KEYS,
     Given,
@@ -40,7 +38,6 @@ from localchat.models.resolve import (
     planned_load,
     remember_model,
     remote_model,
-    route_model,
 )
 
 if TYPE_CHECKING:
@@ -97,11 +94,6 @@ class Inputs:
     def remotes(self) -> Mapping[str, Remote]:
         """Remote engines of the settings file, by name."""
         return self._file.remotes
-
-    @property
-    def routes(self) -> Mapping[str, Route]:
-        """Routes of the settings file, by name."""
-        return self._file.routes
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -166,9 +158,6 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     if (remote := _remote(inputs, chosen)) is not None:
         source_key = "remote" if chosen.settings.remote else "model"
         model = remote_model(_allowed(remote, chosen.settings), chosen.origins[source_key])
-    elif name is not None and name.startswith(ROUTE):
-        route = find_route(name, inputs.routes)
-        model = route_model(route, paths, chosen.origins["model"], environ)
     elif "model" in inputs.flags and name is not None:
         model = locate(name, paths, chosen.origins["model"], environ)
     else:
@@ -178,6 +167,12 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     if name:
         names[name] = None
     settings, origins = inputs.settings(names)
+    if model.remote is not None and settings.lora:
+        raise UsageError(
+            f"{origins['lora']}: LoRA adapters apply to models on this machine; {model.name} answers from a "
+            "server",
+            hint="start that server with the adapter: localchat serve MODEL --lora PATH",
+        )
     output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )
@@ -249,7 +244,7 @@ def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = F
     """
     # A server has loaded its own library, so a library that a flag names needs a new process.
     has_library_flag = setup.origins.get("llamacpp_library", "").startswith("--")
-    if setup.settings.attach and not setup.model.is_composed and not has_library_flag:
+    if setup.settings.attach and setup.model.remote is None and not has_library_flag:
         attached = setup.app.attach(setup.paths, _attach_spec(setup), user, notify)
         if attached is not None:
             return attached
@@ -297,7 +292,6 @@ def engine_options(setup: Setup) -> EngineOptions:
         setup.settings,
         setup.paths,
         max_slots=chat_slots(setup.settings),
-        settings_for=setup.settings_for,
     )
 
 
@@ -360,7 +354,7 @@ def record_use(
 
     `info` and `done` describe an answer that the engine generated alone. Raises OSError, LocalchatError.
     """
-    if model.is_composed:
+    if model.remote is not None:
         return  # a remote is never the default, so that prompts leave this machine only on request
     remember_model(model, paths)
     if info is not None and done is not None and (engine_info := info()) is not None:

@@ -33,6 +33,10 @@ class SamplingNumber(NamedTuple):
     """Name in the settings that llama.cpp reports; empty for the key."""
     llamacpp_stage: str = ""
     """Name in llama.cpp's list of samplers; empty for one that the list cannot turn off."""
+    reads_text: bool = False
+    """Whether it turns on a penalty that depends on the tokens before the drawn one."""
+    rare: bool = False
+    """Whether it turns on a sampler whose CUDA kernels are compiled only when a request uses it."""
 
     @property
     def setting_range(self) -> tuple[float, float]:
@@ -70,6 +74,11 @@ class Parameter(NamedTuple):
         return "/" in self.names
 
     @property
+    def is_list(self) -> bool:
+        """True for a flag that may be repeated."""
+        return self.metavar.startswith("PATH[")
+
+    @property
     def has_option(self) -> bool:
         """False if a command defines the flag itself, or `-o` sets the value."""
         return self.is_switch or bool(self.metavar)
@@ -98,7 +107,8 @@ class Parameter(NamedTuple):
 _SHARE: Final = "a number from 0 to 1"
 _GIGABYTES: Final = "a number of gigabytes above 0, up to a million"
 _PENALTY: Final = "a number from -2 to 2"
-_MODEL_DEFAULT: Final = "model default"
+MODEL_DEFAULT: Final = "model default"
+"""Shown for a number that the model chooses."""
 
 PARAMETERS: Final[Mapping[str, Parameter]] = {
     "model": Parameter(
@@ -168,6 +178,16 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         metavar="PATH",
         valid="the path of a GGUF, or none",
         default="the one beside the model",
+        loads=True,
+        applies="reload",
+    ),
+    "lora": Parameter(
+        "LoRA adapter that changes the model: a GGUF, or a folder of PEFT (llama.cpp)",
+        "--lora",
+        Label("Model", "LoRA adapters"),
+        metavar="PATH[:SCALE]",
+        valid="paths of adapters, each with a scale if it is not 1, as style.gguf:0.5; 16 at most",
+        default="none",
         loads=True,
         applies="reload",
     ),
@@ -352,7 +372,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "temperature": Parameter(
         "Randomness, where 0 always takes the most likely token",
         "--temp --temperature",
-        Label("Sampling", "Temperature", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Temperature", unset=MODEL_DEFAULT),
         metavar="X",
         valid="a number from 0 to 10",
         default="the model maker's value, or 0.7",
@@ -362,7 +382,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "top_k": Parameter(
         "Sample from this many of the most likely tokens",
         "--top-k",
-        Label("Sampling", "Top-k", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Top-k", unset=MODEL_DEFAULT),
         metavar="K",
         valid="a whole number; 0 is off",
         default="the model maker's value, or off",
@@ -375,7 +395,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "top_p": Parameter(
         "Sample from the most likely tokens whose probabilities add up to this (1 is off)",
         "--top-p",
-        Label("Sampling", "Top-p", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Top-p", unset=MODEL_DEFAULT),
         metavar="P",
         valid=_SHARE,
         default="the model maker's value, or 0.95",
@@ -385,7 +405,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "min_p": Parameter(
         "Drop tokens less likely than this share of the most likely one",
         "--min-p",
-        Label("Sampling", "Min-p", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Min-p", unset=MODEL_DEFAULT),
         metavar="P",
         valid=_SHARE,
         default="the model maker's value, or 0.05",
@@ -395,7 +415,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "typical_p": Parameter(
         "Keep tokens of typical information (1 is off)",
         "-o typical_p",
-        Label("Sampling", "Typical-p", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Typical-p", unset=MODEL_DEFAULT),
         valid=_SHARE,
         default="off",
         applies="now",
@@ -404,7 +424,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "repetition_penalty": Parameter(
         "Penalty on tokens of the context (1 is off)",
         "-o repetition_penalty",
-        Label("Sampling", "Repetition penalty", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Repetition penalty", unset=MODEL_DEFAULT),
         valid="a number above 0, up to 10",
         default="off",
         applies="now",
@@ -415,25 +435,125 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
             alias="repeat_penalty",
             llamacpp_name="repeat_penalty",
             llamacpp_stage="penalties",
+            reads_text=True,
         ),
     ),
     "frequency_penalty": Parameter(
         "Penalty on a token for each earlier use (0 is off)",
         "-o frequency_penalty",
-        Label("Sampling", "Frequency penalty", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Frequency penalty", unset=MODEL_DEFAULT),
         valid=_PENALTY,
         default="off",
         applies="now",
-        sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
+        sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0), reads_text=True),
     ),
     "presence_penalty": Parameter(
         "Penalty on a token for any earlier use (0 is off)",
         "-o presence_penalty",
-        Label("Sampling", "Presence penalty", unset=_MODEL_DEFAULT),
+        Label("Sampling", "Presence penalty", unset=MODEL_DEFAULT),
         valid=_PENALTY,
         default="off",
         applies="now",
-        sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0)),
+        sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0), reads_text=True),
+    ),
+    "dry_multiplier": Parameter(
+        "DRY: penalty on tokens that would continue a repeated sequence (0 is off, 0.8 is usual)",
+        "--dry-multiplier",
+        Label("Sampling", "DRY multiplier", unset=MODEL_DEFAULT),
+        metavar="X",
+        valid="a number from 0 to 100",
+        applies="now",
+        sampler=SamplingNumber(
+            (0.0, 100.0), off=0.0, llamacpp_stage="dry", reads_text=True, rare=True
+        ),
+    ),
+    "dry_base": Parameter(
+        "Growth of the DRY penalty with each repeated token",
+        "-o dry_base",
+        Label("Sampling", "DRY base"),
+        valid="a number from 1 to 100",
+        default="1.75",
+        applies="now",
+        sampler=SamplingNumber((1.0, 100.0), off=1.75),
+    ),
+    "dry_allowed_length": Parameter(
+        "Longest repeated sequence that DRY does not penalize",
+        "-o dry_allowed_length",
+        Label("Sampling", "DRY allowed length", "tokens", unset="2 tokens"),
+        valid="a whole number of tokens",
+        default="2",
+        applies="now",
+        sampler=SamplingNumber((0, (1 << 31) - 1), off=2),
+    ),
+    "dry_penalty_last_n": Parameter(
+        "Latest tokens that DRY searches for repetitions",
+        "-o dry_penalty_last_n",
+        Label("Sampling", "DRY searches the last", unset="everything"),
+        valid="a whole number of tokens; 0 is none, -1 is all",
+        default="-1",
+        applies="now",
+        sampler=SamplingNumber((-1, (1 << 31) - 1), off=-1),
+    ),
+    "dry_sequence_breakers": Parameter(
+        "Texts across which DRY sees no repetition",
+        "-o dry_sequence_breakers",
+        Label("Sampling", "DRY breakers"),
+        valid='up to 64 texts of 1 to 40 characters, as ["\\n", ":"], or none',
+        default=r'["\n", ":", "\"", "*"]',
+        applies="now",
+    ),
+    "xtc_probability": Parameter(
+        "XTC: chance to drop the likeliest tokens except the last above the threshold (0 is off)",
+        "--xtc-probability",
+        Label("Sampling", "XTC probability", unset=MODEL_DEFAULT),
+        metavar="P",
+        valid=_SHARE,
+        applies="now",
+        sampler=SamplingNumber((0.0, 1.0), off=0.0, llamacpp_stage="xtc", rare=True),
+    ),
+    "xtc_threshold": Parameter(
+        "Probability from which XTC drops tokens (above 0.5 is off)",
+        "-o xtc_threshold",
+        Label("Sampling", "XTC threshold"),
+        valid=_SHARE,
+        default="0.1",
+        applies="now",
+        sampler=SamplingNumber((0.0, 1.0), off=0.1),
+    ),
+    "top_n_sigma": Parameter(
+        "Drop tokens whose logits are this many standard deviations below the highest (0 is off)",
+        "--top-n-sigma",
+        Label("Sampling", "Top-n-sigma", unset=MODEL_DEFAULT),
+        metavar="N",
+        valid="a number from 0 to 100",
+        applies="now",
+        # Clients write -1 for off.
+        sampler=SamplingNumber(
+            (0.0, 100.0),
+            off=0.0,
+            client_range=(-1.0, 100.0),
+            alias="nsigma",
+            llamacpp_stage="top_n_sigma",
+            rare=True,
+        ),
+    ),
+    "dynatemp_range": Parameter(
+        "Dynamic temperature: how far it leaves the temperature, by how sure the model is (0 is off)",
+        "--dynatemp-range",
+        Label("Sampling", "Dynamic temperature", unset=MODEL_DEFAULT),
+        metavar="X",
+        valid="a number from 0 to 10",
+        applies="now",
+        sampler=SamplingNumber((0.0, 10.0), off=0.0, rare=True),
+    ),
+    "dynatemp_exponent": Parameter(
+        "Exponent of the entropy in the dynamic temperature",
+        "-o dynatemp_exponent",
+        Label("Sampling", "Dynamic exponent"),
+        valid="a number from 0 to 10",
+        default="1",
+        applies="now",
+        sampler=SamplingNumber((0.0, 10.0), off=1.0),
     ),
     "logit_bias": Parameter(
         "Numbers to add to the logits of tokens",
@@ -517,9 +637,39 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         valid="seconds; 0 is at once, -1 forever",
         default="300",
     ),
+    "tools": Parameter(
+        "Tools that the model may call, with your consent",
+        "--tools",
+        Label("Model", "Tools"),
+        metavar="LIST",
+        valid="read, edit, run, fetch, docs, and names of MCP servers, separated by commas; or off",
+        applies="now",
+    ),
+    "root": Parameter(
+        "Folder that the tools may use",
+        "--root",
+        Label("Model", "Folder of the tools"),
+        metavar="DIR",
+        valid="a folder",
+        default="the working folder",
+        applies="now",
+    ),
+    "tool_rounds": Parameter(
+        "Answers to one question whose tool calls run",
+        "--tool-rounds",
+        Label("Model", "Rounds of tool calls"),
+        metavar="N",
+        valid="a number from 1 to 1000",
+        default="25",
+        applies="now",
+    ),
 }
 
 SAMPLERS: Final[Mapping[str, SamplingNumber]] = {
     key: parameter.sampler for key, parameter in PARAMETERS.items() if parameter.sampler is not None
 }
 """Numbers of the sampling by key."""
+DRY_BREAKERS: Final = ("\n", ":", '"', "*")
+"""Texts across which DRY sees no repetition, unless a request has others."""
+NO_BREAKERS: Final = "none"
+"""Stands for an empty list of breakers, as on llama.cpp's command line."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _APP = "localchat"
+WRITES = "writes"
+"""Folder of the journals beside the history."""
 
 
 class Paths(NamedTuple):
@@ -26,6 +28,11 @@ class Paths(NamedTuple):
     def kv_dir(self) -> Path:
         """Folder of the KV of conversations."""
         return self.cache_dir / "kv"
+
+    @property
+    def writes_dir(self) -> Path:
+        """Folder of the journals of files that tools changed, by conversation."""
+        return self.data_dir / WRITES
 
 
 def find_paths(environ: Mapping[str, str]) -> Paths:

@@ -40,6 +40,7 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
     mmproj: Annotated[str, Meta(min_length=1)] | None = None
+    lora: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: _Whole | None = None
@@ -62,6 +63,13 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     loop_guard: bool = True
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
+    dry_sequence_breakers: (
+        Annotated[
+            tuple[Annotated[str, Meta(min_length=1, max_length=40)], ...],
+            Meta(min_length=1, max_length=64),
+        ]
+        | None
+    ) = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = field(default_factory=dict)
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
@@ -75,8 +83,13 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     offline: bool = False
     attach: bool = True
     keep_alive: Annotated[int, Meta(ge=-1, le=_MOST)] = 300
+    tools: str = "off"
+    root: Annotated[str, Meta(min_length=1)] | None = None
+    tool_rounds: Annotated[int, Meta(ge=1, le=1000)] = 25
 
 
+LISTS: Final = ("stop", "lora", "dry_sequence_breakers")
+"""Keys with a list of texts."""
 _TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
 """Message of msgspec about a number above its bound."""
 
@@ -93,8 +106,9 @@ DEFAULT_SAMPLING: Final[Mapping[str, float]] = {
 REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
+    "routes": "a request always goes to the one model that it names",
 }
-"""Settings and key actions of earlier releases, with the reason of their removal."""
+"""Settings, key actions and sections of earlier releases, with the reason of their removal."""
 
 
 class Given(NamedTuple):
@@ -152,9 +166,9 @@ def convert(key: str, entry: Given) -> object:
         return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
     except msgspec.ValidationError as problem:
         texts = [entry.value]
-        if key == "stop" and isinstance(value, list):
+        if key in LISTS and isinstance(value, list):
             texts = value
-        shown = ", ".join(map(repr, texts))[:80]
+        shown = ", ".join(map(repr, texts))[:80] or "an empty list"
         subject = entry.origin or key
         # A flag and a command name their key already.
         if entry.origin and not subject.startswith(("--", "/set ")):
@@ -228,10 +242,10 @@ def _lower_choice(kind: Any, value: object) -> object:  # noqa: ANN401 - a type 
 
 
 def _parse(key: str, value: object) -> object:
-    """Parse text: `4k` as 4,096, and the two keys that take several values as JSON or a single text."""
+    """Parse text: `4k` as 4,096, and the keys that take several values as JSON or a single text."""
     if isinstance(value, str) and key in ("context_length", "max_tokens", "think_budget"):
         return _tokens(value)
-    if not isinstance(value, str) or key not in ("stop", "logit_bias"):
+    if not isinstance(value, str) or key not in (*LISTS, "logit_bias"):
         return _lower_choice(_types()[key], value)
     try:
         parsed: object = msgspec.json.decode(value)

@@ -18,15 +18,10 @@
     [prices]
     kwh = 0.30
 
-    [routes.easy]
-    small = "qwen3:0.6b"
-    large = "qwen3:8b"
-    doubt = -0.9
-
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
 names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
-(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[routes]` are pairs of a
-small and a large model (routes.py).
+(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[mcp]` are servers of tools
+(mcp_servers.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,18 +30,26 @@ from typing import Any
 
 import msgspec
 
+from localchat.config.mcp_servers import (
+    McpServer,
+    as_table,
+    check_server_name,
+    read_mcp_servers,
+)
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, find_remote, read_remotes
-from localchat.config.routes import Route, read_routes
 from localchat.config.settings import REMOVED, Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
     "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
-    "prices under [prices]; small and large models under [routes.NAME]"
+    "prices under [prices]; MCP servers under [mcp.NAME]"
 )
+
+
+_SECTION_NAMES = ("defaults", "models", "keys", "remotes", "presets", "prices", "mcp")
 
 
 class SettingsFile(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class SettingsFile(msgspec.Struct, frozen=True):
     remotes: Mapping[str, Remote] = msgspec.field(default_factory=dict)
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     prices: Prices = msgspec.field(default_factory=Prices)
-    routes: Mapping[str, Route] = msgspec.field(default_factory=dict)
+    mcp_servers: Mapping[str, McpServer] = msgspec.field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Keys of earlier releases that the file still has. They have no effect."""
 
@@ -67,7 +70,7 @@ class SettingsFile(msgspec.Struct, frozen=True):
     def notices(self) -> tuple[str, ...]:
         """Sentences about the removed keys, for the user."""
         return tuple(
-            f"{self.path}: {key} was removed, because {REMOVED[key]}. Delete the line."
+            f"{self.path}: {key} was removed, because {REMOVED[key]}. Delete it."
             for key in self.removed
         )
 
@@ -93,10 +96,10 @@ def read_settings(path: Path) -> SettingsFile:
         table = loads(text)
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
-    for name in table:
-        if name not in ("defaults", "models", "keys", "remotes", "presets", "prices", "routes"):
-            raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     removed = tuple(_without_removed(table))
+    for name in table:
+        if name not in _SECTION_NAMES:
+            raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
         path,
@@ -106,14 +109,14 @@ def read_settings(path: Path) -> SettingsFile:
         read_remotes(path, table.get("remotes", {})),
         read_presets(path, table.get("presets", {})),
         read_prices(path, table.get("prices", {})),
-        read_routes(path, table.get("routes", {})),
+        read_mcp_servers(path, table.get("mcp", {})),
         removed,
     )
 
 
 def _without_removed(table: dict[str, Any]) -> Iterable[str]:
-    """Delete the removed keys from the sections of a parsed file, and yield each once."""
-    sections = [table.get("defaults"), table.get("keys")]
+    """Delete the removed keys and sections of a parsed file, and return each once."""
+    sections = [table, table.get("defaults"), table.get("keys")]
     for name in ("models", "presets"):
         group = table.get(name)
         if isinstance(group, dict):
@@ -168,6 +171,18 @@ def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> N
 def remove_preset(path: Path, name: str) -> None:
     """Remove a preset. Raises UsageError, LocalchatError."""
     _change(path, ("presets",), {name: None})
+
+
+def write_mcp_server(path: Path, server: McpServer) -> None:
+    """Add an MCP server, or replace one of its name. Raises UsageError, LocalchatError."""
+    check_server_name(server.name)
+    remove_mcp_server(path, server.name)
+    _change(path, ("mcp", server.name), as_table(server))
+
+
+def remove_mcp_server(path: Path, name: str) -> None:
+    """Remove an MCP server. Raises UsageError, LocalchatError."""
+    _change(path, ("mcp",), {name: None})
 
 
 def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> None:

@@ -142,6 +142,7 @@ def engine_info(
         experts_on_cpu=plan.experts_on_cpu,
         max_rows=can.max_rows if can else 0,
         media=info.media,
+        lora=spec.load.lora,
         **state._asdict(),
     )
 
@@ -163,6 +164,7 @@ def fingerprint(
         parts.append(f"layers {load.quantize}")
     if info.encoder:
         parts.append(f"encoder {info.encoder}")
+    parts += [f"lora {identity} {scale!r}" for identity, scale in info.adapters]
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 

@@ -4,11 +4,12 @@ Runs on input threads. It needs only the header and the tokenizer, so it never w
 weights.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count
 from typing import cast
@@ -18,18 +19,24 @@ import msgspec
 from localchat.backend_api.interface import OpenModel, SamplingParams, Tokenizer
 from localchat.backend_api.media import MediaModel, MediaPiece, MediaSpan
 from localchat.backend_api.prompt_encoder import PromptEncoder
+from localchat.backend_api.sampling.repetition import breaker_bits
 from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
-from localchat.config.parameters import SAMPLERS
+from localchat.config.parameters import DRY_BREAKERS, NO_BREAKERS, SAMPLERS
+from localchat.config.sampling import SamplingValues
 from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.stop_strings import StopPatterns
-from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
+from localchat.core.structured_output.compiler import (
+    GrammarCompiler,
+    GrammarSpec,
+    relaxed_keywords,
+)
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
@@ -60,6 +67,12 @@ _MAX_LOGPROBS = 100
 _MAX_BAD_WORDS = 256
 _MAX_STOP_TOKENS = 256
 _BANNED_BIAS = -1e9
+_DEFAULTS = SamplingValues()
+_KINDS = {field.name: type(getattr(_DEFAULTS, field.name)) for field in fields(_DEFAULTS)}
+"""Types of the numbers of the sampling, int or float."""
+_CACHED_BREAKERS = 16
+_MAX_BREAKERS = 64
+_MAX_BREAKER_CHARACTERS = 40
 _NAMED_MODELS = 4
 
 
@@ -82,6 +95,9 @@ class InputProcessor:
         self._context = context_tokens
         self._notify = notify
         self._warned: set[str] = set()
+        self._pieces: list[bytes] = []
+        """Bytes of all tokens, once a request needs them."""
+        self._breakers_by_texts: dict[tuple[str, ...], bytes] = {}
         self.sampling = {**DEFAULT_SAMPLING, **self._model_defaults(), **sampling}
         """Defaults by name, for values that a request does not set."""
         self._numbers = count(1)
@@ -119,6 +135,10 @@ class InputProcessor:
         """
         arrived_s = time.perf_counter()
         _check(request)
+        adapters = self._adapters(request)
+        if adapters:
+            # KV depends on the adapters, so it is shared only between requests with the same ones.
+            request = msgspec.structs.replace(request, salt=self._adapter_salt(request, adapters))
         rendered, tokens, media = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty, so there is nothing to continue")
@@ -139,12 +159,15 @@ class InputProcessor:
             RequestTimer(arrived_s),
             limit,
             media,
+            adapters,
         )
         end_ban = self._end_ban(request)
         stop_strings = list(request.stop)
         if rendered is not None:
             stop_strings += rendered.stop
         stops = StopPatterns(stop_strings)
+        if grammar is not None and grammar.optional:
+            grammar = self._usable(grammar)
         for choice in range(request.n):
             sequence = Sequence(
                 number=next(self._numbers),
@@ -162,7 +185,6 @@ class InputProcessor:
             else:
                 sequence.grammar_matcher = self._grammars.grammar_matcher(
                     grammar,
-                    room=max_tokens,
                     ignore_ends=request.ignore_eos,
                     min_tokens=request.min_tokens,
                 )
@@ -171,6 +193,48 @@ class InputProcessor:
         if grammar is not None:
             relaxed = relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _usable(self, grammar: GrammarSpec) -> GrammarSpec | None:
+        """Return an optional grammar, or None with a notice if it cannot be compiled."""
+        try:
+            self._grammars.grammar_matcher(grammar)
+        except UsageError as problem:
+            self._warn_once(
+                (f"The arguments of tools are not bound by a grammar: {problem.message}.",)
+            )
+            return None
+        return grammar
+
+    def _adapters(self, request: GenerateRequest) -> tuple[float, ...]:
+        """Return the scale of each LoRA adapter, or an empty tuple if none applies. Raises UsageError."""
+        loaded = self._model.info.adapters
+        if request.lora is None:
+            scales = [scale for _, scale in loaded]
+        else:
+            scales = [0.0] * len(loaded)
+            for number, scale in request.lora:
+                if not 0 <= number < len(loaded):
+                    raise UsageError(
+                        f"there is no LoRA adapter {number}; the model was loaded with {len(loaded)}",
+                        hint="--lora loads adapters, which are numbered from 0",
+                        field="lora",
+                    )
+                if not math.isfinite(scale):
+                    raise UsageError(
+                        f"the scale of LoRA adapter {number} is {scale}; expected a finite number",
+                        field="lora",
+                    )
+                scales[number] = scale
+        return tuple(scales) if any(scales) else ()
+
+    def _adapter_salt(self, request: GenerateRequest, scales: Several[float]) -> str:
+        """Return the salt of a request with adapters. The salts of clients contain no two NULs in a row."""
+        applied = [
+            f"{identity} {scale!r}"
+            for (identity, _), scale in zip(self._model.info.adapters, scales, strict=True)
+            if scale
+        ]
+        return "\0\0".join((request.salt, *sorted(applied)))
 
     def _limit(
         self, request: GenerateRequest, room: int, rendered: Rendered | None
@@ -239,10 +303,12 @@ class InputProcessor:
         requested = {
             name: value
             for name, value in msgspec.structs.asdict(request.sampling).items()
-            if value is not None and name not in ("seed", "logit_bias", "text_bias")
+            if value is not None and name in SAMPLERS
         }
-        chosen = {**self.sampling, **requested}
-        chosen["top_k"] = int(chosen.get("top_k", 0))
+        # The defaults of models are floats.
+        chosen = {
+            name: _KINDS[name](value) for name, value in {**self.sampling, **requested}.items()
+        }
         biases = dict(request.sampling.logit_bias)
         for text, bias in request.sampling.text_bias.items():
             biases |= dict.fromkeys(self._model.tokenizer.encode(text, special=True), bias)
@@ -254,14 +320,36 @@ class InputProcessor:
                 field="logit_bias",
             )
         self._check_tokens(request.sampling.logit_bias, "logit_bias")
+        breakers = b""
+        if chosen.get("dry_multiplier"):
+            breakers = self._breakers(request.sampling.dry_sequence_breakers)
         seed = request.sampling.seed
         top = request.logprobs
         return SamplingParams(
             **chosen,
             logit_bias=tuple(sorted(biases.items())),
+            dry_breakers=breakers,
             seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
             top_logprobs=-1 if top is None else top,
         )
+
+    def _breakers(self, texts: tuple[str, ...] | None) -> bytes:
+        """Return the tokens across which DRY sees no repetition."""
+        if texts is None:
+            texts = DRY_BREAKERS
+        elif texts == (NO_BREAKERS,):
+            texts = ()
+        if texts not in self._breakers_by_texts:
+            tokenizer = self._model.tokenizer
+            if not self._pieces:
+                self._pieces = [
+                    tokenizer.piece(token, special=True) for token in range(tokenizer.vocab_size)
+                ]
+            last = [(tokenizer.encode(text) or [-1])[-1] for text in texts]
+            if len(self._breakers_by_texts) == _CACHED_BREAKERS:
+                self._breakers_by_texts.clear()
+            self._breakers_by_texts[texts] = breaker_bits(texts, self._pieces, last)
+        return self._breakers_by_texts[texts]
 
     def _banned_tokens(self, words: Iterable[str]) -> Iterable[int]:
         """Yield the tokens of banned words, with and without a space before them."""
@@ -481,6 +569,16 @@ def _check(request: GenerateRequest) -> None:
         low = 1 if name == "n" else 0
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
+    breakers = request.sampling.dry_sequence_breakers or ()
+    if len(breakers) > _MAX_BREAKERS or not all(
+        0 < len(text) <= _MAX_BREAKER_CHARACTERS for text in breakers
+    ):
+        raise UsageError(
+            f"dry_sequence_breakers may be {_MAX_BREAKERS} texts of 1 to {_MAX_BREAKER_CHARACTERS} "
+            f"characters; there are {len(breakers)} texts of {min(map(len, breakers))} to "
+            f"{max(map(len, breakers))}",
+            field="dry_sequence_breakers",
+        )
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise UsageError(
             f"min_tokens is {request.min_tokens}; it must not be above max_tokens, which is "

@@ -108,7 +108,13 @@ class Sequence:
         prompt_tokens = self.request_state.prompt_tokens
         media = self.request_state.media
         return Enter(
-            self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling, media=media
+            self.number,
+            slot,
+            tuple(self.tokens),
+            prompt_tokens,
+            self.sampling,
+            media=media,
+            adapters=self.request_state.adapters,
         )
 
     @property
@@ -182,6 +188,8 @@ class RequestState:
     """Pictures and recordings in the prompt."""
     cuts: TurnCuts | None = None
     """Cuts of the prompt in exact mode. None: its chunks have a fixed length."""
+    adapters: tuple[float, ...] = ()
+    """Scale of each LoRA adapter. Empty: none applies."""
     sequences: list[Sequence] = field(default_factory=list)
     """Sequences by choice."""
     cached: int = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 MAX_FILES: Final = 20_000
-_SKIPPED: Final = frozenset(
+SKIPPED: Final = frozenset(
     {"node_modules", "__pycache__", "venv", ".venv", "target", "dist", "build", "site-packages"}
 )
 
@@ -40,7 +40,7 @@ def entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Pat
     try:
         with os.scandir(folder) as scan:
             for entry in sorted(scan, key=lambda entry: entry.name):
-                if (entry.name.startswith(".") and not hidden) or entry.name in _SKIPPED:
+                if (entry.name.startswith(".") and not hidden) or entry.name in SKIPPED:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))

@@ -233,8 +233,6 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """Current requests."""
     process_bytes: int = 0
     """Resident memory of the engine process."""
-    routed: dict[str, int] = {}
-    """Answers and tokens of the small and the large model of a route (tries/route_engine.py)."""
 
 
 Event: TypeAlias = (

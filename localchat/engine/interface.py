@@ -8,6 +8,7 @@ import msgspec
 from localchat.engine.events import EngineStats
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
+from localchat.fit.load_options import LoraAdapter
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
@@ -81,8 +82,15 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Default sampling without the fields that are off. Empty if unknown."""
     media: tuple[str, ...] = ()
     """Kinds of attachments that the model reads: `image`, `audio`."""
+    lora: tuple[LoraAdapter, ...] = ()
+    """LoRA adapters with their default scales. Requests name them by their index."""
     tokenizer: TokenizerInfo | None = None
     """Tokenizer data, None if unknown."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Labels of the LoRA adapters, for lists and records."""
+        return tuple(adapter.label for adapter in self.lora)
 
 
 class Vectors(list[list[float]]):

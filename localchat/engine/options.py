@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 
 from localchat.config.remotes import Remote
-from localchat.config.routes import Route
 from localchat.config.settings import Settings
 from localchat.fit.load_options import LoadOptions
 
@@ -35,24 +34,14 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Maximum size of this folder."""
     remote: Remote | None = None
     """Server that answers instead, so that no model is loaded here."""
-    route: "RouteOptions | None" = None
-    """Two models instead of one. `model` is the small one."""
     audit: bool = False
     """Whether to check the KV cache manager whenever the engine is idle (for tests)."""
-
-
-class RouteOptions(msgspec.Struct, frozen=True):
-    """A small model, and a large one for difficult questions."""
-
-    route: Route
-    small: EngineOptions
-    large: EngineOptions
 
 
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:
     """Return the load options of the settings. Settings with the name of an option are copied."""
     # models.resolve.planned_load resolves the names of these files.
-    files = {"draft", "mmproj"}
+    files = {"draft", "mmproj", "lora"}
     fields = set(LoadOptions.__struct_fields__) & set(Settings.__struct_fields__) - files
     cache_mib = settings.cache_ram_mib
     return LoadOptions(

@@ -58,6 +58,8 @@ class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     """`auto`, `none`, `required` (only calls), or the name of the tool to call."""
     parallel_tool_calls: bool = True
     """Whether the answer may contain several calls, if the model's format allows it."""
+    bind_arguments: bool = False
+    """Whether a grammar binds the arguments of calls to their schemas, as far as it can."""
     template_options: dict[str, Any] = {}
     """Options of the template, such as `enable_thinking`."""
     thinking: ReasoningChoice = "auto"
@@ -111,6 +113,8 @@ class Sampling(SamplingNumbers, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     text_bias: dict[str, float] = msgspec.field(default_factory=dict)
     """Bias of all tokens of a text."""
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    """Texts across which DRY sees no repetition. None: `DRY_BREAKERS`. `none` alone: no texts."""
     seed: int | None = None
     """64-bit seed. None draws one, which Accepted reports."""
 
@@ -171,6 +175,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     Each position has V little-endian float16 numbers. The file stays empty if the backend does not support
     it. Servers never accept this field from a client.
     """
+    lora: tuple[tuple[int, float], ...] | None = None
+    """Index and scale of LoRA adapters. Others do not apply. None: all adapters at the scales of the load."""
     salt: str = ""
     """Separates prefix caches: equal texts with different salts share nothing."""
     owner: str = ""

@@ -4,7 +4,6 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from localchat.engine.events import Done, Event
@@ -195,12 +194,7 @@ class Stream:
     def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

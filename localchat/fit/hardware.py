@@ -63,7 +63,6 @@ def read_machine(root: Path = Path("/")) -> Machine:
     """Read this machine. root: the folder with /proc and /sys (for tests)."""
     memory = psutil.virtual_memory()
     limits = read_limits(root)
-    info = _cpu_info(root)
     gpus, note = read_gpus()
     total = int(memory.total)
     free = int(memory.available)
@@ -71,7 +70,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         total = min(total, limits.memory_bytes)
         free = min(free, max(limits.memory_bytes - limits.memory_used_bytes, 0))
     return Machine(
-        cpu_name=info.get("model name") or _mac("machdep.cpu.brand_string") or platform.processor(),
+        cpu_name=read_cpu_name(root),
         cpu_flags=read_cpu_flags(root),
         cores=read_cores(root),
         ram_total_bytes=total,
@@ -80,6 +79,12 @@ def read_machine(root: Path = Path("/")) -> Machine:
         gpus=gpus,
         gpu_note=note,
     )
+
+
+def read_cpu_name(root: Path = Path("/")) -> str:
+    """Return the processor's name. Empty if the system does not report it."""
+    name = _cpu_info(root).get("model name")
+    return name or _mac("machdep.cpu.brand_string") or platform.processor()
 
 
 def read_cpu_flags(root: Path = Path("/")) -> frozenset[str]:

@@ -14,6 +14,22 @@ ExpertsOnCpu: TypeAlias = int | Literal["auto"]
 RoundedType: TypeAlias = Literal["fp8", "int8", "int4"]
 
 
+class LoraAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter and its default scale."""
+
+    path: str
+    """GGUF file, or folder in the format of PEFT."""
+    scale: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """Name for lists and records, such as `style.gguf:0.5`."""
+        name = self.path.rpartition("/")[2]
+        if self.scale == 1:
+            return name
+        return f"{name}:{self.scale:g}"
+
+
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of one load. A default (None, 0, `auto`, False) leaves the decision to the planner.
 
@@ -34,6 +50,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """File or folder of a draft model with the same vocabulary."""
     mmproj: str | None = None
     """File with the encoder of pictures or sound. None: the one beside the model. `none`: no encoder."""
+    lora: tuple[LoraAdapter, ...] = ()
+    """Adapters that requests can apply."""
     speculation: bool = True
     """Whether to load parts that only draft, such as a model's own prediction heads."""
     max_slots: int = 16

@@ -4,7 +4,7 @@ Each backend's plan/memory_plan.py adds its buffers. Sizes are bytes. A *cell* o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from localchat.errors import DoesNotFit, UsageError
@@ -107,17 +107,6 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """All memory of the load."""
         return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.overhead_bytes
-
-
-def machine_beside(machine: Machine, plan: MemoryPlan) -> Machine:
-    """Return the machine with this plan loaded. Several GPUs share it in proportion to their free memory."""
-    free = max(machine.gpu_free_bytes, 1)
-    gpus = tuple(
-        replace(gpu, free_bytes=max(gpu.free_bytes - plan.gpu_bytes * gpu.free_bytes // free, 0))
-        for gpu in machine.gpus
-    )
-    in_ram = plan.total_bytes - (0 if machine.unified_memory else plan.gpu_bytes)
-    return replace(machine, gpus=gpus, ram_free_bytes=max(machine.ram_free_bytes - in_ram, 0))
 
 
 def check_context(name: str, requested: int | None, limit: int, *, anyway: bool) -> None:

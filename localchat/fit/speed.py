@@ -7,9 +7,11 @@ The history is one small JSON file in the state folder, with one entry per model
 The oldest entries go first. Updates take a lock, so that no process loses another's runs.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -17,7 +19,10 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError
+from localchat.fit.contention import BUSY_SHARE, CpuWatch
+from localchat.fit.hardware import read_cpu_name
 from localchat.model_files.checkpoint import ModelSummary, read_summary
 from localchat.state_file import StateFile
 
@@ -31,7 +36,15 @@ _MIN_PAST_BYTES: Final = 64_000_000
 _LOCK_TIMEOUT_S: Final = 10.0
 _PROBE_BYTES: Final = 256 << 20
 """Larger than the last-level cache of any usual processor."""
+DECODE_SHARE: Final = 0.6
+"""Share of the RAM's bandwidth that decoding on a CPU reaches."""
 _PROBE_REPEATS: Final = 6
+_PROBE_ATTEMPTS: Final = 3
+"""Attempts to measure between the turns of other programs."""
+_CORE_BYTES_PER_S: Final = 12.5e9
+_LAPTOP_BYTES_PER_S: Final = 25e9
+"""Bandwidth of a usual laptop, and the share of it that a single core reaches."""
+_BANDWIDTH_FILE: Final = "memory_bandwidth.json"
 
 
 class Estimate(NamedTuple):
@@ -194,20 +207,76 @@ def _file_bytes(path: Path) -> int:
         return -1
 
 
-@cache
-def ram_bandwidth(threads: int) -> float:
-    """Measure how many bytes per second the threads read from RAM. Takes 0.2 s.
+class Bandwidth(msgspec.Struct, frozen=True):
+    """Measured bandwidth of a processor's RAM."""
 
-    Cached per process, so that every model is compared with the same limit.
+    cpu: str
+    threads: int
+    bytes_per_s: Annotated[float, Meta(gt=0)]
+    quiet: bool
+    """Whether no other program used much of the CPU meanwhile."""
+
+
+class _BandwidthFile(msgspec.Struct, frozen=True, kw_only=True):
+    version: Literal[1]
+    measured: tuple[Bandwidth, ...] = ()
+
+
+def ram_bandwidth(threads: int) -> float:
+    """Return how many bytes per second the threads read from RAM.
+
+    The first call on a machine measures it, in 0.2 s. Until a measurement was not disturbed by other programs,
+    each process measures again, and the best one counts, because other programs only ever make it slower.
+    Meanwhile it is at least that of a usual laptop.
     """
+    bandwidth = _bandwidth(threads)
+    if bandwidth.quiet:
+        return bandwidth.bytes_per_s
+    return max(bandwidth.bytes_per_s, min(_CORE_BYTES_PER_S * threads, _LAPTOP_BYTES_PER_S))
+
+
+def is_bandwidth_disturbed(threads: int) -> bool:
+    """Return True if other programs used the CPU during all measurements of `ram_bandwidth`."""
+    return not _bandwidth(threads).quiet
+
+
+@cache
+def _bandwidth(threads: int) -> Bandwidth:
+    """Cached per process, so that every model is compared with the same limit."""
+    cpu = read_cpu_name()
+    path = find_paths(os.environ).state_dir / _BANDWIDTH_FILE
+    file = StateFile(path, _BandwidthFile, _BandwidthFile(version=1))
+    stored = [
+        entry for entry in file.read().measured if (entry.cpu, entry.threads) == (cpu, threads)
+    ]
+    if stored and stored[-1].quiet:
+        return stored[-1]
+    bandwidth = _measured_bandwidth(cpu, threads)
+    if stored and not bandwidth.quiet:
+        bandwidth = max(stored[-1], bandwidth, key=lambda entry: entry.bytes_per_s)
+
+    def with_bandwidth(file: _BandwidthFile) -> _BandwidthFile:
+        others = [entry for entry in file.measured if (entry.cpu, entry.threads) != (cpu, threads)]
+        return _BandwidthFile(version=1, measured=(*others, bandwidth)[-MAX_RUNS:])
+
+    with suppress(OSError):
+        file.update(with_bandwidth, _LOCK_TIMEOUT_S)
+    return bandwidth
+
+
+def _measured_bandwidth(cpu: str, threads: int) -> Bandwidth:
     import numpy as np
 
     values = np.ones(_PROBE_BYTES // 4, dtype=np.float32)
     parts = np.array_split(values, threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(_PROBE_REPEATS):
-            start_s = time.perf_counter()
-            list(pool.map(lambda part: float(part @ part), parts))
-            best = max(best, values.nbytes / (time.perf_counter() - start_s))
-    return best
+        for _ in range(_PROBE_ATTEMPTS):
+            watch = CpuWatch()
+            for _ in range(_PROBE_REPEATS):
+                start_s = time.perf_counter()
+                list(pool.map(lambda part: float(part @ part), parts))
+                best = max(best, values.nbytes / (time.perf_counter() - start_s))
+            if watch.others_share() < BUSY_SHARE:
+                return Bandwidth(cpu, threads, best, quiet=True)
+    return Bandwidth(cpu, threads, best, quiet=False)

@@ -5,7 +5,6 @@ Callers never wait for the disk. A killed process loses at most the last second.
 
 import threading
 import time
-from types import TracebackType
 from typing import Final
 
 from localchat.chat.conversation import Conversation, Node
@@ -111,12 +110,7 @@ class Autosave:
     def __enter__(self) -> "Autosave":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _count_change(self) -> None:

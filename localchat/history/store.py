@@ -4,15 +4,16 @@ Programs that write at the same time do not overwrite each other. Each program w
 only the fields of a conversation that it changed.
 """
 
+import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, TypeAlias
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
+from localchat.config.paths import WRITES
 from localchat.errors import UsageError
 from localchat.history.database import Database
 from localchat.history.queries import (
@@ -66,19 +67,27 @@ class Purged(NamedTuple):
 class History:
     """A file of conversations. Thread-safe. Every method may raise HistoryUnusable."""
 
-    def __init__(self, database: Database, kv_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        kv_folder: Path | None = None,
+        writes_folder: Path | None = None,
+    ) -> None:
         self._database = database
         self._kv_folder = kv_folder
+        self._writes_folder = writes_folder
         self._rows: dict[str, ConversationRow] = {}
 
     @classmethod
     def open(cls, path: Path | None, kv_folder: Path | None = None) -> "History":
         """Open or create the history in `path`, or in memory if `path` is None.
 
-        kv_folder: store of the conversations' KV, which is deleted with them. Raises HistoryUnusable, also
+        kv_folder: store of the conversations' KV, which is deleted with them, as are the journals of files
+        beside the history. Raises HistoryUnusable, also
         for a file of a newer version, which is not changed.
         """
-        history = cls(Database(path), kv_folder)
+        writes_folder = path.parent / WRITES if path else None
+        history = cls(Database(path), kv_folder, writes_folder)
         history.purge(time.time() - _RESTORABLE_S)
         return history
 
@@ -94,12 +103,7 @@ class History:
     def __enter__(self) -> "History":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def save(self, conversation: Conversation) -> None:
@@ -259,6 +263,9 @@ class History:
                 erase(connection, id_)
         self._database.release()
         self._forget_kv(ids)
+        if self._writes_folder is not None:
+            for id_ in ids:
+                shutil.rmtree(self._writes_folder / id_, ignore_errors=True)
         return Purged(len(ids))
 
     def _forget_kv(self, ids: Iterable[str]) -> None:

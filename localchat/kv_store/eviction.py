@@ -1,7 +1,7 @@
 """Eviction: chooses the files to delete.
 
-Files that save the least prefill time per byte go first, and files lose value while they are unused. An entry
-is useless without its parent, so the end of a text goes before its start.
+The least recently used go first. An entry is useless without its parent, so the end of a text goes before its
+start.
 """
 
 import heapq
@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-HALF_LIFE_S = 7 * 24 * 3600.0
-"""Time after which an unused entry has half its value."""
 MAX_FILES = 50_000
 """Very small models reach this number of entries. Listing more files is slow."""
 
@@ -25,18 +23,10 @@ class StoredFile(NamedTuple):
     size_bytes: int
     used_s: float
     """Time of the last use, in seconds since 1970."""
-    seconds_per_byte: float
-    """Time to compute it again, per byte."""
-
-
-def worth(file: StoredFile, now_s: float) -> float:
-    """Return the value of a file: expected seconds of prefill saved per byte."""
-    age_s = max(0.0, now_s - file.used_s)
-    return float(file.seconds_per_byte * 0.5 ** (age_s / HALF_LIFE_S))
 
 
 def victims(
-    files: Iterable[StoredFile], allowed_bytes: int, now_s: float, max_files: int = MAX_FILES
+    files: Iterable[StoredFile], allowed_bytes: int, max_files: int = MAX_FILES
 ) -> list[StoredFile]:
     """Return the files to delete, in order, so that the others take at most `allowed_bytes`."""
     by_key = {(file.path.parent, file.key): file for file in files}
@@ -46,9 +36,7 @@ def victims(
     # The index breaks ties, so that the order does not depend on the keys.
     indexes = {key: index for index, key in enumerate(by_key)}
     ordered = list(by_key.values())
-    leaves = [
-        (worth(file, now_s), indexes[key]) for key, file in by_key.items() if not children[key]
-    ]
+    leaves = [(file.used_s, indexes[key]) for key, file in by_key.items() if not children[key]]
     heapq.heapify(leaves)
     result: list[StoredFile] = []
     while leaves and (excess > 0 or remaining > max_files):
@@ -59,5 +47,5 @@ def victims(
         parent = (file.path.parent, file.parent)
         children[parent] -= 1
         if not children[parent] and parent in by_key:
-            heapq.heappush(leaves, (worth(by_key[parent], now_s), indexes[parent]))
+            heapq.heappush(leaves, (by_key[parent].used_s, indexes[parent]))
     return result

@@ -49,11 +49,10 @@ _MAX_UNCHECKED_BYTES = 2_000_000_000
 """Bytes to write before checking the limit and the free disk space again."""
 
 
-class About(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Description of a namespace in its folder, for listings and evictions."""
+class About(msgspec.Struct, frozen=True):
+    """Description of a namespace in its folder, for listings."""
 
     model: str
-    seconds_per_byte: float = 1e-7
 
 
 class NamespaceSummary(NamedTuple):
@@ -141,7 +140,7 @@ class KVStore:
             return
         for folder in (self.folder, namespace.folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = msgspec.json.encode(About(namespace.model, namespace.seconds_per_byte))
+        about = msgspec.json.encode(About(namespace.model))
         path = namespace.folder / ABOUT_NAME
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(about)
@@ -165,7 +164,7 @@ class KVStore:
             return 0
         if used > allowed - required or len(files) > MAX_FILES:
             target = max(0, allowed - max(required, self._limit_bytes // _SHARE))
-            for file in victims(files, target, time.time()):
+            for file in victims(files, target):
                 file.path.unlink(missing_ok=True)
                 self.evictions += 1
                 used -= file.size_bytes
@@ -175,7 +174,6 @@ class KVStore:
     def files(self) -> Iterator[StoredFile]:
         """Yield all entries, and delete unfinished files of killed programs."""
         for folder in self._folders():
-            seconds_per_byte = _about(folder).seconds_per_byte
             with suppress(OSError), os.scandir(folder) as items:
                 for item in items:
                     keys = keys_of(item.name)
@@ -186,9 +184,7 @@ class KVStore:
                         continue
                     path = Path(item.path)
                     if keys is not None:
-                        yield StoredFile(
-                            path, *keys, status.st_size, status.st_mtime, seconds_per_byte
-                        )
+                        yield StoredFile(path, *keys, status.st_size, status.st_mtime)
                     elif item.name.endswith(PART_SUFFIX) and _is_abandoned(status.st_mtime):
                         path.unlink(missing_ok=True)
 
@@ -255,7 +251,6 @@ class Namespace:
         digest = hashlib.blake2b(description.encode("utf-8", "replace"), digest_size=16)
         self.model = model
         self.folder = store.folder / digest.hexdigest()
-        self.seconds_per_byte = About("").seconds_per_byte
         self.about_written = False
         self._tree = EntryTree(self.folder)
 

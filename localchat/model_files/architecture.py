@@ -150,6 +150,8 @@ class ModelShape:
     """Whether the size of the cache selects one of two sets of rope factors."""
     key_biases: bool = False
     """Whether keys have biases, and therefore outliers that four bits cannot store."""
+    head: tuple[Weight, ...] = ()
+    """Weights of the prediction layers. They are not part of `weights`."""
     header: Header | None = field(default=None, compare=False, repr=False)
     """Header of the file, None for a shape from a catalogue's table."""
 
@@ -195,10 +197,11 @@ class ModelShape:
 
     def scaled(self, quantization: str, share: float) -> "ModelShape":
         """Return the shape in another quantization, whose weights take this share of the bytes."""
-        weights = tuple(
-            weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in self.weights
+        weights, head = (
+            tuple(weight._replace(size_bytes=round(weight.size_bytes * share)) for weight in part)
+            for part in (self.weights, self.head)
         )
-        return replace(self, weights=weights, quantization=quantization)
+        return replace(self, weights=weights, head=head, quantization=quantization)
 
 
 def model_shape(header: Header) -> ModelShape:
@@ -210,6 +213,7 @@ def model_shape(header: Header) -> ModelShape:
         count = all_layers
     heads = header.numbers("attention.head_count", all_layers)
     sliding, window = _sliding(header, count)
+    weights = [_weight(tensor) for tensor in header.tensors]
     return ModelShape(
         name=header.name,
         architecture=header.architecture,
@@ -221,7 +225,8 @@ def model_shape(header: Header) -> ModelShape:
         feed_forward=_feed_forward(header, all_layers),
         vocab_size=_vocab_size(header),
         context_train=header.number("context_length"),
-        weights=tuple(_weight(tensor) for tensor in header.tensors),
+        weights=tuple(weight for weight in weights if weight.layer < count),
+        head=tuple(weight for weight in weights if weight.layer >= count),
         quantization=header.quantization,
         file_bytes=header.file_bytes,
         window=window if any(sliding) else 0,

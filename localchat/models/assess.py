@@ -16,7 +16,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
-from localchat.fit.speed import PastRun, Run, SpeedHistory
+from localchat.fit.speed import PastRun, Run, SpeedHistory, is_bandwidth_disturbed
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.units import counted, rate
 
@@ -238,6 +238,8 @@ def _expected_speed(
     basis = f"estimated from {memory} bandwidth"
     if past:
         basis += f" and {counted(len(past), 'earlier run')}"
+    elif plan.gpu_layers < plan.layers and is_bandwidth_disturbed(threads):
+        basis = "estimated from the usual memory bandwidth, because other programs use the CPU now"
     if estimate.untried:
         basis += f"; no run of {runner_name(backend.name)} on such a GPU is known"
     return ExpectedSpeed(estimate.tokens_per_s, basis, estimate.low, estimate.high)

@@ -74,6 +74,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parameters: Annotated[int, Meta(ge=1_000_000, le=5_000_000_000_000)]
     active_parameters: Annotated[int, Meta(ge=1_000_000)] | None = None
     context_tokens: Annotated[int, Meta(ge=128, le=100_000_000)]
+    released: Annotated[int, Meta(ge=2023, le=2099)] | None = None
     license: _Line
     about: _Line
     uses: Annotated[tuple[Use, ...], Meta(min_length=1)]
@@ -89,6 +90,8 @@ class CatalogEntry(NamedTuple):
     active_parameters: int | None
     """Parameters that one token uses, in a mixture of experts."""
     context_tokens: int
+    released: int | None
+    """Year of the release. None if the catalogue does not state it."""
     license: str
     """SPDX name, or the makers' own."""
     about: str

@@ -1,7 +1,10 @@
 """Compares the quantizations of one model on a machine, and recommends one."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+
+from msgspec import structs
 
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
@@ -13,6 +16,7 @@ from localchat.models.assess import ExpectedSpeed, FitReport, Subject, assess
 from localchat.models.catalog import Catalog
 from localchat.models.names import parse
 from localchat.models.published_shapes import published_model
+from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
 
 USUAL_LOSS: Final = {
     "Q8_0": 0.04,
@@ -33,10 +37,12 @@ _LARGE_MODEL: Final = 25_000_000_000
 """Parameters from which a model loses about half of the usual (Llama 2 70B: Q3_K_M 4.7 %)."""
 _SMALL_MODEL: Final = 3_000_000_000
 """Parameters below which a model loses more than usual, so that Q8_0 is worth its size."""
+_SOURCE_BITS: Final = 8
+"""Bits per weight from which a file may be quantized again."""
 _CHAT_TOKENS: Final = 4096
 """Context that a recommended quantization must have room for."""
-_READING_TOKENS_PER_S: Final = 10.0
-"""Twice the rate at which people read. Below it, speed counts more than a small loss."""
+QUICK_TOKENS_PER_S: Final = 25.0
+"""Rate from which answers feel immediate. Below it, speed counts more than a small loss."""
 
 
 class QuantizationRow(NamedTuple):
@@ -44,11 +50,16 @@ class QuantizationRow(NamedTuple):
 
     quantization: str
     model: str
-    """Name for `localchat pull`. Empty for a model that the catalogue does not have."""
-    size_bytes: int
-    parameters: int
+    """Name for `localchat pull`. Empty if no repository is known to offer it."""
+    shape: ModelShape
+    subject: Subject
     report: FitReport
     recommended: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its weights."""
+        return self.shape.weights_bytes
 
     @property
     def loss_percent(self) -> float:
@@ -65,13 +76,20 @@ class QuantizationRow(NamedTuple):
     @property
     def is_worth_it(self) -> bool:
         """Whether it answers better than a smaller model of the same size in bytes."""
-        limit = _MAX_LOSS_OF_LARGE if self.parameters >= _LARGE_MODEL else _MAX_LOSS
+        limit = _MAX_LOSS
+        if self.shape.parameters >= _LARGE_MODEL:
+            limit = _MAX_LOSS_OF_LARGE
         return self.loss_percent <= limit
 
     @property
     def gains_nothing(self) -> bool:
         """Whether the next coarser quantization answers as well, which holds for Q8_0 of a large model."""
-        return self.quantization == "Q8_0" and self.parameters >= _SMALL_MODEL
+        return self.quantization == "Q8_0" and self.shape.parameters >= _SMALL_MODEL
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its answers feel immediate."""
+        return self.speed is not None and self.speed.tokens_per_s >= QUICK_TOKENS_PER_S
 
     @property
     def speed(self) -> ExpectedSpeed | None:
@@ -102,61 +120,95 @@ def quantization_rows(
     machine: Machine,
     history: SpeedHistory | None,
     catalog: Catalog,
+    listed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[QuantizationRow, ...]:
-    """Plan a GGUF model in every usual quantization, finest first, and mark the recommended one.
+    """Plan a GGUF model in its quantizations, finest first, and mark the recommended one.
 
+    listed: names for `localchat pull` by quantization, as the model's repository lists them. Without a list,
+    the catalogue's are used. A file of neither has rows for the quantizations that `quantize` can make of it.
     Empty for other formats, and for embedding models, whose usual loss is unknown. Sizes of quantizations other
     than the subject's own are estimates within a few percent.
     """
     shape = subject.model
     if not isinstance(shape, ModelShape) or shape.pooling:
         return ()
-    rows = list(_rows(subject, shape, options, machine, history, catalog))
+    rows = []
+    names = listed or offered_names(subject.name, catalog)
+    for quantization in USUAL_LOSS:
+        model = names.get(quantization, "")
+        candidate = subject
+        other = shape
+        if quantization != shape.quantization:
+            if not (model or (not names and _can_be_made(quantization, shape))):
+                continue
+            quantized = _quantized(subject.name, shape, quantization, catalog)
+            if quantized is None:
+                continue
+            other = quantized
+            candidate = Subject(model or subject.name, other, None, subject.backend)
+        report = _roomiest(candidate, options, machine, history)
+        if report is not None:
+            rows.append(QuantizationRow(quantization, model, other, candidate, report))
     best = _recommended(rows)
     return tuple(row._replace(recommended=row is best) for row in rows)
 
 
-def _rows(
-    subject: Subject,
-    shape: ModelShape,
-    options: LoadOptions,
-    machine: Machine,
-    history: SpeedHistory | None,
-    catalog: Catalog,
-) -> Iterator[QuantizationRow]:
-    for quantization in USUAL_LOSS:
-        model, other = _quantized(subject.name, shape, quantization, catalog)
-        if other is None:
-            continue
-        is_subject = quantization == shape.quantization
-        path = subject.path if is_subject else None
-        candidate = Subject(model or subject.name, other, path, subject.backend)
-        try:
-            report = assess(candidate, options, machine, history)
-        except LocalchatError:
-            # Options that suit the subject may be impossible for another file, such as a list of tensors.
-            continue
-        yield QuantizationRow(quantization, model, other.weights_bytes, shape.parameters, report)
+def _roomiest(
+    subject: Subject, options: LoadOptions, machine: Machine, history: SpeedHistory | None
+) -> FitReport | None:
+    """Return the report of a load. None if the options are impossible.
+
+    If the planned context does not fit, the context of a chat may.
+    """
+    try:
+        report = assess(subject, options, machine, history)
+        if report.plan.fits or options.context_tokens is not None:
+            return report
+        chat = structs.replace(options, context_tokens=_CHAT_TOKENS, max_slots=1)
+        shorter = assess(subject, chat, machine, history)
+    except LocalchatError:
+        # Options that suit one file may be impossible for another, such as a list of tensors.
+        return None
+    if shorter.plan.fits:
+        return shorter
+    return report
+
+
+def offered_names(name: str, catalog: Catalog) -> dict[str, str]:
+    """Return the names for `localchat pull` of a catalogue model's GGUF files, by quantization."""
+    try:
+        entry = parse(name, catalog).entry
+    except LocalchatError:
+        entry = None
+    if entry is None:
+        return {}
+    return {
+        canonical(quantization): f"{entry.name}-{quantization.lower()}"
+        for source in entry.sources
+        if source.format == "gguf"
+        for quantization in source.quantizations
+    }
+
+
+def _can_be_made(quantization: str, shape: ModelShape) -> bool:
+    """Return True if a file can be written in this quantization without much more loss."""
+    source_bits = usual_bits(shape.quantization)
+    bits = usual_bits(quantization)
+    return source_bits is not None and bits is not None and source_bits > max(bits, _SOURCE_BITS)
 
 
 def _quantized(
     name: str, shape: ModelShape, quantization: str, catalog: Catalog
-) -> tuple[str, ModelShape | None]:
-    """Return the catalogue's name for a quantization, or "", and its shape, or None if it is unknown."""
+) -> ModelShape | None:
+    """Return the shape of a model in another quantization. None if it is unknown."""
     try:
         reference = parse(name, catalog)
     except LocalchatError:
-        reference = None
-    model = ""
-    if reference is not None and reference.entry is not None:
-        model = f"{reference.entry.name}-{quantization.lower()}"
-    if quantization == shape.quantization:
-        return model, shape
-    if reference is not None:
-        published = published_model(reference._replace(format="gguf", quantization=quantization))
-        if isinstance(published, ModelShape):
-            return model, published
-    return model, _scaled(shape, quantization)
+        return _scaled(shape, quantization)
+    published = published_model(reference._replace(format="gguf", quantization=quantization))
+    if isinstance(published, ModelShape):
+        return published
+    return _scaled(shape, quantization)
 
 
 def _scaled(shape: ModelShape, quantization: str) -> ModelShape | None:
@@ -171,16 +223,19 @@ def _scaled(shape: ModelShape, quantization: str) -> ModelShape | None:
     return shape.scaled(quantization, share)
 
 
-def _recommended(rows: list[QuantizationRow]) -> QuantizationRow | None:
-    """Choose the finest quantization that answers fast enough, else the coarsest without a large loss.
+def _recommended(rows: Sequence[QuantizationRow]) -> QuantizationRow | None:
+    """Choose the finest quantization that is quick, else the default or a coarser one.
 
     None if only quantizations with a large loss fit, because a smaller model is the better choice then.
     """
     usable = [row for row in rows if row.fits_a_chat and row.is_worth_it]
-    for row in usable:
-        speed = row.speed
-        if row.gains_nothing or speed is None:
-            continue
-        if speed.tokens_per_s >= _READING_TOKENS_PER_S:
-            return row
-    return usable[-1] if usable else None
+    if not usable:
+        return None
+    usual_loss = USUAL_LOSS[DEFAULT_QUANTIZATION]
+    quick = [
+        row
+        for row in usable
+        if row.is_quick and not row.gains_nothing and row.loss_percent <= usual_loss
+    ]
+    coarse = [row for row in usable if row.loss_percent >= usual_loss]
+    return (quick or coarse or usable[-1:])[0]

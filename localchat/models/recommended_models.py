@@ -1,11 +1,12 @@
 """Chooses the models of the catalogue that suit this machine: quick, balanced and best answers.
 
-`run`, `fit`, the first run, the model screen and the guide all show its result, so they name the same models.
-The choice needs no network. It follows the hardware, unless earlier runs were far slower or faster.
+`run`, `fit`, the first run, the model screen and the guide all show its result, so they name the same models
+in the same quantizations. The choice needs no network. It follows the hardware, unless earlier runs were far
+slower or faster.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
@@ -15,12 +16,14 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import SpeedHistory
+from localchat.fit.speed import DECODE_SHARE, SpeedHistory, ram_bandwidth
 from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import download_rate
 from localchat.models.published_shapes import gguf_shape, read_published_shapes
+from localchat.models.quantization_table import QUICK_TOKENS_PER_S, quantization_rows
+from localchat.models.quantizations import same_quantization
 from localchat.units import rate, size
 
 Role = Literal["fast", "balanced", "best"]
@@ -33,7 +36,7 @@ ROLE_WORDS: Final[dict[Role, str]] = {
 _MIN_TOKENS_PER_S: Final[tuple[tuple[Role, float], ...]] = (
     ("best", 4.0),
     ("balanced", 10.0),
-    ("fast", 25.0),
+    ("fast", QUICK_TOKENS_PER_S),
 )
 """Slowest acceptable decode rate of each role. People read about five tokens a second."""
 _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
@@ -45,14 +48,19 @@ _ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
 """Roles by the number of models, from weak to strong."""
 _STRENGTH_STEP: Final = 0.6
 """Limit on a model's strength, as a share of the next better role's."""
+_READ_STEP: Final = 0.75
+"""Limit on the weights that a model reads for a token, as a share of the next better role's."""
+_OLDEST_YEAR: Final = 2024
+_GROWTH_PER_YEAR: Final = 1.75
+"""Size of an older model that answers as well as one that is a year newer, as a factor.
+
+A cautious value: Xiao et al., "Densing Law of LLMs" (2024), find that the best models halve every few months.
+"""
 _CONTEXT_TOKENS: Final = 4096
 """Context that a recommended model must have room for."""
 _SLOTS: Final = 2
 _MEMORY_SHARE: Final = 0.5
 """Largest share of the RAM for the weights, so that other programs keep running."""
-_CORE_BYTES_PER_S: Final = 7.5e9
-_CPU_BYTES_PER_S: Final = 15e9
-"""Rate at which the CPU of a usual laptop reads weights."""
 _UNIFIED_BYTES_PER_S: Final = 60e9
 """Rate at which a GPU that shares the RAM reads weights."""
 _GPU_SHARE: Final = 0.9
@@ -67,7 +75,10 @@ class Recommendation:
 
     role: Role
     name: str
-    """Name for `localchat pull`."""
+    """Name for `localchat pull`, with the quantization if that is not the entry's default."""
+    entry: str
+    """Name in the catalogue."""
+    quantization: str
     about: str
     parameters: int
     size_bytes: int
@@ -101,28 +112,36 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
     Takes about a second. Raises LocalchatError if the user's catalogue cannot be read.
     """
     machine = machine or usable_machine()
+    catalog = read_catalog(paths)
+    candidates = list(_candidates(catalog, machine))
+    candidates.sort(key=lambda candidate: candidate.strength)
+    chosen = _chosen(candidates, _reading_speed(candidates, machine, paths))
     download_bytes_per_s = download_rate(paths.state_dir).bytes_per_s
     history = SpeedHistory(paths.state_dir)
-    return tuple(
-        _recommendation(role, candidate, machine, history, download_bytes_per_s)
-        for role, candidate in _suitable(paths, machine)
-    )
-
-
-def _suitable(paths: Paths, machine: Machine) -> list[tuple[Role, "_FittingModel"]]:
-    """Return the models for each role, from quick to best. Raises LocalchatError."""
-    candidates = list(_candidates(read_catalog(paths), machine))
-    candidates.sort(key=lambda candidate: candidate.strength)
-    return _chosen(candidates, _reading_speed(candidates, machine, paths))
+    recommendations = []
+    for role, candidate in chosen:
+        options = _options(candidate.entry)
+        subject = Subject(candidate.name, candidate.shape)
+        rows = quantization_rows(subject, options, machine, history, catalog)
+        best = next((row for row in rows if row.recommended), None)
+        if best is not None:
+            recommendation = _recommendation(role, candidate.entry, best.shape, best.report)
+        else:
+            # A model that is published in a single, unusual quantization.
+            report = assess(subject, options, machine, history)
+            recommendation = _recommendation(role, candidate.entry, candidate.shape, report)
+        download_s = recommendation.size_bytes / download_bytes_per_s
+        recommendations.append(replace(recommendation, download_s=download_s))
+    return tuple(recommendations)
 
 
 def recommended_names(paths: Paths, machine: Machine) -> list[str]:
     """Return the names of the recommended models, best first. Empty if the catalogue cannot be read."""
     try:
-        suitable = _suitable(paths, machine)
+        recommendations = recommended_models(paths, machine)
     except LocalchatError:
         return []
-    return [candidate.entry.name for _, candidate in reversed(suitable)]
+    return [recommendation.name for recommendation in reversed(recommendations)]
 
 
 def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = None) -> str:
@@ -166,31 +185,30 @@ class _FittingModel(NamedTuple):
 
 
 def _recommendation(
-    role: Role,
-    candidate: _FittingModel,
-    machine: Machine,
-    history: SpeedHistory,
-    download_bytes_per_s: float,
+    role: Role, entry: CatalogEntry, shape: ModelShape, report: FitReport
 ) -> Recommendation:
-    plan = candidate.report.plan
-    file_bytes = candidate.shape.file_bytes
-    subject = Subject(candidate.name, candidate.shape)
-    speed = assess(subject, _options(candidate.entry), machine, history).expected_speed
+    """Describe a chosen model."""
+    name = entry.name
+    if not same_quantization(shape.quantization, entry.sources[0].default):
+        name = shape.name
+    speed = report.expected_speed
     tokens_per_s = None
     if speed is not None:
         tokens_per_s = speed.tokens_per_s
     return Recommendation(
         role=role,
-        name=candidate.entry.name,
-        about=candidate.entry.about,
-        parameters=candidate.entry.parameters,
-        size_bytes=file_bytes,
-        download_s=file_bytes / download_bytes_per_s,
-        context_tokens=plan.context_tokens,
-        gpu_layers=plan.gpu_layers,
-        layers=plan.layers,
+        name=name,
+        entry=entry.name,
+        quantization=shape.quantization,
+        about=entry.about,
+        parameters=entry.parameters,
+        size_bytes=shape.file_bytes,
+        download_s=0.0,
+        context_tokens=report.plan.context_tokens,
+        gpu_layers=report.plan.gpu_layers,
+        layers=report.plan.layers,
         tokens_per_s=tokens_per_s,
-        why=candidate.report.why,
+        why=report.why,
     )
 
 
@@ -199,17 +217,19 @@ def _chosen(
 ) -> list[tuple[Role, _FittingModel]]:
     """Choose a candidate for each role, from fast to best. candidates: from weak to strong."""
     chosen: list[tuple[Role, _FittingModel]] = []
-    max_strength = float("inf")
+    max_strength = max_read_bytes = float("inf")
     for role, min_rate in _MIN_TOKENS_PER_S:
         quick = [
             candidate
             for candidate in candidates
             if candidate.strength <= max_strength
+            and candidate.read_bytes <= max_read_bytes
             and (bytes_per_s is None or bytes_per_s / candidate.read_bytes >= min_rate)
         ]
         if quick:
             chosen.append((role, quick[-1]))
             max_strength = quick[-1].strength * _STRENGTH_STEP
+            max_read_bytes = quick[-1].read_bytes * _READ_STEP
     models = [candidate for _, candidate in reversed(chosen)]
     ladder = _ladder(candidates)[: len(_MIN_TOKENS_PER_S)]
     if len(models) < len(ladder):
@@ -251,10 +271,17 @@ def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_FittingModel]:
             report.name,
             shape,
             report,
-            # A mixture of experts answers like a dense model between its two numbers (geometric mean).
-            (entry.parameters * active) ** 0.5,
+            model_strength(entry),
             shape.weights_bytes * active / entry.parameters,
         )
+
+
+def model_strength(entry: CatalogEntry) -> float:
+    """Return the parameters of a dense model of the oldest year that answers about as well."""
+    active = entry.active_parameters or entry.parameters
+    years = (entry.released or _OLDEST_YEAR) - _OLDEST_YEAR
+    # A mixture of experts answers like a dense model between its two numbers (geometric mean).
+    return float((entry.parameters * active) ** 0.5 * _GROWTH_PER_YEAR**years)
 
 
 def _report(
@@ -311,7 +338,7 @@ def _reading_speed(candidates: list[_FittingModel], machine: Machine, paths: Pat
 def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
     """Return the bytes of weights that such hardware reads per second. None for an unknown GPU."""
     if not on_gpu:
-        return min(_CORE_BYTES_PER_S * max(machine.cores, 1), _CPU_BYTES_PER_S)
+        return DECODE_SHARE * ram_bandwidth(max(machine.cores, 1))
     if machine.unified_memory:
         return _UNIFIED_BYTES_PER_S
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]

@@ -4,6 +4,7 @@ Remembers the model of the last run in the state folder. Reads catalogue and man
 matches, because this runs before every first frame and every first token.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,10 @@ import msgspec
 from localchat.atomic import write_text
 from localchat.config.paths import Paths, expand_home
 from localchat.config.remotes import Remote
-from localchat.config.routes import Route
 from localchat.config.settings import Settings
 from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
-from localchat.fit.load_options import LoadOptions
+from localchat.fit.load_options import LoadOptions, LoraAdapter
 
 if TYPE_CHECKING:
     from localchat.models.catalog import Catalog
@@ -44,22 +44,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     why: str
     """Source of the choice, as error messages show it."""
     remote: Remote | None = None
-    route: "ResolvedRoute | None" = None
     notice: str = ""
     """Sentence for the user, if the typed name was not that of the model."""
-
-    @property
-    def is_composed(self) -> bool:
-        """Whether it is a remote model or a route, which have no single local file."""
-        return self.remote is not None or self.route is not None
-
-
-class ResolvedRoute(msgspec.Struct, frozen=True):
-    """A route with its models."""
-
-    route: Route
-    small: ResolvedModel
-    large: ResolvedModel
 
 
 def locate(
@@ -114,6 +100,9 @@ def planned_load(
     options = load_options(settings, max_slots=max_slots)
     if settings.mmproj is not None:
         options = msgspec.structs.replace(options, mmproj=_encoder_file(settings.mmproj))
+    if settings.lora:
+        adapters = tuple(map(parse_adapter, settings.lora))
+        options = msgspec.structs.replace(options, lora=adapters)
     if settings.draft is None:
         return options
     draft = locate(settings.draft, paths, "the draft model")
@@ -133,22 +122,37 @@ def _encoder_file(name: str) -> str:
     return os.fspath(path)
 
 
+def parse_adapter(text: str) -> LoraAdapter:
+    """Return the adapter of `PATH` or `PATH:SCALE`, with an absolute path. Raises ModelMissing, UsageError."""
+    name = text
+    scale = 1.0
+    stem, colon, number = text.rpartition(":")
+    if colon and _is_number(number) and not expand_home(text).exists():
+        name = stem
+        scale = float(number)
+    if not math.isfinite(scale):
+        raise UsageError(f"--lora: the scale of {name} is {number}; expected a finite number")
+    path = expand_home(name).absolute()
+    if not path.exists():
+        raise ModelMissing(
+            f"there is no file or folder {name} (--lora)",
+            hint="give the path of an adapter in GGUF, or of a folder with adapter_config.json",
+        )
+    return LoraAdapter(os.fspath(path), scale)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def remote_model(remote: Remote, why: str) -> ResolvedModel:
     """Return the model of a remote server."""
     name = f"{remote.model} on {remote.name}" if remote.model else remote.name
     return ResolvedModel(remote.word, name, Path(remote.name), why, remote)
-
-
-def route_model(
-    route: Route, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
-) -> ResolvedModel:
-    """Return the two models of a route. Raises ModelMissing, UsageError."""
-    small, large = (
-        locate(name, paths, f"{route.word} names it", environ)
-        for name in (route.small, route.large)
-    )
-    resolved = ResolvedRoute(route, small, large)
-    return ResolvedModel(route.word, route.word, small.path, why, route=resolved)
 
 
 def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import find_paths
-from localchat.engine.options import EngineOptions, RouteOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
-from localchat.fit.hardware import read_machine
 from localchat.fit.memory_plan import demand, kept_free
 from localchat.fit.steps import MemoryStep, SlotLimit
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
 from localchat.models.substitutes import memory_steps
-from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
+from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
 from localchat.units import size
 
 _GOAL_TOKENS = 8192
@@ -73,8 +72,6 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     Memory that loaded engines will still claim is not free. Raises LocalchatError for a file or options that
     cannot be loaded.
     """
-    if options.route is not None:
-        return _check_route(options.route, loaded)
     # A remote model takes no memory here. A third-party backend class plans its own memory.
     if options.remote is not None or ":" in (options.backend or ""):
         return AdmissionResult(fits=True)
@@ -112,36 +109,6 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     )
 
 
-def _check_route(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
-    """Check the two models of a route, which stay loaded together."""
-    entries = list(loaded)
-    small = check_memory(route.small, entries)
-    large = check_memory(route.large, entries)
-    needed = small.needed_bytes + large.needed_bytes
-    gpu = small.gpu_bytes + large.gpu_bytes
-    free = max(small.free_bytes, large.free_bytes)
-    return large._replace(
-        fits=small.fits and large.fits and (needed <= free or large.anyway),
-        cramped=False,
-        needed_bytes=needed,
-        free_bytes=free,
-        advice=(*large.advice, "a smaller pair of models, or a shorter --ctx"),
-        gpu_bytes=gpu,
-        gpu_free_bytes=max(small.gpu_free_bytes, large.gpu_free_bytes),
-    )
-
-
-def free_memory() -> FreeMemory:
-    """Return the free memory of this machine."""
-    machine = read_machine()
-    return FreeMemory(
-        machine.ram_free_bytes,
-        machine.ram_total_bytes,
-        machine.gpu_free_bytes,
-        sum(gpu.total_bytes for gpu in machine.gpus),
-    )
-
-
 def never_fits(spec: ModelSpec, admission: AdmissionResult) -> DoesNotFit:
     """Return the error for a model that does not fit alone, with ways to make room."""
     error = DoesNotFit(
@@ -157,8 +124,7 @@ def never_fits(spec: ModelSpec, admission: AdmissionResult) -> DoesNotFit:
 
 
 def _steps(options: EngineOptions) -> tuple[MemoryStep, ...]:
-    composed = options.remote is not None or options.route is not None
-    if composed or ":" in (options.backend or "") or not options.model.exists():
+    if options.remote is not None or ":" in (options.backend or "") or not options.model.exists():
         return ()
     model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
     subject = Subject(options.name, model, options.model, options.backend)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -18,11 +18,6 @@ NEVER = -1.0
 RETRY_AFTER_S = 5
 """Seconds after which clients of a busy engine should try again."""
 
-_SCARCE = 0.1
-"""Share of the memory. With less of it free, systems start to swap."""
-_MIN_TAKEN_BYTES = 256 << 20
-"""Memory that other programs must have taken. Free memory always varies by less."""
-
 
 class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Status of a loaded model, as `ps` shows it."""
@@ -31,6 +26,8 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str
     state: Literal["loading", "ready", "ended"]
     """`ended`: the process has exited, and the next request restarts it."""
+    lora: tuple[str, ...] = ()
+    """LoRA adapters of the load."""
     context_tokens: int = 0
     memory_bytes: int = 0
     """Weights, KV cache and buffers: measured by the engine, or else planned."""
@@ -69,15 +66,6 @@ class PooledEngine(Engine, Protocol):
         ...
 
 
-class FreeMemory(NamedTuple):
-    """Free memory of the machine."""
-
-    ram_bytes: int
-    ram_total_bytes: int
-    gpu_bytes: int = 0
-    gpu_total_bytes: int = 0
-
-
 OpenEngine = Callable[[EngineOptions, Callable[[str], None]], PooledEngine]
 
 
@@ -93,10 +81,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         options = self.options
         file = os.fsencode(options.model.resolve())
         sampling = sorted(options.sampling.items())
-        parts: tuple[object, ...]
         parts = (file, options.backend, options.load, options.speculation, sampling, options.remote)
-        if options.route is not None:
-            parts += (options.route.route, os.fsencode(options.route.large.model.resolve()))
         return msgspec.msgpack.encode(parts)
 
 
@@ -118,8 +103,6 @@ class PoolEntry:
     """True if an editor completes code with the engine; see EnginePool's `editor_keep_alive_s`."""
     keep_alive_s: float | None = None
     """`keep_alive_s` that the last client set. None means the EnginePool's."""
-    free_at_rest: FreeMemory | None = None
-    """Free memory at the end of the ordinary idle time, None before."""
     info: EngineInfo | None = None
     """Info of the engine. Another thread may replace it at any time, so read it once."""
 
@@ -205,18 +188,6 @@ class PoolEntry:
         except psutil.Error:
             return 0  # the process has exited
 
-    def is_in_the_way(self, now: FreeMemory) -> bool:
-        """Return True if other programs need memory of a kind that the engine uses.
-
-        The comparison starts at `free_at_rest`, because a large model by itself leaves little free memory.
-        """
-        before = self.free_at_rest
-        if before is None:
-            return False
-        ram = _is_scarce(before.ram_bytes, now.ram_bytes, now.ram_total_bytes)
-        gpu = _is_scarce(before.gpu_bytes, now.gpu_bytes, now.gpu_total_bytes)
-        return bool((self.ram_bytes and ram) or (self.gpu_bytes and gpu))
-
     def client_names(self) -> str:
         """Return the names of the clients, for a message."""
         return ", ".join(sorted({user or "somebody" for user in self.users.values()})) or "nobody"
@@ -228,6 +199,7 @@ class PoolEntry:
             name=self.spec.name,
             path=str(self.spec.options.model),
             state="ended",
+            lora=tuple(adapter.label for adapter in self.spec.options.load.lora),
             context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
             kv_bytes=self._kv_bytes,
@@ -252,7 +224,3 @@ class PoolEntry:
         if self.users or keep_s < 0:
             return None
         return self.idle_since_s + keep_s
-
-
-def _is_scarce(before_bytes: int, now_bytes: int, total_bytes: int) -> bool:
-    return now_bytes < _SCARCE * total_bytes and before_bytes - now_bytes > _MIN_TAKEN_BYTES

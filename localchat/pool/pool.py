@@ -11,17 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 
-from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine
 from localchat.engine.options import EngineOptions
 from localchat.errors import EngineBusy, EngineClosed, ModelMissing, UsageError
-from localchat.pool.admission import AdmissionResult, free_memory, memory_in_use, never_fits
+from localchat.pool.admission import AdmissionResult, memory_in_use, never_fits
 from localchat.pool.entry import (
     NEVER,
     RETRY_AFTER_S,
-    FreeMemory,
     ModelSpec,
     ModelStatus,
     OpenEngine,
@@ -30,8 +27,6 @@ from localchat.pool.entry import (
 )
 from localchat.sanitize import sanitize_line
 
-_MEMORY_CHECK_S = 15.0
-"""Time between two checks of free memory while an editor's engine rests. A check takes milliseconds."""
 _CANCEL_POLL_S = 0.5
 """Time until a waiting lease notices that it was cancelled."""
 _CACHED_NAME_S = 2.0
@@ -40,8 +35,6 @@ _MAX_CACHED_NAMES = 256
 
 ResolveModel = Callable[[str], ModelSpec]
 """Resolves a name. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
-OnUnload = Callable[[str, Engine, EngineStats | None], None]
-"""Receives name, engine and last statistics of a model that is unloaded."""
 CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 """Decides if a model fits next to the loaded ones. Raises LocalchatError for a file that cannot be loaded."""
 
@@ -75,12 +68,7 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -89,7 +77,7 @@ class EnginePool:
 
     keep_alive_s: seconds that an unused engine stays loaded. 0 unloads it at once, NEVER keeps it.
     editor_keep_alive_s: the same for an engine that filled gaps for an editor, whose users pause longer and
-        cannot wait for a load. After `keep_alive_s` it is unloaded as soon as other programs need its memory.
+        cannot wait for a load.
     patience_s: seconds that a lease waits for memory in use by others.
     queue: requests that may wait for an engine in addition to its `max_slots`.
     notify: receives the engines' notices for the user.
@@ -106,14 +94,12 @@ class EnginePool:
         patience_s: float = 30.0,
         queue: int = 128,
         notify: Callable[[str], None] = lambda text: None,
-        free_memory: Callable[[], FreeMemory] = free_memory,
     ) -> None:
         self._resolve = resolve
         self._open_engine = open_engine
         self._check_memory = check_memory
         self._keep_s = keep_alive_s
         self._editor_keep_s = editor_keep_alive_s
-        self._free_memory_now = free_memory
         self._patience_s = patience_s
         self._queue = queue
         self._notify = notify
@@ -131,8 +117,6 @@ class EnginePool:
         self._numbers = itertools.count(1)
         self._closed = False
         self._idle_thread: threading.Thread | None = None
-        self.on_unload: OnUnload = lambda name, engine, stats: None
-        """Called before an engine is closed, on any thread."""
 
     def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
         """Lease without disk access or waiting. Returns None if only `lease` can help.
@@ -245,7 +229,6 @@ class EnginePool:
             )
         number = next(self._numbers)
         entry.users[number] = user
-        entry.free_at_rest = None
 
         def fill_gap() -> None:
             entry.fills_gaps = True
@@ -267,7 +250,7 @@ class EnginePool:
             if not entry.users:
                 entry.idle_since_s = time.monotonic()
                 self._start_idle_thread()
-                if entry.idle_since_s + max(self._usual_keep_s(entry), 0) < self._sweep_s:
+                if entry.idle_since_s + max(self._keep_for(entry), 0) < self._sweep_s:
                     self._idle_changed.notify_all()
             self._changed.notify_all()
 
@@ -328,7 +311,6 @@ class EnginePool:
 
     def _close_engine(self, entry: PoolEntry) -> None:
         try:
-            self.on_unload(entry.spec.name, entry.engine, entry.stats())
             entry.engine.close()
         finally:
             with self._changed:
@@ -337,7 +319,7 @@ class EnginePool:
 
     def _start_idle_thread(self) -> None:
         """Start the sweeper if an engine can become due. Call with the lock held."""
-        timed = any(self._usual_keep_s(entry) != NEVER for entry in self._entries.values())
+        timed = any(self._keep_for(entry) != NEVER for entry in self._entries.values())
         if self._idle_thread is None and timed:
             self._idle_thread = threading.Thread(
                 target=self._unload_idle, name="pool-sweeper", daemon=True
@@ -347,18 +329,14 @@ class EnginePool:
     def _unload_idle(self) -> None:
         """Unload engines whose idle time is over, until the pool is closed. Runs on a thread of its own."""
         while True:
-            free = None
-            if self._has_resting():
-                free = self._free_memory_now()
             with self._changed:
                 if self._closed:
                     return
                 now_s = time.monotonic()
-                due = [
-                    entry for entry in self._entries.values() if self._is_due(entry, now_s, free)
-                ]
+                ends = [(self._expires_at_s(entry), entry) for entry in self._entries.values()]
+                due = [entry for end_s, entry in ends if end_s <= now_s]
                 if not due:
-                    self._sweep_s = self._next_sweep_s(now_s)
+                    self._sweep_s = min((end_s for end_s, _ in ends), default=math.inf)
                     wait_s = self._sweep_s - now_s
                     self._idle_changed.wait(wait_s if wait_s < math.inf else None)
                     continue
@@ -367,53 +345,18 @@ class EnginePool:
             for entry in due:
                 self._close_engine(entry)
 
-    def _has_resting(self) -> bool:
-        now_s = time.monotonic()
-        with self._changed:
-            return any(self._is_resting(entry, now_s) for entry in self._entries.values())
-
-    def _is_resting(self, entry: PoolEntry, now_s: float) -> bool:
-        """Return True for an editor's engine whose ordinary idle time is over. Call with the lock held."""
-        ends_s = entry.expires_at_s(self._usual_keep_s(entry))
-        return ends_s is not None and ends_s <= now_s < entry.idle_since_s + self._keep_for(entry)
-
-    def _is_due(self, entry: PoolEntry, now_s: float, free: FreeMemory | None) -> bool:
-        """Return True if the entry must be unloaded now. Call with the lock held.
-
-        free: free memory, None if no engine was resting when it was read.
-        """
-        if not self._is_resting(entry, now_s):
-            ends_s = entry.expires_at_s(self._keep_for(entry))
-            return ends_s is not None and ends_s <= now_s
-        if free is None:
-            return False
-        if entry.free_at_rest is None:
-            entry.free_at_rest = free
-        return entry.is_in_the_way(free)
-
-    def _next_sweep_s(self, now_s: float) -> float:
-        """Return the monotonic time at which the next engine may be due. Call with the lock held."""
-        next_s = math.inf
-        for entry in self._entries.values():
-            end_s = entry.expires_at_s(self._usual_keep_s(entry))
-            if end_s is not None and end_s <= now_s:
-                end_s = now_s + _MEMORY_CHECK_S
-            if end_s is not None:
-                next_s = min(next_s, end_s)
-        return next_s
-
-    def _usual_keep_s(self, entry: PoolEntry) -> float:
-        """Return the seconds that an entry stays loaded without users, editors left aside."""
-        if entry.keep_alive_s is None:
-            return self._keep_s
-        return entry.keep_alive_s
-
     def _keep_for(self, entry: PoolEntry) -> float:
         """Return the seconds that an entry stays loaded without users."""
-        usual_s = self._usual_keep_s(entry)
-        if usual_s < 0 or not entry.fills_gaps or entry.keep_alive_s is not None:
-            return usual_s
-        return max(usual_s, self._editor_keep_s)
+        if entry.keep_alive_s is not None:
+            return entry.keep_alive_s
+        if entry.fills_gaps and self._keep_s >= 0:
+            return max(self._keep_s, self._editor_keep_s)
+        return self._keep_s
+
+    def _expires_at_s(self, entry: PoolEntry) -> float:
+        """Return the monotonic time at which an entry is unloaded, or infinity. Call with the lock held."""
+        end_s = entry.expires_at_s(self._keep_for(entry))
+        return math.inf if end_s is None else end_s
 
     def loaded(self) -> list[ModelStatus]:
         """Return the status of every loaded model, in load order."""

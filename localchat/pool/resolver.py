@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localchat.config.paths import Paths
-from localchat.config.routes import PREFIX as ROUTE
-from localchat.config.routes import find_route
 from localchat.config.settings import Settings
-from localchat.config.settings_file import read_settings
-from localchat.engine.options import EngineOptions, RouteOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
 from localchat.models.resolve import (
     GUIDE,
     ResolvedModel,
     locate_named,
     planned_load,
-    route_model,
 )
 
 if TYPE_CHECKING:
@@ -45,27 +41,11 @@ def engine_options(
     max_slots: int,
     more_slots: bool = False,
     room_for_slots: bool = False,
-    settings_for: SettingsFor | None = None,
 ) -> EngineOptions:
     """Return the load options of a model. max_slots, more_slots and room_for_slots: see LoadOptions.
 
-    settings_for: returns the settings of a route's models. Without it, they have the settings of the route.
-
     Raises ModelMissing, ModelInvalid, UsageError for the draft model.
     """
-    route = None
-    if model.route is not None:
-        parts = []
-        for part in (model.route.small, model.route.large):
-            part_settings = settings
-            if settings_for is not None:
-                part_settings = settings_for((part.name, part.word))
-            parts.append(
-                engine_options(
-                    part, part_settings, paths, max_slots=max_slots, more_slots=more_slots
-                )
-            )
-        route = RouteOptions(model.route.route, *parts)
     load = planned_load(settings, paths, max_slots=max_slots)
     kv_bytes = int(settings.cache_disk_gb * 1e9) if settings.history else 0
     return EngineOptions(
@@ -79,7 +59,6 @@ def engine_options(
         sampling=_advised(model, paths),
         state_dir=paths.state_dir,
         remote=model.remote,
-        route=route,
     )
 
 
@@ -144,9 +123,6 @@ class ModelResolver:
 
         if name in ("", self.own.name, self.own.word):
             model = self.own
-        elif name.startswith(ROUTE):
-            route = find_route(name, read_settings(self._paths.settings_file).routes)
-            model = route_model(route, self._paths, _CHOICE, self._environ)
         else:
             model = locate_named(name, self._paths, _CHOICE, self._environ)
         return ModelSpec(model.name, self._options(model, name))
@@ -182,7 +158,6 @@ class ModelResolver:
             max_slots=self._max_slots,
             more_slots=self._more_slots,
             room_for_slots=True,
-            settings_for=self._settings_for,
         )
 
     @property
@@ -203,7 +178,7 @@ class ModelResolver:
         from localchat.models.info.inspect import inspect
 
         models = read_index(self._paths, self._environ).models
-        own = Model(self.own.name, "file", "", None if self.own.is_composed else self.own.path)
+        own = Model(self.own.name, "file", "", None if self.own.remote else self.own.path)
         inspected = {}
         cards = {own.name: self._card(own.name, self.own.path, None)}
         for model in (own, *models):
@@ -218,8 +193,6 @@ class ModelResolver:
             if name == self.own.word and model.path.resolve() == self.own.path.resolve():
                 name = self.own.name
             cards[name] = self._card(name, model.path, inspection.facts, model.size_bytes)
-        for route in read_settings(self._paths.settings_file).routes.values():
-            cards.setdefault(route.word, ModelCard(route.word, abilities=frozenset({"chat"})))
         # Forget the files that are gone.
         self._inspected = inspected
         self._models = (time.monotonic(), tuple(cards.values()))

@@ -37,8 +37,7 @@ _HARMLESS: Final = frozenset(
             "num_gpu num_thread num_batch main_gpu low_vram use_mmap use_mlock numa vocab_only f16_kv",
             "logits_all embedding_only num_gqa",
             # Parameters of a sampler that is off unless another field turns it on.
-            "mirostat_tau mirostat_eta xtc_threshold dry_base dry_allowed_length dry_penalty_last_n",
-            "dry_sequence_breakers dynatemp_exponent min_keep dynatemp_low dynatemp_high",
+            "mirostat_tau mirostat_eta min_keep dynatemp_low dynatemp_high",
             "smoothing_curve adaptive_decay length_penalty early_stopping t_max_prompt_ms",
             "penalize_newline penalize_nl backend_sampling",
             # Parts of earlier answers that clients send back.
@@ -56,13 +55,13 @@ _HARMLESS: Final = frozenset(
 
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     # Samplers.
-    **dict.fromkeys(("mirostat", "mirostat_mode", "dry_multiplier", "xtc_probability"), (0,)),
-    **dict.fromkeys(("dynatemp_range", "smoothing_factor", "top_a", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("mirostat", "mirostat_mode", "smoothing_factor", "top_a"), (0,)),
+    "penalty_alpha": (0,),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size", "skew"), (0,)),
     **dict.fromkeys(("tfs", "tfs_z", "guidance_scale", "encoder_repetition_penalty"), (1,)),
     **dict.fromkeys(("num_beams", "beam_width"), (0, 1)),
     **dict.fromkeys(("use_beam_search", "dynamic_temperature", "post_sampling_probs"), (False,)),
-    **dict.fromkeys(("top_n_sigma", "nsigma", "adaptive_target"), (-1, 0)),
+    "adaptive_target": (-1, 0),
     **dict.fromkeys(("logits_processors", "custom_logit_processor", "allowed_token_ids"), ()),
     **dict.fromkeys(("banned_tokens", "banned_strings", "custom_token_bans"), ()),
     **dict.fromkeys(("negative_prompt", "lora", "lora_request", "lora_path", "adapter_id"), ()),

@@ -28,7 +28,7 @@ from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
-from localchat.server.uvicorn_http import FILLER, WRITE
+from localchat.server.uvicorn_http import WRITE
 
 log = logging.getLogger("localchat.server")
 
@@ -107,7 +107,8 @@ class GenerationResponse:
             if documents:
                 spec = await service.documents.before(spec, documents, lease)
             tracked.guided = spec.guided
-            generation = Generation(lease.engine, spec, tracked)
+            lora = service.lora_scales.get(lease.name)
+            generation = Generation(lease.engine, spec, tracked, lora)
             try:
                 await generation.start()
             except LocalchatError as error:
@@ -158,9 +159,7 @@ class GenerationResponse:
     ) -> None:
         """Send the answer as server-sent events."""
         config = service.config
-        connection = self.request.scope.setdefault("state", {})
-        if self.framing.comment:
-            connection[FILLER] = self.framing.comment
+        connection = self.request.scope.get("state", {})
         async with EventStream(
             send,
             config.heartbeat_s,

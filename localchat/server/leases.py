@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -50,12 +49,7 @@ class AsyncLease:
     async def __aenter__(self) -> "AsyncLease":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.release()
 
 
@@ -161,15 +155,15 @@ class AsyncEnginePool:
         """Return the running engines with their model names."""
         return list(self.pool.engines())
 
-    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, Engine, R]]:
-        """Query each running engine on a thread. Returns model name, engine and result.
+    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, R]]:
+        """Query each running engine on a thread. Returns model name and result.
 
         An engine that exits meanwhile is left out.
         """
-        results: list[tuple[str, Engine, R]] = []
+        results: list[tuple[str, R]] = []
         for name, engine in self.loaded():
             with suppress(LocalchatError):
-                results.append((name, engine, await asyncio.to_thread(query, engine)))
+                results.append((name, await asyncio.to_thread(query, engine)))
         return results
 
     def close(self) -> None:

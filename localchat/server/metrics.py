@@ -13,9 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
-from localchat.engine.interface import Engine
 from localchat.metrics import METRICS
-from localchat.server.engine_totals import COUNTS, EngineTotals, labelled
 from localchat.server.tracker import RequestTracker, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,8 +39,7 @@ class Metrics:
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._registry = CollectorRegistry()
-        self.engine_totals = EngineTotals()
-        self._engines = _EngineMetrics(tracker, self.engine_totals)
+        self._engines = _EngineMetrics(tracker)
         self._registry.register(self._engines)
         self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
@@ -115,11 +112,9 @@ class Metrics:
         if timings.tpot_ms_p50 is not None:
             self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
 
-    def render(self, stats: Sequence[tuple[str, Engine, EngineStats]]) -> bytes:
-        """Return the page for scrapers. `stats`: model name, engine and statistics of the running engines."""
-        for model, engine, engine_stats in stats:
-            self.engine_totals.observe(model, engine, engine_stats)
-        self._engines.latest = [(model, engine_stats) for model, _, engine_stats in stats]
+    def render(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
+        """Return the page for scrapers. `stats`: model name and statistics of the running engines."""
+        self._engines.latest = stats
         return generate_latest(self._registry)
 
 
@@ -127,16 +122,17 @@ _GAUGES: Final = (
     *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
     *("kv_swapped_tokens", "kv_total_tokens"),
 )
-_OLD_GAUGES: Final = {"kv_parked_tokens": "kv_swapped_tokens"}
-"""Former names of gauges, with the current ones. Dashboards get both for one release."""
+_COUNTERS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 
 
 class _EngineMetrics(Collector):
-    """Gauges of running engines and counters of all engines, read on every scrape."""
+    """Gauges and counters of the running engines, read on every scrape.
 
-    def __init__(self, tracker: RequestTracker, totals: EngineTotals) -> None:
+    A counter starts again at 0 with its engine. Prometheus's `rate` and `increase` expect such resets.
+    """
+
+    def __init__(self, tracker: RequestTracker) -> None:
         self._tracker = tracker
-        self._totals = totals
         self.latest: Sequence[tuple[str, EngineStats]] = ()
 
     def describe(self) -> Iterable[Metric]:
@@ -147,40 +143,30 @@ class _EngineMetrics(Collector):
         yield GaugeMetricFamily("localchat_http_running", about, self._tracker.running)
         about = "Requests of the endpoint that wait for an engine."
         yield GaugeMetricFamily("localchat_http_waiting", about, self._tracker.waiting)
-        for name in (*_GAUGES, *_OLD_GAUGES):
-            field = _OLD_GAUGES.get(name, name)
-            values = [(model, getattr(stats.now, field)) for model, stats in self.latest]
-            yield _gauge_by_model(name, METRICS[field].about, values)
+        for name in _GAUGES:
+            values = [(model, getattr(stats.now, name)) for model, stats in self.latest]
+            yield _gauge_by_model(name, METRICS[name].about, values)
         sizes = [(model, stats.process_bytes) for model, stats in self.latest]
         yield _gauge_by_model("process_bytes", "Resident memory of an engine's process.", sizes)
         yield from self._counters()
 
     def _counters(self) -> Iterable[Metric]:
-        totals = self._totals.totals()
-        for name in COUNTS:
+        for name in _COUNTERS:
             counter = CounterMetricFamily(
                 f"localchat_engine_{name}", METRICS[name].about, labels=("model",)
             )
-            for model, counts in totals.items():
-                counter.add_metric((model,), counts[name, ""])
+            for model, stats in self.latest:
+                counter.add_metric((model,), getattr(stats, name))
             yield counter
         failed = CounterMetricFamily(
             "localchat_engine_failed",
             "Requests that an engine ended by an error.",
             labels=("model", "code"),
         )
-        routed = CounterMetricFamily(
-            "localchat_route",
-            "Answers and tokens of a route, by its small and its large model.",
-            labels=("model", "of"),
-        )
-        for model, counts in totals.items():
-            for code, count in labelled(counts, "failed"):
+        for model, stats in self.latest:
+            for code, count in stats.failed.items():
                 failed.add_metric((model, code), count)
-            for part, count in labelled(counts, "routed"):
-                routed.add_metric((model, part), count)
         yield failed
-        yield routed
 
 
 def _gauge_by_model(

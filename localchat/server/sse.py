@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from starlette.types import Send
@@ -88,12 +87,7 @@ class EventStream:
         self._schedule()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stop()
         if self._late is not None:
             self._late.cancel()

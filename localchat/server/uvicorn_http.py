@@ -1,13 +1,12 @@
 """Hardens uvicorn's HTTP/1.1 connection against slow, stalled and broken clients.
 
-uvicorn waits without limit for the end of a request's headers and for a client that reads nothing, notices a
-half-closed socket late, and answers invalid HTTP in plain text. Connection limits every wait and answers in
+uvicorn waits without limit for the end of a request's headers and for a client that reads nothing, and answers
+invalid HTTP in plain text. Connection limits every wait and answers in
 JSON. It overrides private methods of uvicorn's H11Protocol. tests/server/test_uvicorn_http.py and
 test_lifecycle.py fail without any of the overrides.
 """
 
 import asyncio
-import socket
 import sys
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
@@ -25,14 +24,7 @@ HEAD_BYTES: Final = 64 << 10
 _LINGER_S = 2.0
 _MIN_READ_BYTES: Final = 48 << 10
 """Bytes of a long answer that a client must read within `stall_s`."""
-_PROBE_PAUSES_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
-FILLER: Final = "filler"
-"""Key in a request's state: meaningless bytes that may be sent between two pieces of a stream."""
-
-PROBES_ONLY: Final = "probes_only"
-"""Key in a request's state: the connection is beyond the limit, so that only probes are answered."""
-
 WRITE: Final = "write"
 """Key in a request's state: the connection's `write_piece`."""
 
@@ -54,11 +46,6 @@ class Connection(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         """Size of the write buffer when the stall timer was started."""
-        self._half_closed = False
-        self.for_probes = False
-        """True for a connection beyond the limit."""
-        self.opened_s = self.loop.time()
-        self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -66,80 +53,13 @@ class Connection(H11Protocol):
         # would end, and its connection would wait forever for a client that reads nothing.
         transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.limits.connections:
-            self.for_probes = self.app_state[PROBES_ONLY] = True
-            if not self._has_reserved_place():
-                self._answer(503, "server_error", "server_busy", "Too many connections are open.")
-                return
+            self._answer(503, "server_error", "server_busy", "Too many connections are open.")
+            return
         self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
-
-    def _has_reserved_place(self) -> bool:
-        """Return True if a reserved place is free. Close an idle connection if necessary.
-
-        A client that opens many connections must not prevent a supervisor from checking the server's health.
-        """
-        others = [
-            connection
-            for connection in self.connections
-            if isinstance(connection, Connection)
-            and connection.for_probes
-            and connection is not self
-        ]
-        if len(others) < self.limits.probe_connections:
-            return True
-        idle = [
-            connection
-            for connection in others
-            if connection.cycle is None or connection.cycle.response_complete
-        ]
-        if idle:
-            min(idle, key=lambda connection: connection.opened_s).transport.abort()
-        return bool(idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
         super().connection_lost(exc)
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Handle a client that closed its sending side.
-
-        Most such clients are gone, and their work must end at once. Others still wait for the answer.
-        """
-        self._half_closed = True
-        waits = self.cycle is not None and not self.cycle.response_complete
-        if not waits or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
-            return False
-        self._probe(0)
-        return not self.transport.is_closing()
-
-    def _probe(self, times: int) -> None:
-        """Write filler at growing intervals. A client that waits ignores it, and one that is gone resets."""
-        self._probe_timer = None
-        if self.transport.is_closing() or self.cycle.response_complete:
-            return
-        filler = self._filler()
-        if filler is not None:
-            self.transport.write(self.conn.send(filler) or b"")
-        elif self.conn.our_state is not h11.SEND_BODY:
-            # Inside of an answer, its pieces serve as filler. Anywhere else a client cannot wait.
-            self.transport.close()
-            return
-        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
-            return
-        pause_s = _PROBE_PAUSES_S[min(times, len(_PROBE_PAUSES_S) - 1)]
-        self._probe_timer = self.loop.call_later(pause_s, self._probe, times + 1)
-
-    def _filler(self) -> h11.InformationalResponse | h11.Data | None:
-        """Return an event without effect: `100 Continue` before an answer, filler inside of a stream.
-
-        None for HTTP/1.0, which lacks the former, and for an answer without room for the latter.
-        """
-        if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
-            return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-        filler: bytes | None = self.scope["state"].get(FILLER)
-        if filler and self.conn.our_state is h11.SEND_BODY:
-            return h11.Data(data=filler)
-        return None
 
     def write_piece(self, piece: bytes) -> bool:
         """Write a piece of a chunked body directly. ASGI's `send` must have sent its first bytes.
@@ -209,9 +129,6 @@ class Connection(H11Protocol):
         Closing at once could lose the answer of a client that still sends.
         """
         super().on_response_complete()
-        if self._half_closed and self.cycle.response_complete:
-            self._unset_keepalive_if_required()
-            self.transport.close()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self.loop.call_later(_LINGER_S, self._close_if_unread)
@@ -267,10 +184,10 @@ class Connection(H11Protocol):
         )
 
     def _cancel_timers(self) -> None:
-        for timer in (self._header_timer, self._stall_timer, self._probe_timer):
+        for timer in (self._header_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
-        self._header_timer = self._stall_timer = self._probe_timer = None
+        self._header_timer = self._stall_timer = None
 
     def _answer(self, status: int, kind: str, code: str | None, message: str) -> None:
         """Send an error that belongs to no request, and close the connection."""

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,10 +28,6 @@ _CUT_OFF_S = 1.5
 """Part of the grace in which clients can read the end of their answer."""
 _FILES = 256
 """Open files other than connections: pipes of engine processes, logs, model files."""
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_WARN_EVERY_S = 10.0
-_RELISTEN = "._start_serving("
-"""asyncio's callback a second after each connection that it could not accept."""
 
 
 class UvicornServer(uvicorn.Server):
@@ -48,7 +43,6 @@ class UvicornServer(uvicorn.Server):
         assert isinstance(service, Service)
         self._service = service
         self._drain_s = drain_s
-        self._next_warning_s = 0.0
         self.background: asyncio.Future[None] | None = None
         """Task that the shutdown cancels first, such as the load of the first model."""
         limits = service.config.limits
@@ -73,30 +67,9 @@ class UvicornServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         # With Python's default of six threads on two cores, six long texts to tokenize would block every chat.
         threads = ThreadPoolExecutor(_THREADS, "server")
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(threads)
-        loop.set_exception_handler(self._handle_loop_exception)
+        asyncio.get_running_loop().set_default_executor(threads)
         raise_file_limit(self._service.config.limits.connections)
         await super().serve(sockets)
-
-    def _handle_loop_exception(
-        self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
-    ) -> None:
-        """Log one line if new connections exceed the limit of open files.
-
-        asyncio would log a traceback per second for each connection that waits.
-        """
-        error = context.get("exception")
-        if self.should_exit and isinstance(error, ValueError) and _RELISTEN in context["message"]:
-            return  # asyncio tried to listen again on a socket that is closed now
-        if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES:
-            loop.default_exception_handler(context)
-        elif loop.time() >= self._next_warning_s:
-            self._next_warning_s = loop.time() + _WARN_EVERY_S
-            log.warning(
-                "cannot accept connections (%s): new clients wait until others disconnect; raise `ulimit -n`",
-                error.strerror,
-            )
 
     def stop(self) -> None:
         """End the server. Callable from any thread."""

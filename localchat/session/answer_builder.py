@@ -14,7 +14,7 @@ from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, 
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import CalledTool, Message
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
-from localchat.session.view import SessionView, branch_of, node_blocks, reasoning_id
+from localchat.session.view import SessionView, branch_of, call_id, node_blocks, reasoning_id
 
 SAVE_EVERY_S: Final = 0.25
 """Interval at which a growing answer is recorded. The history writes at most 0.4 s later, so that killing the
@@ -165,7 +165,7 @@ class AnswerBuilder:
         call.name = event.name or call.name
         call.arguments.append(event.arguments)
         arguments = "".join(call.arguments)
-        self._view.put(ToolCallBlock(f"{self._id}/call/{event.call}", call.name, arguments))
+        self._view.put(ToolCallBlock(call_id(self._id, event.call), call.name, arguments))
 
     def _put(self, metrics: AnswerMetrics | None, state: NodeState, error: str) -> Node:
         assert self.node is not None
@@ -212,6 +212,7 @@ def _metrics(
         backend=info.backend,
         quantization=info.quantization,
         kv_type=info.kv_type,
+        adapters=info.adapters,
         draw_seed=accepted.seed,
         done=done,
     )

@@ -5,6 +5,7 @@ Texts are raw. The widget that shows them sanitizes them.
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from localchat.chat.conversation import ToolRun
 from localchat.engine.request import Attachment
 
 RETRY: Final = "retry"
@@ -77,13 +78,17 @@ class TriesBlock(NamedTuple):
 
 
 class ToolCallBlock(NamedTuple):
-    """A tool call of the model. localchat does not run it."""
+    """A tool call of the model, with its result once it has run."""
 
     id: str
     name: str
     arguments: str
     """JSON text."""
     dimmed: bool = False
+    run: ToolRun | None = None
+    """State, time and size of the result. None if the call has not begun, or nothing runs it."""
+    result: str = ""
+    """Result as the model sees it."""
 
 
 class SummaryBlock(NamedTuple):

@@ -146,6 +146,22 @@ class CommandRunner:
             raise UsageError(f"/think {choice}: expected on, off or auto")
         return LongCommand(self.change(None, {"think": choice}, f"reasoning: {choice}"))
 
+    def do_tools(self, names: str) -> Reply:
+        self._refuse_while_busy()
+        return LongCommand(self._tools(names))
+
+    async def _tools(self, names: str) -> AsyncIterator[Reply]:
+        session = self._session
+        if names:
+            from localchat.tools.toolset import parse_groups
+
+            groups = parse_groups(names, session.context.mcp_servers)
+            async for reply in self.change(
+                None, {"tools": ",".join(groups) or "off"}, "tools changed"
+            ):
+                yield reply
+        yield Output(await session.tools.describe())
+
     async def change(
         self, model_name: str | None, changes: Mapping[str, str], hint: str = ""
     ) -> AsyncIterator[Reply]:
@@ -239,7 +255,10 @@ class CommandRunner:
         self._refuse_while_busy()
         question = self._session.undo()
         left = counted(len(self._session.conversation.path()), "message")
-        return QuestionUndone(question, f"back before the last question; {left} left")
+        hint = f"back before the last question; {left} left"
+        if self._session.restored:
+            hint += f"\n{self._session.restored}"
+        return QuestionUndone(question, hint)
 
     def do_compact(self, _: str) -> Reply:
         self._refuse_while_busy()

@@ -48,9 +48,10 @@ COMMANDS: Final = (
         required=True,
         screen_only=True,
     ),
+    Command("tools", "[NAMES|off]", "Tools that the model may call; without NAMES, list them."),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
     Command("edit", "", "Change the last question and send it as a new branch.", screen_only=True),
-    Command("undo", "", "Undo the last question and its answer."),
+    Command("undo", "", "Undo the last question, its answer and its writes to files."),
     Command("compact", "", "Summarize the conversation, and send the summary instead."),
     Command("everything", "", "Send all messages again that were left out or summarized."),
     Command(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from localchat.chat.conversation import Conversation
+    from localchat.config.mcp_servers import McpServer
     from localchat.documents.collection import Embed
     from localchat.documents.library import DocumentLibrary
     from localchat.engine.events import Done
@@ -87,6 +88,8 @@ class SessionContext(msgspec.Struct, frozen=True):
     """Sentences about the settings file, for the user."""
     presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     """Presets of the settings file, by name."""
+    mcp_servers: "Mapping[str, McpServer]" = msgspec.field(default_factory=dict)
+    """MCP servers of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
     """Finds steps that make room for a load. Takes a second or two. Raises LocalchatError."""
     embed: "Embed | None" = None

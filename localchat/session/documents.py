@@ -62,7 +62,8 @@ async def include_documents(session: QuestionHolder, question: str, engine: Engi
     conversation = session.conversation
     library = session.context.library
     node = conversation.nodes[question]
-    if "@" not in node.message.content:
+    # The result of a tool must not choose documents.
+    if node.message.role != "user" or "@" not in node.message.content:
         return
     documented = await asyncio.to_thread(_documented, library, conversation, node, engine)
     if documented is not None:

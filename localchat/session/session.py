@@ -34,6 +34,7 @@ from localchat.session.engine_status import EngineStatus
 from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.remarks import NoticeKind, Remark, Remarks
+from localchat.session.tool_calls import SessionTools
 from localchat.session.tries import NextTries, tries_card
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
@@ -41,6 +42,7 @@ from localchat.session.view import SessionView, error_id, node_blocks, transcrip
 if TYPE_CHECKING:
     from localchat.chat.overflow import Overflow
     from localchat.session.answer_builder import AnswerBuilder
+    from localchat.tools.loop import ToolTurn
 
 BATCH_S: Final = 0.05
 """Time of a few frames, so that text and metrics are drawn together. Waking up for every token would take CPU
@@ -82,6 +84,11 @@ class ChatSession:
         self.overflow: Overflow | None = None
         """Choices of the last prompt that was too long."""
         self.tries = NextTries()
+        self.tools = SessionTools(self)
+        self.restored = ""
+        """Sentence about the files that the last undo restored."""
+        self._turn: ToolTurn | None = None
+        """Tools of the answers to the current question."""
         self._engines = engines
         self.view = view
         self._keep_unanswered = keep_unanswered
@@ -113,8 +120,11 @@ class ChatSession:
         if self._running:
             return False
         answer = self.last_answer()
-        is_last = answer is not None and answer.id == self.conversation.head
-        return answer is not None and is_last and answer.state != "whole"
+        if answer is None or self.conversation.head is None:
+            return False
+        if self.conversation.nodes[self.conversation.head].message.role == "tool":
+            return True
+        return answer.id == self.conversation.head and answer.state != "whole"
 
     async def engine(self) -> Engine:
         """Return the engine once it is open. Raises LocalchatError."""
@@ -210,13 +220,19 @@ class ChatSession:
         return next((node for node in reversed(path) if node.message.role == role), None)
 
     def undo(self) -> Node:
-        """Remove the last question and everything after it from the path. Raises UsageError."""
+        """Remove the last question and everything after it from the path. Raises UsageError.
+
+        Files that tools changed since then are restored, and a notice lists them.
+        """
         question = self.last_question()
         if question is None:
             raise UsageError("there is nothing to undo")
+        self.restored = self.tools.undo(question)
         self.conversation.back_to(question.parent)
         self.recorder.changed()
         self.show()
+        if self.restored:
+            self.notice(self.restored)
         return question
 
     def switch_version(self, id_: str, step: int) -> str | None:
@@ -346,6 +362,10 @@ class ChatSession:
         if question is not None and question.id == self.conversation.head:
             await self.retry()
             return
+        head = self.conversation.head
+        if head is not None and self.conversation.nodes[head].message.role == "tool":
+            await self.answer(head)  # the calls were stopped
+            return
         node = self.last_answer()
         if not self.can_continue or node is None or node.parent is None:
             raise UsageError("there is no stopped answer to continue")
@@ -364,6 +384,7 @@ class ChatSession:
         if not self._running:
             return False
         self._stopping = True
+        self.tools.stop()
         if self._stream is not None:
             self._stream.close()
         return True
@@ -377,12 +398,7 @@ class ChatSession:
     async def answer(self, parent: str, *, continued: Node | None = None) -> Outcome:
         """Answer the message `parent`. Failures become notices and are part of the outcome."""
         with self._exclusive():
-            outcome = await self._attempt(parent, continued)
-            if outcome.end == "too_long":
-                from localchat.session.too_long import leave_out_again
-
-                if await leave_out_again(self, outcome.error):
-                    outcome = await self._attempt(parent, continued)
+            outcome = await self._answer_with_tools(parent, continued)
         if outcome.end == "too_long":
             from localchat.session.too_long import offer_choices
 
@@ -396,6 +412,40 @@ class ChatSession:
 
             offers = await load_offers(self.context, self.setup, outcome.error)
             self.notice("What you can do:", "info", offers)
+        return outcome
+
+    async def _answer_with_tools(self, parent: str, continued: Node | None) -> Outcome:
+        """Answer a message, run the tool calls of the answer, and answer again until there are none."""
+        try:
+            self._turn = await self.tools.begin()
+        except LocalchatError as problem:
+            self._failed(problem)
+            return Outcome("failed", error=problem)
+        while True:
+            outcome = await self._answer_fitting(parent, continued)
+            if self._turn is None or outcome.end != "complete" or outcome.node is None:
+                return outcome
+            if self._turn.must_answer(outcome.node.message):
+                self.conversation.back_to(parent)
+            else:
+                result = await self.tools.run(self._turn, outcome.node)
+                if result is None:
+                    return outcome
+                parent = result.id
+            if self._stopping:
+                self.status.finish()
+                return Outcome("stopped", outcome.node)
+            continued = None
+            self.status.begin()
+
+    async def _answer_fitting(self, parent: str, continued: Node | None) -> Outcome:
+        """Answer a message, and leave out older ones if the policy allows that."""
+        outcome = await self._attempt(parent, continued)
+        if outcome.end == "too_long":
+            from localchat.session.too_long import leave_out_again
+
+            if await leave_out_again(self, outcome.error):
+                outcome = await self._attempt(parent, continued)
         return outcome
 
     async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
@@ -426,6 +476,8 @@ class ChatSession:
             think_budget=settings.think_budget,
             continue_last=continued is not None,
         )
+        if self._turn is not None:
+            messages = self._turn.offer(messages)
         request = self.context.owned(settings, messages, self.conversation)
         request = msgspec.structs.replace(request, n=1)
         best = self.tries.start(engine, request)

@@ -53,6 +53,11 @@ def reasoning_id(node_id: str) -> str:
     return f"{node_id}/reasoning"
 
 
+def call_id(node_id: str, number: int) -> str:
+    """Return the id of the block of a message's tool call, which is counted from 0."""
+    return f"{node_id}/call/{number}"
+
+
 def error_id(node_id: str) -> str:
     """Return the id of the notice that explains an incomplete message."""
     return f"{node_id}/error"
@@ -90,10 +95,20 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
         folds = tuple(Fold(item.label, item.start, item.end) for item in node.inclusions)
         yield UserBlock(node.id, message.content, folds, branch, dimmed, message.attachments)
         return
+    if message.role == "tool":
+        return  # the call shows it
     if message.reasoning:
         yield ReasoningBlock(reasoning_id(node.id), message.reasoning, None, dimmed)
-    for number, call in enumerate(message.tool_calls):
-        yield ToolCallBlock(f"{node.id}/call/{number}", call.name, call.arguments, dimmed)
+    if message.tool_calls:
+        results = conversation.results(node.id)
+        for number, call in enumerate(message.tool_calls):
+            run = None
+            result = ""
+            if (result_node := results.get(call.id)) is not None:
+                run = result_node.run
+                result = result_node.message.content
+            id_ = call_id(node.id, number)
+            yield ToolCallBlock(id_, call.name, call.arguments, dimmed, run, result)
     if message.content or not message.tool_calls:
         yield AnswerBlock(
             node.id,

@@ -7,7 +7,7 @@ import msgspec
 from rich.cells import cell_len
 from textual.content import Content
 
-from localchat.config.parameters import PARAMETERS, Label
+from localchat.config.parameters import MODEL_DEFAULT, PARAMETERS, Label
 from localchat.units import duration, tokens
 
 if TYPE_CHECKING:
@@ -110,6 +110,5 @@ def _sampling_words(key: str, sampling: Mapping[str, float]) -> str:
     """Format the model's own value of a sampling setting."""
     if key in sampling:
         return f"{sampling[key]:g}, model default"
-    if key == "seed":
-        return LABELS[key].unset
-    return "off"
+    default = value_words(key, None)
+    return "off" if default == MODEL_DEFAULT else default

@@ -7,7 +7,7 @@ import pytest
 
 from localchat.chat_format.parser import Answer, Thought
 from localchat.chat_format.plain_format import NO_TEMPLATE, NO_TOOLS
-from localchat.chat_format.template_format import NO_THINKING_SWITCH
+from localchat.chat_format.template_format import NO_THINKING_SWITCH, TOOLS_AS_TEXT
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 from tests.support.chat_templates import chat_format
@@ -97,9 +97,20 @@ def test_several_templates_without_a_default_are_refused_by_name() -> None:
         chat_format({"terse": "a", "rag": "b"}).render(Messages((USER,)))
 
 
-def test_tools_that_the_template_does_not_show_are_said() -> None:
-    rendered = chat_format("{{ messages[0].content }}").render(Messages((USER,), tools=(TOOL,)))
-    assert "does not support tools" in rendered.warnings[0]
+def test_tools_that_the_template_does_not_show_are_described_and_said() -> None:
+    each = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    no_system = (
+        "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    for template, start in ((each, "[system]You can call"), (no_system, "[user]You can call")):
+        rendered = chat_format(template).render(Messages((USER,), tools=(TOOL,)))
+        assert rendered.text.startswith(start)
+        assert '"name": "look"' in rendered.text
+        assert "<tool_call>" in rendered.text
+        assert rendered.text.endswith("hi")
+        assert rendered.warnings == (TOOLS_AS_TEXT,)
+    rendered = chat_format("nothing").render(Messages((USER,), tools=(TOOL,)))
+    assert "does not see them" in rendered.warnings[0]
 
 
 def test_the_wish_about_thinking_goes_to_the_switch_of_the_template() -> None:

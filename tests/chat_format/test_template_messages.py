@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localchat.chat_format.template_format import NO_TOOLS
+from localchat.chat_format.template_format import TOOLS_AS_TEXT
 from localchat.engine.request import CalledTool, Message, Messages
 from tests.support.chat_templates import chat_format
 
@@ -114,7 +114,7 @@ CALLED = (
 def lines(source: str, *, marks: str = "") -> list[str]:
     """Lines rendered by a template that carries its family's markers in a comment."""
     chat = chat_format(f"{{# {marks} tool #}}{source}")
-    return chat.render(Messages(CALLED, tools=(TOOL,))).text.splitlines()
+    return chat.render(Messages(CALLED)).text.splitlines()
 
 
 _SAID = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -253,4 +253,4 @@ def test_a_template_without_tools_is_reported_after_a_call_too() -> None:
     for history in ((), (asked, Message("tool", "sunny", name="look"))):
         messages = (Message("user", "hi"), *history, Message("user", "look again"))
         rendered = chat.render(Messages(messages, tools=(tool,)))
-        assert rendered.warnings == (NO_TOOLS,)
+        assert rendered.warnings == (TOOLS_AS_TEXT,)

@@ -40,7 +40,7 @@ def test_every_key_has_type_words_and_flag() -> None:
 
 def test_every_flag_that_is_a_setting_is_named_as_its_key() -> None:
     own = {"words", "files", "interactive", "extract", "as_json", "raw_prompt", "option"}
-    own |= {"schema", "grammar", "regex", "require_complete"}
+    own |= {"schema", "grammar", "regex", "require_complete", "yes"}
     own |= {"continue_last", "conversation"}
     own |= {"best_of", "judge", "vote", "vote_by", "critique", "no_cache_disk"}
     named = {param.name for param in ask.params} - own
@@ -113,13 +113,14 @@ def test_keys_of_earlier_releases_are_reported_and_have_no_effect(tmp_path: Path
         '[models."a"]\ntechnical_metrics = false\n'
         '[presets.sum]\ntemplate = "Sum up"\ntechnical_metrics = true\n'
         '[keys]\n"metrics.terms" = "f12"\n"chat.new" = "ctrl+k"\n'
+        '[routes.easy]\nsmall = "a"\nlarge = "b"\n'
     )
     settings = read_settings(file)
     assert settings.defaults == {"seed": 1}
     assert settings.models == {"a": {}}
     assert settings.presets["sum"].values == {}
     assert settings.keys == {"chat.new": "ctrl+k"}
-    assert sorted(settings.removed) == ["metrics.terms", "technical_metrics"]
+    assert sorted(settings.removed) == ["metrics.terms", "routes", "technical_metrics"]
     assert "technical_metrics was removed, because" in " ".join(settings.notices)
     write_setting(file, "seed", "2")
     assert read_settings(file).defaults == {"seed": 2}

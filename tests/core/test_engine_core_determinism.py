@@ -67,6 +67,9 @@ def requests(draw: st.DrawFn, most: int = 40) -> GenerateRequest:
     if draw(st.booleans()):
         extra |= {"repetition_penalty": 1.3, "presence_penalty": 0.4}
     if draw(st.booleans()):
+        extra |= {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("c",)}
+        extra |= {"xtc_probability": 0.5, "top_n_sigma": 3.0, "dynatemp_range": 0.5}
+    if draw(st.booleans()):
         extra |= {"stop": tuple(draw(st.lists(words(2, 4), max_size=2)))}
     if draw(st.integers(0, 3)) == 0:
         extra |= {"prompt_logprobs": draw(st.integers(0, 2)), "logprobs": 1}

@@ -66,5 +66,13 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         if getattr(options, name) == getattr(defaults, name)
     }
     # Names of files are looked up elsewhere; a server asks for more slots, one question for one answer.
-    assert same == {"max_slots", "more_slots", "room_for_slots", "one_answer", "draft", "mmproj"}
+    assert same == {
+        "max_slots",
+        "more_slots",
+        "room_for_slots",
+        "one_answer",
+        "draft",
+        "mmproj",
+        "lora",
+    }
     assert load_options(changed, max_slots=3).max_slots == 3

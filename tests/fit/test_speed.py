@@ -9,7 +9,13 @@ import pytest
 
 from localchat.engine.events import Done, Speculation
 from localchat.fit import speed
-from localchat.fit.speed import MAX_RUNS, SpeedHistory
+from localchat.fit.speed import (
+    MAX_RUNS,
+    Bandwidth,
+    SpeedHistory,
+    is_bandwidth_disturbed,
+    ram_bandwidth,
+)
 from localchat.model_files.checkpoint import read_summary
 from localchat.models import speed_recorder
 from localchat.models.speed_recorder import measured_run, record_speed
@@ -144,3 +150,34 @@ def test_an_answer_is_remembered_with_how_it_ran(tmp_path: Path) -> None:
     assert (found.path, found.backend, found.threads) == ("tiny.gguf", "llamacpp", INFO.threads)
     record_speed(msgspec.structs.replace(INFO, threads=0), LONG, tmp_path)
     assert SpeedHistory(tmp_path).runs()[-1].threads >= 1
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[Bandwidth]:
+    """Measurements of the bandwidth to come, of which each process makes one."""
+    coming: list[Bandwidth] = []
+    monkeypatch.setattr(speed, "_measured_bandwidth", lambda cpu, threads: coming.pop(0))
+    monkeypatch.setattr(speed, "read_cpu_name", lambda: "cpu")
+    return coming
+
+
+def test_a_busy_machine_measures_its_memory_again(probes: list[Bandwidth]) -> None:
+    def in_a_new_process() -> float:
+        speed._bandwidth.cache_clear()
+        return ram_bandwidth(4)
+
+    probes += [
+        Bandwidth("cpu", 4, 10e9, quiet=False),
+        Bandwidth("cpu", 4, 30e9, quiet=False),
+        Bandwidth("cpu", 4, 12e9, quiet=False),
+        Bandwidth("cpu", 4, 20e9, quiet=True),
+    ]
+    assert in_a_new_process() == 25e9  # a usual laptop's
+    assert is_bandwidth_disturbed(4)
+    assert in_a_new_process() == 30e9
+    assert in_a_new_process() == 30e9
+    assert in_a_new_process() == 20e9
+    assert not is_bandwidth_disturbed(4)
+    # A quiet measurement is final.
+    assert in_a_new_process() == 20e9
+    speed._bandwidth.cache_clear()

@@ -174,7 +174,7 @@ def test_a_full_store_of_thousands_of_files_is_listed_seldom(
     store = KVStore(tmp_path, 10_000_000_000, free_bytes=lambda _: 10**12)
     size = 4_000_000
     names = [number.to_bytes(16, "big") for number in range(2500)]
-    files = [StoredFile(tmp_path / key.hex(), b"", key, size, 0.0, 1e-7) for key in names]
+    files = [StoredFile(tmp_path / key.hex(), b"", key, size, 0.0) for key in names]
     monkeypatch.setattr(store, "files", lambda: iter(files))
     room = store.make_room(size)
     assert 500_000_000 < room < 1_000_000_000
@@ -224,24 +224,21 @@ def test_a_disk_that_cannot_be_written_gives_one_notice(
     assert not list(store.folder.rglob("*.part"))
 
 
-def test_the_least_seconds_per_byte_go_first_and_a_parent_never_before_its_child() -> None:
-    now_s = 1e9
-
-    def file(name: str, parent: str, rate: float, days: float) -> StoredFile:
-        used_s = now_s - days * 86400
-        return StoredFile(Path("n") / name, parent.encode(), name.encode(), 10, used_s, rate)
+def test_the_least_recently_used_go_first_and_a_parent_never_before_its_child() -> None:
+    def file(name: str, parent: str, used_s: float) -> StoredFile:
+        return StoredFile(Path("n") / name, parent.encode(), name.encode(), 10, used_s)
 
     files = [
-        file("root", "", 1.0, 90),
-        file("fresh leaf", "root", 1.0, 0),
-        file("cheap", "", 0.001, 0),
-        file("old", "", 1.0, 30),
+        file("root", "", 10),
+        file("fresh leaf", "root", 100),
+        file("older", "", 20),
+        file("old", "", 70),
     ]
-    gone = victims(files, 0, now_s)
-    assert [one.key for one in gone] == [b"cheap", b"old", b"fresh leaf", b"root"]
-    assert [one.key for one in victims(files, 30, now_s)] == [b"cheap"]
-    assert not victims(files, 40, now_s)
-    assert len(victims(files, 1000, now_s, max_files=1)) == 3
+    gone = victims(files, 0)
+    assert [one.key for one in gone] == [b"older", b"old", b"fresh leaf", b"root"]
+    assert [one.key for one in victims(files, 30)] == [b"older"]
+    assert not victims(files, 40)
+    assert len(victims(files, 1000, max_files=1)) == 3
 
 
 def writer_of(folder: Path, first: int) -> list[str]:

@@ -42,12 +42,13 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
         threads: int = 1,
         architecture: str = "",
         draft: str | None = None,
+        head: bool = False,
     ) -> Driver:
         plan = plan_of(context, step, kv_type, flash)
         options = LoadRequest(
-            replace(plan, gpu_layers=gpu_layers, window_only=window_only),
+            replace(plan, gpu_layers=gpu_layers, window_only=window_only, prediction_head=head),
             LoadOptions(max_slots=slots, draft=str(models[draft]) if draft else None),
-            safe_mode=True,
+            safe_mode=not head,
         )
         size = models[name].stat().st_size
         target = Target(models[name], size, ("f16",), threads, architecture)

@@ -17,6 +17,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import Attachment, GenerateRequest, Message, Messages, Sampling
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
 from localchat.fit.load_options import LoadOptions
+from tests.support.gguf_files import Size, llama
 from tests.support.media import HOSTILE
 from tests.support.rival_server import rival_answers
 from tests.support.tiny_media import FAMILIES, TinyMedia, write_media_model
@@ -278,3 +279,16 @@ def test_encoder_of_another_model_is_refused(
         engines(tiny("smolvlm"), mmproj=str(tiny("qwen2vl").model)).info()
     with pytest.raises(LocalchatError, match="There is no file"):
         engines(tiny("smolvlm"), mmproj=str(tmp_path / "missing.gguf")).info()
+
+
+def test_vocabulary_without_the_projectors_markers_is_refused(
+    tiny: Callable[[str], TinyMedia], engines: Callable[..., LocalEngine], tmp_path: Path
+) -> None:
+    """llama.cpp puts token -1 in place of a marker that it does not find, and fails to decode it."""
+    size = Size(layers=2, width=64, context=2048, vocab=384, feed_forward=128)
+    projector = tiny("smolvlm").projector
+    model = TinyMedia(llama(size).write(tmp_path / "plain-F16.gguf"), projector)
+    engine = engines(model, mmproj=str(projector))
+    with pytest.raises(ModelInvalid, match="lacks a marker"):
+        ask(engine, request(QUESTION, Attachment("image", picture(1))))
+    assert ask(engine, request(QUESTION)).text

@@ -141,6 +141,29 @@ def test_penalties_count_what_stands_before_each_point_and_no_rejected_draft(sta
     assert [s.token for s in result.samples] == text[3:6]
 
 
+def test_dry_sees_the_drafts_before_each_point_and_no_rejected_draft(start: Start) -> None:
+    """The bias prefers low tokens, and a harsh DRY forbids each that would continue a repetition."""
+    bias = ((1, 9000.0), (2, 8000.0), (3, 7000.0), (4, 6000.0))
+    sampling = replace(
+        GREEDY, dry_multiplier=1e4, dry_base=1.0, dry_allowed_length=1, logit_bias=bias
+    )
+    driver = start()
+    text = [1, 2, 1]
+    assert driver.prefill(text, sampling=sampling).samples[0].token == 1
+    # After 1, 2, 1, 1 both 2 and 1 have followed 1 before. 3 has not, and 1 has not followed 3.
+    row = StepRow(0, 0, 3, LAST, (3, 2, 4))
+    result = driver.step(row, positions=[LogitsPosition(0, o, 0) for o in range(4)])
+    assert [s.token for s in result.samples] == [3, 1]
+    # After 1, 2, 1, 1, 3, 1: 2, 1 and 3 have followed 1.
+    rest = StepRow(0, 0, 5, LAST, (4, 1))
+    result = driver.step(
+        rest, positions=[LogitsPosition(0, o, 0) for o in range(3)], memory=[Truncate(0, 5)]
+    )
+    *first, last = [s.token for s in result.samples]
+    assert first == [4, 1]
+    assert last not in {1, 2, 3, 4}
+
+
 def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
     driver = start()
     warm = SamplingParams(temperature=1.5, top_p=1.0, min_p=0.0, seed=9)

@@ -10,25 +10,34 @@ import pytest
 from localchat.cli.chat.first_run import welcome
 from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.speed import PACES_FILE, SpeedHistory
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
-from localchat.models.catalog import read_models, shipped_file
+from localchat.models.assess import Subject
+from localchat.models.catalog import read_catalog, read_models, shipped_file
 from localchat.models.hub.download import DownloadRate, download_rate, remember_rate
+from localchat.models.names import parse
 from localchat.models.onboarding import (
     FirstRun,
     first_run,
     hardware_line,
     is_first_run,
 )
+from localchat.models.published_shapes import published_model
+from localchat.models.quantization_table import quantization_rows
+from localchat.models.quantizations import canonical
 from localchat.models.recommended_models import (
     Recommendation,
     guide_phrases,
+    model_strength,
+    recommended_models,
     recommended_names,
     with_models_that_fit,
 )
 from tests.support.external_stores import Ollama, gguf
 from tests.support.gguf_files import write_model
+from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.speed_runs import run
 
 GB = 10**9
@@ -47,6 +56,7 @@ def paths() -> Paths:
 def look(paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FirstRun]:
     """The first run on a machine where a model read so many bytes per second; 0: none ran."""
     monkeypatch.setattr("localchat.fit.speed._MIN_PAST_BYTES", 0)
+    put_bandwidth(monkeypatch, 25 * GB)
     model = write_model(tmp_path / "earlier.gguf")
     shape = read_summary(model)
     assert isinstance(shape, ModelShape)
@@ -64,9 +74,8 @@ def look(paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
 
 
 def strength(recommendation: Recommendation) -> float:
-    """Parameters of a dense model that answers about alike."""
-    entry = read_models(shipped_file())[recommendation.name]
-    return float((entry.parameters * (entry.active_parameters or entry.parameters)) ** 0.5)
+    """Parameters of a dense model of 2024 that answers about alike."""
+    return model_strength(read_models(shipped_file())[recommendation.entry])
 
 
 @pytest.mark.parametrize(("machine", "offload"), [(LAPTOP, False), (MAC, True), (DESK, True)])
@@ -125,6 +134,41 @@ def test_all_front_ends_recommend_the_same_models(
     phrases = guide_phrases(paths).values()
     assert all(any(name in text for name in names) for text in phrases if "`" in text)
     assert all(name in with_models_that_fit("", paths) for name in names)
+
+
+@pytest.mark.parametrize("bandwidth", [17 * GB, 60 * GB, 400 * GB])
+@pytest.mark.parametrize("memory", ["8", "16", "24", "card"])
+def test_fit_marks_the_quantization_that_is_recommended(
+    memory: str, bandwidth: int, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_bandwidth(monkeypatch, bandwidth)
+    machine = DESK
+    if memory != "card":
+        total = int(memory) * GB
+        machine = Machine("cpu", frozenset({"avx2"}), 8, total, total - min(total // 4, 3 * GB))
+    monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: memory == "card")
+    catalog = read_catalog(paths)
+    recommendations = recommended_models(paths, machine)
+    assert len(recommendations) == 3
+    for card in recommendations:
+        shape = published_model(parse(card.entry, catalog))
+        assert shape is not None
+        options = LoadOptions(max_slots=2)
+        rows = quantization_rows(Subject(shape.name, shape), options, machine, None, catalog)
+        marked = [row.quantization for row in rows if row.recommended]
+        assert marked == ([card.quantization] if rows else [])
+        reference = parse(card.name, catalog)
+        assert canonical(reference.quantization or "") == card.quantization
+        if card.tokens_per_s is not None and marked:
+            row = next(row for row in rows if row.recommended)
+            assert row.speed is not None
+            assert row.speed.tokens_per_s == pytest.approx(card.tokens_per_s)
+
+
+def test_a_newer_model_counts_as_a_larger_one() -> None:
+    catalog = read_models(shipped_file())
+    assert model_strength(catalog["qwen3.5:9b"]) > model_strength(catalog["qwen2.5:14b"])
+    assert model_strength(catalog["qwen3.6:35b-a3b"]) > model_strength(catalog["granite4:h-small"])
 
 
 def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., FirstRun]) -> None:

@@ -14,7 +14,7 @@ from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
 from localchat.models.published_shapes import published_model
 from localchat.models.quantization_table import QuantizationRow, quantization_rows
-from tests.support.gguf_files import Q4_0, Size, llama
+from tests.support.gguf_files import F16, Size, llama
 from tests.support.memory_plans import GB
 from tests.support.ram_bandwidth import put_bandwidth
 
@@ -51,6 +51,8 @@ def recommended(table: tuple[QuantizationRow, ...]) -> str:
         ("qwen2.5:7b", 8, FAST, "Q5_K_M"),
         # Nothing fits without a large loss.
         ("qwen2.5:14b", 8, FAST, ""),
+        # The default where speed is unknown or low, and not the coarsest that is worth it.
+        ("qwen3.6:35b-a3b", 64, SLOW, "Q4_K_M"),
         # A large model is still good in 3 bits.
         ("qwen3.6:35b-a3b", 24, FAST, "Q3_K_M"),
     ],
@@ -80,15 +82,48 @@ def test_finer_rows_are_larger_slower_and_lose_less(
     assert next(row.model for row in table) == "qwen2.5:7b-q8_0"
 
 
-def test_a_file_of_ones_own_is_scaled_and_has_no_name_to_pull(
+def test_only_offered_quantizations_are_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    catalog = read_catalog(find_paths({"HOME": str(tmp_path)}))
+    table = rows("qwen3.5:9b", 64, FAST, monkeypatch, tmp_path)
+    assert [row.model for row in table] == ["qwen3.5:9b-q8_0", "qwen3.5:9b-q4_k_m"]
+    for row in rows("qwen3.6:35b-a3b", 24, FAST, monkeypatch, tmp_path):
+        source = parse(row.model, catalog)
+        assert source.quantization == row.quantization
+        entry = catalog["qwen3.6:35b-a3b"]
+        assert any(row.quantization in offer.quantizations for offer in entry.sources)
+
+
+def test_the_repository_says_what_it_offers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     put_bandwidth(monkeypatch, FAST)
-    path = llama(Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)).sparse(tmp_path / "8b.gguf")
+    catalog = read_catalog(find_paths({"HOME": str(tmp_path)}))
+    shape = published_model(parse("qwen2.5:7b", catalog))
+    assert shape is not None
+    machine = Machine("cpu", frozenset({"avx2"}), 8, 64 * GB, 56 * GB)
+    listed = {"Q4_K_M": "hf.co/a/b:Q4_K_M", "Q2_K": "hf.co/a/b:Q2_K"}
+    table = quantization_rows(
+        Subject("hf.co/a/b:Q4_K_M", shape), LoadOptions(), machine, None, {}, listed
+    )
+    assert [row.model for row in table] == ["hf.co/a/b:Q4_K_M", "hf.co/a/b:Q2_K"]
+    assert recommended(table) == "Q4_K_M"
+
+
+def test_a_file_of_ones_own_has_the_rows_that_quantize_can_make(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put_bandwidth(monkeypatch, FAST)
+    path = llama(Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, F16)).sparse(tmp_path / "8b.gguf")
     shape = read_summary(path)
     assert isinstance(shape, ModelShape)
     machine = Machine("cpu", frozenset({"avx2"}), 8, 64 * GB, 56 * GB)
     table = quantization_rows(Subject("8b", shape, path), LoadOptions(), machine, None, {})
     by_name = {row.quantization: row for row in table}
     assert by_name["Q8_0"].size_bytes == pytest.approx(shape.parameters * 8.5 / 8, rel=0.01)
+    assert recommended(table) == "Q6_K"
     assert not any(row.model for row in table)
+    # A file of four bits has lost what finer ones would keep, and coarser ones would lose more.
+    small = Subject("8b", shape.scaled("Q4_0", 0.3), path)
+    assert quantization_rows(small, LoadOptions(), machine, None, {}) == ()

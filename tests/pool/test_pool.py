@@ -9,7 +9,7 @@ import pytest
 
 from localchat.engine.interface import EngineInfo
 from localchat.errors import DoesNotFit, EngineBusy, EngineClosed, ModelMissing
-from localchat.pool.entry import NEVER, FreeMemory
+from localchat.pool.entry import NEVER
 from localchat.pool.pool import EnginePool
 from tests.support.pool_models import FakeMachine
 from tests.support.scripted_engine import ScriptedEngine
@@ -177,78 +177,28 @@ def test_a_client_may_keep_an_engine_for_longer(start: Start) -> None:
     until(lambda: machine.alive() == ["a"])
 
 
-@pytest.fixture
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat.pool.pool._MEMORY_CHECK_S", 0.005)
-
-
-class Memory:
-    """Free memory of a machine with 100 GB, as the pool sees it; counts the looks."""
-
-    def __init__(self, free_gb: int, gpu_free_gb: int = 100) -> None:
-        self.free_gb = free_gb
-        self.gpu_free_gb = gpu_free_gb
-        self.looks = 0
-
-    def __call__(self) -> FreeMemory:
-        self.looks += 1
-        giga = 10**9
-        return FreeMemory(self.free_gb * giga, 100 * giga, self.gpu_free_gb * giga, 100 * giga)
-
-
 def fill_gap(pool: EnginePool, name: str) -> None:
     with pool.lease(name) as lease:
         lease.fill_gap()
 
 
-@pytest.mark.usefixtures("looks_often")
-@pytest.mark.parametrize("free_gb", [50, 5])
-def test_engine_that_completes_code_outlives_its_idle_time(start: Start, free_gb: int) -> None:
-    memory = Memory(free_gb)  # 5: the model itself leaves little
-    pool, machine = start(keep_alive_s=0.02, editor_keep_alive_s=3600, free_memory=memory)
+def test_engine_that_completes_code_outlives_its_idle_time(start: Start) -> None:
+    pool, machine = start(keep_alive_s=0.02, editor_keep_alive_s=3600)
     pool.lease("b").release()
     fill_gap(pool, "a")
     pool.lease("a").release()  # a chat with it changes nothing
     until(lambda: machine.alive() == ["a"])
-    until(lambda: memory.looks > 5)
-    assert machine.alive() == ["a"]
     assert 3590 < (pool.loaded()[0].unloads_in_s or 0) < 3600
 
 
-@pytest.mark.usefixtures("looks_often")
-def test_its_memory_is_given_back_when_other_programs_take_the_rest(start: Start) -> None:
-    memory = Memory(50)
-    pool, machine = start(keep_alive_s=0.02, editor_keep_alive_s=3600, free_memory=memory)
-    fill_gap(pool, "a")
-    until(lambda: memory.looks > 2)
-    memory.gpu_free_gb = 1  # it holds nothing there
-    seen = memory.looks
-    until(lambda: memory.looks > seen + 2)
-    assert machine.alive() == ["a"]
-    memory.free_gb = 9
-    until(lambda: machine.alive() == [])
-
-
-@pytest.mark.usefixtures("looks_often")
 def test_it_makes_room_for_another_model_and_ends_after_its_own_time(start: Start) -> None:
-    memory = Memory(50)
-    pool, machine = start(keep_alive_s=0.02, editor_keep_alive_s=0.2, free_memory=memory)
+    pool, machine = start(keep_alive_s=0.02, editor_keep_alive_s=0.2)
     fill_gap(pool, "a")
-    until(lambda: memory.looks > 2)
     with pool.lease("big"):
         assert machine.alive() == ["big"]
     until(lambda: machine.alive() == [])
     fill_gap(pool, "a")
-    until(lambda: memory.looks > 2)
     until(lambda: machine.alive() == [])
-
-
-def test_memory_is_not_looked_at_while_no_editor_rests(start: Start) -> None:
-    memory = Memory(50)
-    pool, machine = start(keep_alive_s=0.02, editor_keep_alive_s=3600, free_memory=memory)
-    pool.lease("a").release()
-    until(lambda: machine.alive() == [])
-    assert memory.looks == 0
 
 
 def test_least_recently_used_idle_engine_makes_room(start: Start) -> None:

@@ -53,15 +53,9 @@ def test_empty_word_and_own_name_mean_the_servers_own_model(
 
 
 def test_more_slots_are_for_all_models_of_a_server(own: ResolvedModel, paths: Paths) -> None:
-    paths.settings_file.parent.mkdir(parents=True, exist_ok=True)
-    paths.settings_file.write_text(
-        f'[routes.easy]\nsmall = "guide"\nlarge = "{own.path}"\ncode = true\n'
-    )
     for more in (False, True):
         found = ModelResolver(own, settings_for, paths, {}, more_slots=more)
-        route = found.resolve("route:easy").options.route
-        assert route is not None
-        for options in (found.resolve("").options, route.small, route.large):
+        for options in (found.resolve("").options, found.resolve("guide").options):
             assert options.load.max_slots == 16 and options.load.more_slots is more
 
 
@@ -154,21 +148,3 @@ def test_file_that_is_no_model_is_refused_before_a_process_starts(tmp_path: Path
 
 class _Loading(ScriptedEngine):
     """Alive, and nothing known of it yet."""
-
-
-def test_a_route_is_a_model_with_the_options_of_both(own: ResolvedModel, paths: Paths) -> None:
-    paths.settings_file.parent.mkdir(parents=True, exist_ok=True)
-    paths.settings_file.write_text(
-        f'[routes.easy]\nsmall = "guide"\nlarge = "{own.path}"\ncode = true\n'
-    )
-    found = ModelResolver(own, settings_for, paths, {}, max_slots=5)
-    spec = found.resolve("route:easy")
-    assert spec.name == "route:easy"
-    assert spec.options.route is not None
-    assert spec.options.route.small.name == "guide"
-    assert spec.options.route.large.model == own.path
-    assert spec.key != found.resolve("guide").key
-    found.refresh()
-    assert "route:easy" in [card.name for card in found.models()]
-    with pytest.raises(UsageError):
-        found.resolve("route:other")

@@ -137,11 +137,11 @@ def test_openai_client_streams_with_timings(port: int) -> None:
     assert all(chunk.choices for chunk in chunks)
     timings = chunks[-1].model_extra["timings"]  # type: ignore[index]
     assert timings["predicted_n"] > 0 and timings["predicted_per_second"] > 0
-    with pytest.raises(BadRequestError, match="dry_multiplier"):
+    with pytest.raises(BadRequestError, match="mirostat"):
         client.chat.completions.create(
             model="any",
             messages=[{"role": "user", "content": "hi"}],
-            extra_body={"dry_multiplier": 0.8},
+            extra_body={"mirostat": 2},
         )
 
 

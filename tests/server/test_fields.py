@@ -50,10 +50,8 @@ def test_request_without_unknown_fields_has_no_header(stage: Stage, route: str) 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("dry_multiplier", 0.8),
-        ("xtc_probability", 0.1),
+        ("smoothing_factor", 0.8),
         ("mirostat", 2),
-        ("top_n_sigma", 1.0),
         ("modalities", ["text", "audio"]),
         ("logits_processors", ["x"]),
         ("allowed_token_ids", [1]),
@@ -70,10 +68,8 @@ def test_field_that_would_change_the_answer_is_rejected(
 @pytest.mark.parametrize("route", ROUTES)
 def test_neutral_values_of_such_fields_pass(stage: Stage, route: str) -> None:
     neutral = {
-        "dry_multiplier": 0,
-        "xtc_probability": 0.0,
+        "smoothing_factor": 0,
         "mirostat": 0,
-        "top_n_sigma": -1,
         "modalities": ["text"],
         "tfs_z": 1.0,
         "logits_processors": [],
@@ -81,6 +77,64 @@ def test_neutral_values_of_such_fields_pass(stage: Stage, route: str) -> None:
     }
     reply = post(stage, route, **neutral)
     assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
+
+
+RARE = {
+    "dry_multiplier": 0.8,
+    "dry_base": 1.5,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 512,
+    "top_n_sigma": 1.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "dynatemp_range": 0.3,
+    "dynatemp_exponent": 2.0,
+}
+
+
+def post_sampling(stage: Stage, route: str, fields: dict[str, Any]) -> Reply:
+    """Send sampling where the protocol has it."""
+    if route.startswith("/api/"):
+        return post(stage, route, options=fields)
+    return post(stage, route, **fields)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_protocol_has_dry_xtc_top_n_sigma_and_dynamic_temperature(
+    stage: Stage, route: str
+) -> None:
+    reply = post_sampling(stage, route, {**RARE, "dry_sequence_breakers": ["\n", "##"]})
+    assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
+    sampling = stage.last.sampling
+    assert {name: getattr(sampling, name) for name in RARE} == RARE
+    assert sampling.dry_sequence_breakers == ("\n", "##")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("dry_multiplier", -1), ("dry_base", 0.5), ("dry_allowed_length", -1)),
+        *(("dry_penalty_last_n", -2), ("xtc_probability", 1.5), ("xtc_threshold", -0.1)),
+        *(("top_n_sigma", -2), ("dynatemp_range", -1), ("dry_sequence_breakers", "no JSON")),
+    ],
+)
+def test_values_of_rare_samplers_out_of_range_are_rejected(
+    stage: Stage, route: str, name: str, value: Any
+) -> None:
+    reply = post_sampling(stage, route, {name: value})
+    assert reply.status == 400
+    assert name in reply.body.decode()
+
+
+def test_other_spellings_of_rare_samplers_are_accepted(stage: Stage) -> None:
+    chat(stage, nsigma=-1, dry_sequence_breakers='["\\n"]')
+    assert (stage.last.sampling.top_n_sigma, stage.last.sampling.dry_sequence_breakers) == (
+        0.0,
+        ("\n",),
+    )
+    chat(stage, dry_sequence_breakers=[])
+    assert stage.last.sampling.dry_sequence_breakers == ("none",)
 
 
 @pytest.mark.parametrize("route", ["/api/chat", "/api/generate"])
@@ -279,6 +333,9 @@ def test_native_answer_has_prompt_and_settings(stage: Stage) -> None:
     assert answer["prompt"] == "hi"
     assert (settings["temperature"], settings["stop"]) == (0.5, ["x"])
     assert {"top_k", "min_p", "repeat_penalty", "dry_multiplier", "samplers"} <= set(settings)
+    assert settings["dry_sequence_breakers"] == ["\n", ":", '"', "*"]
+    settings = post(stage, "/completion", **RARE).json["generation_settings"]
+    assert RARE.items() <= settings.items()
 
 
 # ---------------------------------------------------------------------------- small faults

@@ -147,7 +147,7 @@ def test_figures_are_counted(stage: Stage) -> None:
     assert 'localchat_errors_total{code="unsupported_value",status="400"}' in page
     assert 'localchat_requests_total{finish="stop"}' in page
     assert f'localchat_kv_total_tokens{{model="{NAME}"}} 4096.0' in page
-    for name in ("kv_swapped_tokens", "kv_parked_tokens"):
+    for name in ("kv_swapped_tokens",):
         assert f'localchat_{name}{{model="{NAME}"}} 0.0' in page
     for name in ("queue_seconds", "request_seconds", "tpot_seconds", "prompt_tokens_total"):
         assert f"localchat_{name}" in page

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from tests.support.llamacpp_models import (
     ModelWriter,
     write_attention,
     write_feed,
+    write_head,
     write_mamba,
+    write_successors,
 )
 
 _KERNEL, _STATE, _GROUPS, _SSM_HEADS = 4, 16, 1, 4
@@ -23,11 +26,21 @@ _SCALE = 0.2
 
 
 def _begin(
-    path: Path, architecture: str, seed: int, layers: int, norm: str = "output_norm"
+    path: Path,
+    architecture: str,
+    seed: int,
+    layers: int,
+    norm: str = "output_norm",
+    *,
+    successors: bool = False,
 ) -> ModelWriter:
+    """successors: see write_successors."""
     w = ModelWriter(path, architecture, seed=seed, layers=layers)
-    w.random_matrix("token_embd.weight", VOCAB, EMBED, scale=1.0)
-    if architecture != "lfm2":
+    if successors:
+        write_successors(w)
+    else:
+        w.random_matrix("token_embd.weight", VOCAB, EMBED, scale=1.0)
+    if architecture != "lfm2" and not successors:
         w.random_matrix("output.weight", VOCAB, EMBED, scale=0.5)
     w.ones(norm + ".weight", EMBED)
     return w
@@ -118,11 +131,17 @@ def write_lfm2(path: Path, *, seed: int = 13) -> Path:
     return path
 
 
-def write_qwen35(path: Path, *, seed: int = 14) -> Path:
-    """Gated delta nets, and a gated attention in every second layer."""
+def write_qwen35(
+    path: Path, *, seed: int = 14, head: Literal["", "random", "exact"] = "", scale: float = _SCALE
+) -> Path:
+    """Gated delta nets, and a gated attention in every second layer.
+
+    head: with a prediction head of random weights, or with one that passes on its token's embedding. The exact
+    one agrees with its model if the layers have a small `scale`: each token then decides about the next.
+    """
     heads, width = 2, 16
     inner, channels = heads * width, 3 * heads * width
-    w = _begin(path, "qwen35", seed, 4)
+    w = _begin(path, "qwen35", seed, 4 + bool(head), successors=head == "exact")
     _heads(w)
     w.gguf.add_rope_dimension_sections([6, 5, 5, 0])
     w.gguf.add_ssm_conv_kernel(_KERNEL)
@@ -131,12 +150,14 @@ def write_qwen35(path: Path, *, seed: int = 14) -> Path:
     w.gguf.add_ssm_time_step_rank(heads)
     w.gguf.add_ssm_group_count(heads)
     w.gguf.add_full_attention_interval(2)
-    for layer in range(4):
+    if head:
+        write_head(w, "blk.4.nextn.", random=head == "random")
+    for layer in range(4 + bool(head)):
         block = f"blk.{layer}."
         w.ones(block + "attn_norm.weight", EMBED)
         w.ones(block + "post_attention_norm.weight", EMBED)
-        if layer % 2:
-            write_attention(w, block, scale=_SCALE, gated=True)
+        if layer % 2 or layer == 4:
+            write_attention(w, block, scale=scale, gated=True)
             w.ones(block + "attn_q_norm.weight", HEAD)
             w.ones(block + "attn_k_norm.weight", HEAD)
         else:
@@ -148,8 +169,8 @@ def write_qwen35(path: Path, *, seed: int = 14) -> Path:
             w.random_matrix(block + "ssm_beta.weight", heads, EMBED)
             w.random_matrix(block + "ssm_alpha.weight", heads, EMBED)
             w.ones(block + "ssm_norm.weight", width)
-            w.random_matrix(block + "ssm_out.weight", EMBED, inner)
-        write_feed(w, block, scale=_SCALE)
+            w.random_matrix(block + "ssm_out.weight", EMBED, inner, scale=scale)
+        write_feed(w, block, scale=scale)
     w.finish()
     return path
 

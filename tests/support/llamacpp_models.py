@@ -3,6 +3,7 @@ vocabulary. Their logits are spread wide (a standard deviation of a few units), 
 not a matter of rounding."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from gguf import GGUFWriter, PoolingType, TokenType
@@ -249,6 +250,56 @@ def write_experts(path: Path, *, seed: int = 8) -> Path:
             w.random_matrix(f"{block}ffn_{name}_exps.weight", 8, EMBED, EMBED)
     w.finish()
     return path
+
+
+def write_glm4moe(path: Path, *, seed: int = 15, head: Literal["random", "exact"]) -> Path:
+    """Layers of eight experts, and a prediction head as write_qwen35 has it in a model without a state."""
+    scale = 0.02 if head == "exact" else 0.2
+    w = ModelWriter(path, "glm4moe", seed=seed, layers=LAYERS + 1)
+    w.gguf.add_head_count(HEADS)
+    w.gguf.add_head_count_kv(KV_HEADS)
+    w.gguf.add_key_length(HEAD)
+    w.gguf.add_value_length(HEAD)
+    w.gguf.add_rope_dimension_count(HEAD)
+    w.gguf.add_expert_count(8)
+    w.gguf.add_expert_used_count(2)
+    w.gguf.add_expert_shared_count(1)
+    w.gguf.add_expert_weights_scale(1.0)
+    w.gguf.add_expert_weights_norm(True)
+    w.gguf.add_expert_feed_forward_length(EMBED)
+    write_successors(w)
+    w.ones("output_norm.weight", EMBED)
+    write_head(w, f"blk.{LAYERS}.nextn.", random=head == "random")
+    for layer in range(LAYERS + 1):
+        block = f"blk.{layer}."
+        w.ones(block + "attn_norm.weight", EMBED)
+        w.ones(block + "post_attention_norm.weight", EMBED)
+        write_attention(w, block, scale=scale)
+        w.random_matrix(block + "ffn_gate_inp.weight", 8, EMBED, scale=1.0)
+        w.random_matrix(block + "exp_probs_b.bias", 8)
+        for name in ("gate", "up", "down"):
+            w.random_matrix(f"{block}ffn_{name}_exps.weight", 8, EMBED, EMBED, scale=scale)
+            w.random_matrix(f"{block}ffn_{name}_shexp.weight", EMBED, EMBED, scale=scale)
+    w.finish()
+    return path
+
+
+def write_successors(w: ModelWriter) -> None:
+    """Embedding and output of a model whose likeliest next token has the number before the last one's."""
+    embedding = w.random.normal(0, 1, (VOCAB, EMBED))
+    w.tensor("token_embd.weight", embedding)
+    w.tensor("output.weight", np.roll(embedding, 1, 0) * PEAK)
+
+
+def write_head(w: ModelWriter, block: str, *, random: bool) -> None:
+    """The tensors that join a token's embedding and the state before it."""
+    w.gguf.add_nextn_predict_layers(1)
+    w.ones(block + "enorm.weight", EMBED)
+    w.ones(block + "hnorm.weight", EMBED)
+    if random:
+        w.random_matrix(block + "eh_proj.weight", EMBED, 2 * EMBED)
+    else:
+        w.tensor(block + "eh_proj.weight", np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]))
 
 
 def _attention_and_feed(w: ModelWriter, block: str, *, scale: float = 0.2) -> None:

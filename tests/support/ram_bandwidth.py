@@ -2,7 +2,12 @@
 
 import pytest
 
+from localchat.fit.speed import Bandwidth
 
-def put_bandwidth(patch: pytest.MonkeyPatch, bytes_per_s: float) -> None:
+
+def put_bandwidth(patch: pytest.MonkeyPatch, bytes_per_s: float, *, quiet: bool = True) -> None:
     """Make every number of threads read so many bytes per second."""
-    patch.setattr("localchat_llamacpp.plan.speed.ram_bandwidth", lambda threads: bytes_per_s)
+    patch.setattr(
+        "localchat.fit.speed._bandwidth",
+        lambda threads: Bandwidth("", threads, bytes_per_s, quiet),
+    )

@@ -23,7 +23,6 @@ from localchat.session.answer_builder import joined
 from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.compositor import ChangedRegionsCompositor
-from localchat.tui.textual_internals.flat_widget import FlatScrollBar
 from localchat.tui.transcript.widget import Transcript
 from localchat.tui.widgets.status_bar import StatusBar
 from tests.support.tui_stage import Stage, app_of, play, say, until
@@ -41,7 +40,6 @@ PRIVATE_NAMES = (
     "textual._compositor:Compositor.render_partial_update",
     "textual._compositor:Compositor.visible_widgets",
     "textual.app:App._driver",
-    "textual.app:App._start_widget",
     "textual.driver:Driver._auto_restart",
     "textual.drivers.linux_driver:LinuxDriver._file",
     "textual.drivers.linux_driver:LinuxDriver._must_signal_resume",
@@ -53,7 +51,6 @@ PRIVATE_NAMES = (
     "textual.drivers.linux_driver:XTermParser.tick",
     "textual.drivers._writer_thread:WriterThread._queue",
     "textual.screen:Screen._compositor",
-    "textual.widget:Widget._vertical_scrollbar",
     "rich._unicode_data:load",
 )
 _OF_NAMED_TUPLES = {"_replace", "_fields", "_asdict", "_make"}
@@ -148,24 +145,10 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
 
             return noting
 
-        for kind in (Widget, Transcript, StatusBar, FlatScrollBar):
+        for kind in (Widget, Transcript, StatusBar):
             monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
         drawn(screen, [screen.status.region], ChangedRegionsCompositor)
         assert asked == [("status", 1)]
-
-    play(Stage(tmp_path), what, WIDTH, HEIGHT)
-
-
-def test_a_scroll_bar_is_drawn_for_a_window_whose_new_height_it_has_not_heard_of(
-    tmp_path: Path,
-) -> None:
-    async def what(pilot: Pilot[int]) -> None:
-        bar = FlatScrollBar(name="vertical")
-        await app_of(pilot).chat.mount(bar)
-        await until(pilot, lambda: bar.size)
-        taller = Region(0, 0, 1, bar.size.height + 3)
-        rows = bar.render_lines(taller)
-        assert [row.cell_length for row in rows] == [1] * taller.height
 
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
 

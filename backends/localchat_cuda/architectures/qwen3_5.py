@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import qwen3_next
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.names import DeltaNetNames
+from localchat_cuda.architectures.names import RecurrentNames
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,9 @@ FAMILY = Family(
         qwen3_next.HYBRID_NAMES,
         merged={
             **qwen3_next.HYBRID_NAMES.merged,
-            "qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+            "in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
         },
-        delta_net=DeltaNetNames(ba=("linear_attn.in_proj_b", "linear_attn.in_proj_a")),
+        recurrent=RecurrentNames.delta_net("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
     ),
     defaults={**qwen3_next.HYBRID_DEFAULTS, "num_key_value_heads": 4},
     windows="all",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import qwen2_moe, qwen3
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.names import DeltaNetNames
+from localchat_cuda.architectures.names import RecurrentNames
 from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def _parts(*widths: int, groups: int) -> torch.Tensor:
 
 
 def _qkvz(config: ModelConfig) -> torch.Tensor:
-    net = config.delta_net
+    net = config.recurrent
     assert net is not None
     values = net.values // net.key_heads
     return _parts(net.key_dim, net.key_dim, values, values, groups=net.key_heads)
 
 
 def _ba(config: ModelConfig) -> torch.Tensor:
-    net = config.delta_net
+    net = config.recurrent
     assert net is not None
     shared = net.value_heads // net.key_heads
     return _parts(shared, shared, groups=net.key_heads)
@@ -68,11 +68,11 @@ HYBRID_NAMES = replace(
     qwen3.FAMILY.names,
     merged={
         **qwen3.FAMILY.names.merged,
-        "qkvz": ("linear_attn.in_proj_qkvz",),
+        "in": ("linear_attn.in_proj_qkvz",),
         "out": ("linear_attn.out_proj",),
     },
     norm_offset=1.0,
-    delta_net=DeltaNetNames(ba=("linear_attn.in_proj_ba",)),
+    recurrent=RecurrentNames.delta_net("linear_attn.in_proj_ba"),
     orders={"qkv": gates_last},
 )
 FAMILY = Family(
@@ -82,7 +82,7 @@ FAMILY = Family(
     names=replace(
         HYBRID_NAMES,
         experts=qwen2_moe.EXPERTS,
-        orders={**HYBRID_NAMES.orders, "qkvz": _qkvz, "ba": _ba},
+        orders={**HYBRID_NAMES.orders, "in": _qkvz, "ba": _ba},
     ),
     defaults={
         **HYBRID_DEFAULTS,
@@ -97,8 +97,9 @@ FAMILY = Family(
 
 def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> torch.Tensor:
     """Run the attention or the delta net of a layer: partial sums [S, T, hidden]."""
-    if layer.delta_net is not None:
-        x = ops.run_delta_net(x, layer.linears, layer.delta_net, number)
+    if layer.recurrent is not None:
+        gates = ops.gemm(x, layer.linears["ba"]) if "ba" in layer.linears else None
+        x = ops.run_recurrent(ops.gemm(x, layer.linears["in"]), layer.recurrent, number, gates)
         return ops.gemm(x, layer.linears["out"])
     norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
     x = ops.attend_gated(ops.gemm(x, layer.linears["qkv"]), number, norms)

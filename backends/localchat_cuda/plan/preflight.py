@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -44,6 +44,7 @@ def objection(model: ModelSummary) -> str:
 
 def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
     """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
+    refuse_adapters(options)
     config, headers = _parsed(model)
     config, config_notes = runtime_config(config, gpu=True)
     config = rounded_config(config, options.quantize, model.name)
@@ -71,6 +72,15 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
         note = f"The CUDA backend uses one GPU: {gpu.name}, number {gpu.index}."
         return replace(plan, notes=(*plan.notes, note))
     return plan
+
+
+def refuse_adapters(options: LoadOptions) -> None:
+    """Raise UsageError for LoRA adapters, which only llama.cpp applies."""
+    if options.lora:
+        raise UsageError(
+            "the CUDA backend cannot apply LoRA adapters; llama.cpp can",
+            hint="run a GGUF of the model with --backend llamacpp; localchat quantize converts a checkpoint",
+        )
 
 
 def _gpu(machine: Machine) -> Gpu:

@@ -9,7 +9,7 @@ runner, and pages of their own pool. The least recently used sequence loses its 
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk
 from localchat.backend_api.interface import (
@@ -255,13 +255,7 @@ class CudaDrafter:
 
     def _entry(self, draft: _Draft) -> Enter:
         ask = draft.ask
-        sampling = replace(
-            ask.sampling,
-            repetition_penalty=1.0,
-            frequency_penalty=0.0,
-            presence_penalty=0.0,
-            top_logprobs=-1,
-        )
+        sampling = ask.sampling.for_drafts(top_logprobs=-1)
         return Enter(ask.seq, draft.text.slot, (), 0, sampling, ask.start)
 
 

@@ -18,6 +18,7 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.step import Mask, SamplingParams
 from localchat_cuda.kernels.sampling import sample
 from localchat_cuda.kernels.sampling import state as sample_state
+from localchat_cuda.kernels.sampling.rare import RareTensors
 from localchat_cuda.kernels.sampling.rescore import DISCARDED, RescoreScratch, Rescoring
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
@@ -158,11 +159,13 @@ class TritonSampler:
         self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
         # Padding must not be rescored, and its repetition penalty must not divide by 0.
         self._settings.top_k[table.scratch] = DISCARDED
-        self._settings.floats[table.scratch, list(sample_state.FIELDS).index("repetition")] = 1.0
+        self._settings.floats[table.scratch, sample_state.REPETITION.value] = 1.0
         self._rescore_scratch: RescoreScratch | None = None
         if rescores:
             self._rescore_scratch = RescoreScratch.empty(max_positions, vocabulary, self._device)
         self._counts: torch.Tensor | None = None
+        self._breakers: torch.Tensor | None = None
+        """Tokens that break repetitions, by row of the settings [S, words], from the first request with any."""
         self._new: dict[int, SequenceSlot] = {}
         """Sequences whose settings are not on the device yet, by row."""
         self._written: dict[str, BufferSlice] = {}
@@ -265,6 +268,10 @@ class TritonSampler:
             if copies.numel():
                 settings.bias_ids.index_copy_(0, copies, settings.bias_ids[sources])
                 settings.bias_values.index_copy_(0, copies, settings.bias_values[sources])
+        for row, sequence in self._new.items():
+            if sequence.sampling.dry_breakers:
+                words = self._mask_words(sequence.sampling.dry_breakers)
+                self._breaker_rows()[row] = self._to_device(torch.from_numpy(words))
         self._new.clear()
 
     def sample(
@@ -306,7 +313,37 @@ class TritonSampler:
             mask_rows=mask_rows,
             rescoring=rescoring,
             rescore_scratch=None if rescoring is None else self._rescore_part(p),
+            rare=self._rare(batch),
         )
+
+    def _rare(self, batch: SampleBatch) -> RareTensors | None:
+        """Return inputs and workspace of rare samplers, if a sequence of the batch uses one."""
+        if not any(sequence.sampling.rare for sequence in batch.sequences):
+            return None
+        z = self._scratch.z[: len(batch.rows)]
+        return RareTensors(
+            self._breaker_rows(),
+            torch.zeros_like(z, dtype=torch.int32),
+            z.new_empty(len(z), self._scratch.blocks.shape[2], 3, dtype=torch.float64),
+        )
+
+    def _breaker_rows(self) -> torch.Tensor:
+        """Return the breakers of all rows of the settings, allocated or grown when they are first needed."""
+        rows = self._settings.top_k.shape[0]
+        old = self._breakers
+        if old is None or len(old) < rows:
+            self._breakers = torch.zeros(
+                rows, -(-self._vocabulary // 32), dtype=torch.int32, device=self._device
+            )
+            if old is not None:
+                self._breakers[: len(old)] = old
+        assert self._breakers is not None
+        return self._breakers
+
+    def _mask_words(self, mask: bytes) -> NDArray[np.int32]:
+        """Return a mask as one bit per token of the vocabulary. Missing bits are 0."""
+        size = 4 * -(-self._vocabulary // 32)
+        return np.frombuffer(mask[:size].ljust(size, b"\0"), np.int32).copy()
 
     def _rescore_part(self, positions: int) -> RescoreScratch:
         assert self._rescore_scratch is not None
@@ -322,7 +359,6 @@ class TritonSampler:
 
     def _masks(self, batch: SampleBatch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the masks of a batch, and the row of each position's mask."""
-        size = 4 * -(-self._vocabulary // 32)
         words: list[NDArray[np.int32]] = []
         rows = []
         for mask in batch.masks:
@@ -331,7 +367,7 @@ class TritonSampler:
                 continue
             rows.append(len(words))
             # Reading may wait for the words. The forward pass is already queued.
-            words.append(np.frombuffer(mask.words[:size].ljust(size, b"\0"), np.int32))
+            words.append(self._mask_words(mask.words))
         if not words:
             return None, None
         return (

@@ -7,7 +7,7 @@ Such a step takes milliseconds, in which the host queues the rest. Logits are co
 requests them, a few rows at a time, because 2,048 rows of 152k logits would take 1.2 GB.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -237,7 +237,7 @@ class StepExecutor:
         count = batch.shape.tokens
         sequences = [self._table.sequences[number] for number in numbers]
         approximate = self._likely_tokens_decide(sequences, count)
-        fits = batch.all_logits and count <= self._max_rows
+        fits = batch.all_logits and count <= self._max_rows and not _rare(sequences)
         kinds = set()
         if fits:
             kinds.add(_whole_step_kind(sequences, approximate=approximate))
@@ -270,10 +270,12 @@ class StepExecutor:
         )
 
     def _fits_graph(self, plan: StepPlan, batch: InputBatch, sampled: list[int]) -> bool:
+        table = self._table
         return (
             batch.all_logits
             and batch.shape.tokens <= self._max_rows
             and not plan.masks
+            and not _rare(table.sequences[position.seq] for position in plan.positions)
             and len(sampled) == len(plan.positions) == len(set(sampled))
         )
 
@@ -650,6 +652,11 @@ class StepExecutor:
             return values.clone()
         copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return copy.copy_(values, non_blocking=True)
+
+
+def _rare(sequences: Iterable[SequenceSlot]) -> bool:
+    """Return True if a sequence uses a rare sampler. Graphs contain no kernels of rare samplers."""
+    return any(sequence.sampling.rare for sequence in sequences)
 
 
 def _whole_step_kind(sequences: Sequence[SequenceSlot], *, approximate: bool) -> str:

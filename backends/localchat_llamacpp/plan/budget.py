@@ -22,10 +22,13 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.projector import NO_PROJECTOR, Projector, find_projector
+from localchat_llamacpp.adapters import adapter_bytes
 from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     SPARE_STATES,
+    STATE_WINDOW,
+    TOKEN_BYTES,
     Repacked,
     Steps,
     borrowed_bytes,
@@ -33,6 +36,7 @@ from localchat_llamacpp.plan.buffers import (
     context_cells,
     encoder_compute_bytes,
     gpu_context_bytes,
+    head_cells,
     input_bytes,
     layer_weights,
     overhead_bytes,
@@ -40,6 +44,7 @@ from localchat_llamacpp.plan.buffers import (
     split_layers,
     window_cells,
 )
+from localchat_llamacpp.plan.prediction_head import head_shape
 
 _SCORES_BYTES = 512_000_000
 """Attention scores up to this size are always worth the faster decode of a long conversation."""
@@ -118,7 +123,9 @@ class Budgets:
         *,
         can_offload: bool,
         safe_mode: bool,
+        head: bool = False,
     ) -> None:
+        """head: whether the model's own prediction head drafts."""
         self.shape = shape
         self.options = options
         self.machine = machine
@@ -143,11 +150,18 @@ class Budgets:
         self._encoder: Projector | None = None
         if shape.header is not None and not shape.pooling:
             self._encoder = find_projector(shape.header, options.mmproj)
-        self._draft: Budgets | None = None
+        self._adapter_bytes = adapter_bytes(options.lora, shape.header)
+        self.head = head
+        drafting: ModelShape | None = None
         if options.draft is not None:
+            drafting = draft_shape(options.draft)
+        elif head:
+            drafting = head_shape(shape)
+        self._draft: Budgets | None = None
+        if drafting is not None:
             self._draft = Budgets(
-                draft_shape(options.draft),
-                structs.replace(options, draft=None, mmproj=NO_PROJECTOR),
+                drafting,
+                structs.replace(options, draft=None, mmproj=NO_PROJECTOR, lora=()),
                 machine,
                 can_offload=can_offload,
                 safe_mode=safe_mode,
@@ -218,9 +232,16 @@ class Budgets:
             shares = self._gpu_shares(candidate, kv_bytes[first_on_gpu:], budget)
             budget = budget._replace(shares=shares)
         if self._encoder is not None:
-            budget = budget.plus(self._encoder_budget(self._encoder, gpu=layers > 0))
+            encoder = self._encoder
+            weights_bytes = encoder.header.weights_bytes
+            beside = self._budget_beside(
+                weights_bytes, encoder_compute_bytes(encoder), gpu=layers > 0
+            )
+            budget = budget.plus(beside)
+        if self._adapter_bytes:
+            budget = budget.plus(self._budget_beside(self._adapter_bytes, 0, gpu=layers > 0))
         if self._draft is not None:
-            budget = budget.plus(self._draft.draft_budget(context, gpu=layers > 0))
+            budget = budget.plus(self._drafter_budget(self._draft, context, gpu=layers > 0))
         if self.unified:
             return budget.pooled()
         return budget
@@ -267,6 +288,17 @@ class Budgets:
             start = end
         return tuple(shares)
 
+    def _drafter_budget(self, drafter: "Budgets", context: int, *, gpu: bool) -> Budget:
+        """Return the bytes of a draft model, or of the prediction head with the states that it reads."""
+        if not self.head:
+            return drafter.draft_budget(context, gpu=gpu)
+        slots = self.options.max_slots
+        budget = drafter.draft_budget(head_cells(context, slots), gpu=gpu)
+        # The head has no vocabulary of its own.
+        states = 4 * self.shape.embedding * (slots * STATE_WINDOW + self.steps(0).tokens)
+        logits = budget.overhead.ram - TOKEN_BYTES * self.shape.vocab_size
+        return budget._replace(overhead=Split(logits + states, 0))
+
     def draft_budget(self, context: int, *, gpu: bool) -> Budget:
         """Return the bytes of this model as the draft model of another."""
         candidate = Candidate("f16", False, self.layers if gpu else 0)
@@ -275,10 +307,8 @@ class Budgets:
         own = max(overhead_bytes(self.shape, self.steps(0)) - PROCESS_BYTES, 0)
         return budget._replace(overhead=Split(own, 0))
 
-    def _encoder_budget(self, encoder: Projector, *, gpu: bool) -> Budget:
-        """Return the bytes of an encoder of pictures or sound, which lies on the first GPU or in RAM."""
-        weights = encoder.header.weights_bytes
-        compute = encoder_compute_bytes(encoder)
+    def _budget_beside(self, weights: int, compute: int, *, gpu: bool) -> Budget:
+        """Return the budget of an encoder or of adapters, which lie on the first GPU or in RAM."""
         nothing = Split(0, 0)
         if not gpu or self.unified:
             return Budget(Split(weights, 0), nothing, Split(compute, 0), nothing, flash=False)

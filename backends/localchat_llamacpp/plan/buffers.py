@@ -20,6 +20,10 @@ TOKEN_BYTES = 400
 _GPU_CONTEXT_BYTES = 450_000_000
 _LARGE_GPU_CONTEXT_BYTES = 640_000_000
 _LARGE_GPU_BYTES = 60_000_000_000
+STATE_WINDOW = 512
+"""States of a sequence that are stored for a prediction head."""
+_HEAD_TOKENS = 4096
+"""Tokens of a text that a prediction head attends to."""
 OUTPUT_ROWS = 64
 SPARE_STATES = 2
 """Additional sequences of a model that cannot rewind. They store the states before drafts of two texts.
@@ -55,6 +59,11 @@ class Steps(NamedTuple):
 def context_cells(context_tokens: int) -> int:
     """Return the cells of the cache for a context."""
     return rounded(context_tokens)
+
+
+def head_cells(context_tokens: int, slots: int) -> int:
+    """Return the cells of a prediction head's cache, which stores the end of each text."""
+    return min(context_cells(context_tokens), slots * _HEAD_TOKENS)
 
 
 def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:

@@ -29,6 +29,7 @@ from localchat.fit.memory_plan import (
 from localchat.model_files.architecture import ModelShape
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_llamacpp.plan.budget import Budget, Budgets, Candidate
+from localchat_llamacpp.plan.prediction_head import has_head
 
 GOAL_TOKENS = 8192
 """Context that is worth a quantized cache, window-only layers or layers in RAM. More must cost nothing."""
@@ -41,6 +42,9 @@ _SMALL_PART = 20
 """Weights below this part of the budget do not keep a load from fitting."""
 _DEFAULT_SHARE = 4
 """Part of the memory left beside one context that the room for other requests may take unasked."""
+_USUAL_CONVERSATION_TOKENS = 8192
+"""Room for each request where nobody chose a context. With 16 full contexts of Qwen2.5, `batch` took 15 GB for
+answers of 300 tokens."""
 _FOUR_BITS = (
     "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. "
     "Use q8_0."
@@ -54,20 +58,57 @@ _MAX_SLOTS = 255
 
 
 def plan(
-    shape: ModelShape, options: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
+    shape: ModelShape,
+    options: LoadOptions,
+    machine: Machine,
+    *,
+    can_offload: bool,
+    safe_mode: bool,
+    runs_heads: bool = False,
 ) -> MemoryPlan:
     """Plan a load. Never raises for lack of memory; `demand` does that.
 
-    can_offload: whether the installed llama.cpp can use a GPU. safe_mode: no repacked copies. Raises
-    UsageError for a KV type that this model cannot have, and for numbers out of range.
+    can_offload: whether the installed llama.cpp can use a GPU. safe_mode: no repacked copies. runs_heads:
+    whether the installed llama.cpp can run a prediction head. Raises UsageError for a KV type that this model
+    cannot have, and for numbers out of range.
     """
     check_options(options)
     if not shape.positions:
         limit = max(shape.context_train, shape.context_scaled)
         check_context(shape.name, options.context_tokens, limit, anyway=options.anyway)
     _check_experts(shape, options, can_offload=can_offload)
-    budgets = Budgets(shape, options, machine, can_offload=can_offload, safe_mode=safe_mode)
-    return _chooser(budgets, can_offload=can_offload).plan()
+
+    def planned(*, head: bool) -> MemoryPlan:
+        budgets = Budgets(
+            shape, options, machine, can_offload=can_offload, safe_mode=safe_mode, head=head
+        )
+        return _chooser(budgets, can_offload=can_offload).plan()
+
+    without = planned(head=False)
+    if not has_head(shape) or not options.speculation or options.draft is not None or safe_mode:
+        return without
+    note = ""
+    if not runs_heads:
+        note = "This llama.cpp cannot run its prediction head."
+    elif without.gpu_layers and not machine.unified_memory:
+        note = "Its prediction head drafts only on a CPU and on Apple silicon."
+    if note:
+        return replace(without, notes=(*without.notes, note))
+    if not without.fits:
+        return without
+    with_head = planned(head=True)
+    own_bytes = with_head.total_bytes - without.total_bytes
+    if _layout(with_head) != _layout(without):
+        note = f"Its prediction head is not loaded: with it, the context would be shorter ({size(own_bytes)})."
+        return replace(without, notes=(*without.notes, note))
+    note = f"Its prediction head drafts, and takes {size(own_bytes)}."
+    return replace(with_head, prediction_head=True, notes=(*with_head.notes, note))
+
+
+def _layout(plan: MemoryPlan) -> tuple[object, ...]:
+    """Return what a prediction head must not change."""
+    placement = (plan.gpu_layers, plan.experts_on_cpu)
+    return (plan.fits, plan.context_tokens, plan.kv_type, plan.window_only, *placement)
 
 
 def check_options(options: LoadOptions) -> None:
@@ -357,7 +398,10 @@ class _Chooser:
         return min(_HOST_CACHE_BYTES // 2, self.budgets.ram_bytes // 8)
 
     def _room(self, candidate: Candidate, context: int) -> int:
-        """Return the tokens of the KV cache: a full context for each slot, as far as memory allows."""
+        """Return the tokens of the KV cache, as far as memory allows.
+
+        Each slot has room for a context that the user chose, or else for a usual conversation.
+        """
         options = self.options
         budgets = self.budgets
         # Long rope factors follow the size of the cache, so more room would change the answers.
@@ -367,8 +411,11 @@ class _Chooser:
         if options.more_slots:
             left = max(budgets.ram_bytes - budgets.budget(context, candidate).ram, 0)
             spare = left - left // _DEFAULT_SHARE
-        room = budgets.longest_context(candidate, options.max_slots * context, spare)
-        return max(room, context)
+        slot_tokens = context
+        if options.context_tokens is None:
+            slot_tokens = min(context, _USUAL_CONVERSATION_TOKENS)
+        wanted = max(context, options.max_slots * slot_tokens)
+        return max(budgets.longest_context(candidate, wanted, spare), context)
 
     def _result(
         self,

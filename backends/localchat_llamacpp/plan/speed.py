@@ -6,11 +6,9 @@ from typing import Final, NamedTuple
 
 from localchat.fit.hardware import Machine
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import AFTER_RUNS, Estimate, PastRun, Spread, ram_bandwidth
+from localchat.fit.speed import AFTER_RUNS, DECODE_SHARE, Estimate, PastRun, Spread, ram_bandwidth
 from localchat.model_files.architecture import ModelShape
 
-_RAM_SHARE: Final = 0.6
-"""Share of the RAM's bandwidth that decoding on a CPU reaches."""
 _GPU_SHARE: Final = 0.9
 """Share of a GPU's bandwidth that its matrix products reach."""
 _CPU_LAYER_S: Final = 0.2e-3
@@ -103,7 +101,7 @@ def _step_s(cost: _TokenCost, ram_bytes_per_s: float, gpu_bytes_per_s: float) ->
     """Expected seconds of a token."""
     seconds = _STEP_S + cost.crossings * _CROSSING_S
     if cost.ram_bytes:
-        seconds += cost.ram_bytes / (_RAM_SHARE * ram_bytes_per_s)
+        seconds += cost.ram_bytes / (DECODE_SHARE * ram_bytes_per_s)
         seconds += cost.ram_layers * _CPU_LAYER_S
     if cost.gpu_layers:
         seconds += cost.gpu_bytes / (_GPU_SHARE * gpu_bytes_per_s)

@@ -68,6 +68,17 @@ def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     return noise
 
 
+def chance(key: int) -> float:
+    """Return a number between 0 and 1 for a decision of the draw: v of the token -1, in float32."""
+    return float(min((np.float32(mix_bits(key)) + np.float32(0.5)) * np.float32(2.0**-32), _TOP))
+
+
+def mix_bits(x: int) -> int:
+    """Return the 32 bits of the hash h of x."""
+    x = ((x ^ (x >> 30)) * M1) & MASK
+    return (((x ^ (x >> 27)) * M2) & MASK) >> 32
+
+
 def clear_winner(key: int, tokens: Sequence[int], scores: Sequence[float]) -> int | None:
     """Return the token with the largest score + noise, for a few tokens.
 
@@ -77,10 +88,7 @@ def clear_winner(key: int, tokens: Sequence[int], scores: Sequence[float]) -> in
     best = second = -math.inf
     token = -1
     for candidate, score in zip(tokens, scores, strict=True):
-        x = (key + (candidate + 1) * G) & MASK
-        x = ((x ^ (x >> 30)) * M1) & MASK
-        x = ((x ^ (x >> 27)) * M2) & MASK
-        v = ((x >> 32) + 0.5) * 2.0**-32
+        v = (mix_bits((key + (candidate + 1) * G) & MASK) + 0.5) * 2.0**-32
         # Near 1, v has few bits in float32.
         if v > _EXACT_BELOW:
             return None

@@ -7,18 +7,28 @@ Letters: V = tokens of the vocabulary, z = processed logits, float32.
 2. **Grammar mask**: tokens whose bit is clear get -inf; tokens beyond the mask's end too.
 3. **Penalties**, on the tokens that occur in the known tokens before the drawn position:
    *repetition*, over prompt and output: z > 0 is divided by it, z <= 0 multiplied. Then *frequency*
-   and *presence*, over output alone: z -= count * frequency + presence where count > 0.
+   and *presence*, over output alone: z -= count * frequency + presence where count > 0. Then *DRY*,
+   over prompt and output (repetition.py).
    Now NaN becomes -inf and +inf the largest float32. Tokens at -inf are never drawn.
-4. The filters, in this order; each works on p = the softmax of z *before temperature* over the
-   tokens that the earlier filters kept, and keeps at least one token:
+4. The filters, in this order, which is that of llama.cpp; each works on p = the softmax of z
+   *before temperature* over the tokens that the earlier filters kept, and keeps at least one token:
+   **top-n-sigma** (0: off; Tang et al. 2024) keeps z >= max z - n * the standard deviation of the z
+   above -inf, which is computed in float64; the bound is a float32.
    **top-k** (0: off) keeps the k largest z.
    **typical-p** (1: off), with H the entropy of p: in the order of |-ln p - H|, the shortest prefix
    whose p sum to typical_p or more.
    **top-p** (1: off): in the order of falling z, the shortest prefix whose p sum to top_p or more.
    **min-p** (0: off): z >= max z + ln(min_p), in float32.
+   **XTC** ("exclude top choices", p-e-w: github.com/oobabooga/text-generation-webui/pull/6335), in
+   the draws whose chance (gumbel.py) is below xtc_probability: of the tokens with p >= xtc_threshold,
+   only the least likely stays, and all less likely tokens. Above 0.5 the threshold is off.
    Every tie goes to the lower token id. Sums may be rounded: two implementations agree except where
    a sum comes within 1e-6 of its threshold.
-5. **Temperature and draw**: the largest (z - max z) * (1 / temperature) + noise, float32, ties to
+5. **Dynamic temperature** (range 0: off; kalomaze, as llama.cpp's llama_sampler_temp_ext): with H the
+   entropy of p over the n > 1 tokens that are left, the temperature becomes
+   low + (high - low) * (H / ln n) ** exponent, at least GREEDY_BELOW, where low and high are the
+   temperature -+ the range, and low is not below 0.
+6. **Temperature and draw**: the largest (z - max z) * (1 / temperature) + noise, float32, ties to
    the lower id; gumbel.py has the noise of a token. Below GREEDY_BELOW the temperature is 0: the
    largest z, ties to the lower id, and no filter counts.
 
@@ -36,7 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import SamplingParams
-from localchat.backend_api.sampling.gumbel import REACH, clear_winner, draw_key, winner
+from localchat.backend_api.sampling.gumbel import REACH, chance, clear_winner, draw_key, winner
+from localchat.backend_api.sampling.repetition import repetition_penalties
 from localchat.backend_api.sampling.token_counts import TokenCounts
 
 Row = NDArray[np.float32]
@@ -53,6 +64,10 @@ _HEAD_DEPTHS = (8.0, 12.0)
 On real text, 8 decides 97 % of the draws that combine top-p with top-k or min-p, from 30 to 90 tokens."""
 _HEAD_TOKENS = 512
 """Above this number of tokens, numpy sorts faster than Python."""
+_TYPICAL_DISTANCES = (1.0, 3.0, 9.0, math.inf)
+"""Distances from the entropy, in nats, that are searched for typical tokens."""
+_WEIGHTLESS = np.float32(-200.0)
+"""A logit that far below the largest has no weight in float32."""
 _LEAST_HALF = float(np.finfo(np.float16).min)
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -96,7 +111,7 @@ class Sampler:
         allows token t.
         """
         z = row
-        if params.logit_bias or params.penalised or mask is not None:
+        if params.logit_bias or params.penalised or params.rare or mask is not None:
             with _quiet():
                 z = self._change(row, params, counts, mask)
         if params.temperature < GREEDY_BELOW:
@@ -159,34 +174,28 @@ class Sampler:
             return self._filter(z, best, params, -math.inf)
 
     def _draw_from_all(self, z: Row, params: SamplingParams, position: int) -> int:
-        """Apply steps 4 and 5 to processed logits."""
+        """Apply steps 4 to 6 to processed logits."""
         z, best = _finite(z)
         if best == -math.inf:
             return NOTHING
-        # Skip tokens that noise cannot lift above the best, unless typical-p may drop the best itself.
-        reach = -math.inf
-        if params.typical_p >= 1:
-            reach = best - REACH * params.temperature
-        pieces: Iterable[tuple[Ids, Row]]
-        if params.top_p >= 1 and not self._cuts(params):
-            pieces = self._pieces(z, max(_least(best, params), reach))
-        else:
-            ids, values = self._filter(z, best, params, reach)
-            if ids.size == 1:
-                return int(ids[0])
-            best = float(values.max())
-            pieces = [(ids, values)]
         key = draw_key(params.seed, params.choice, position)
-        highest = np.float32(best)
-        warmth = np.float32(1.0 / params.temperature)
-        return winner(key, ((ids, (values - highest) * warmth) for ids, values in pieces))
+        shaped = _shapes(params, key)
+        # Skip tokens that noise cannot lift above the best, unless a filter may drop the best itself.
+        reach = -math.inf
+        if params.typical_p >= 1 and not shaped:
+            reach = best - REACH * params.temperature
+        if params.top_p >= 1 and not self._cuts(params) and not shaped:
+            pieces = self._pieces(z, max(_least(best, params), reach))
+            return _winner(key, pieces, best, params.temperature)
+        ids, values = self._filter(z, best, params, reach)
+        return _drawn(ids, values, params, key, shaped)
 
     def _change(
         self, row: Row, params: SamplingParams, counts: TokenCounts | None, mask: bytes | None
     ) -> Row:
-        """Bias, mask and penalties: the row itself where nothing changes it."""
+        """Bias, mask, penalties and top-n-sigma: the row itself where nothing changes it."""
         z = row
-        if params.logit_bias or params.penalised or mask is not None:
+        if params.logit_bias or params.penalised or params.top_n_sigma > 0 or mask is not None:
             z = self._processed
             np.copyto(z, row)
         if params.logit_bias:
@@ -196,7 +205,33 @@ class Sampler:
         if params.penalised:
             assert counts is not None, "penalties look at the known tokens"
             _penalise(z, params, counts)
+        if params.top_n_sigma > 0:
+            self._cut_below_sigma(z, params.top_n_sigma)
         return z
+
+    def _cut_below_sigma(self, z: Row, deviations: float) -> None:
+        """Set logits to -inf that are too many standard deviations below the largest."""
+        best = float(z.max())
+        if not math.isfinite(best):
+            z[:] = _cleaned(z)
+            best = float(z.max())
+        count = 0
+        total = 0.0
+        squares = 0.0
+        # In pieces that stay in a core's cache.
+        for begin in range(0, z.size, _PIECE):
+            piece = z[begin : begin + _PIECE]
+            differences = np.subtract(piece, best, dtype=np.float64)
+            if float(piece.min()) == -math.inf:
+                differences = differences[piece > -math.inf]
+            count += differences.size
+            total += float(differences.sum())
+            squares += float(differences @ differences)
+        if count:
+            variance = max(0.0, squares - total * total / count) / count
+            floor = np.float32(best - float(np.float32(deviations)) * math.sqrt(variance))
+            np.less(z, floor, out=self._flags)
+            z[self._flags] = -np.inf
 
     def _mask(self, z: Row, mask: bytes) -> None:
         # Adding 0 or -inf by a table of bytes costs a fifth of a masked assignment.
@@ -217,7 +252,7 @@ class Sampler:
         z[covered + 8 :] = -np.inf
 
     def _draw_from_head(self, z: Row, params: SamplingParams, position: int) -> int | None:
-        """Apply steps 4 and 5 to the largest of the processed logits.
+        """Apply steps 4 to 6 to the largest of the processed logits.
 
         None if the other logits may matter.
         """
@@ -239,6 +274,9 @@ class Sampler:
         if len(picked) == 1:
             return int(ids[picked[0]])
         key = draw_key(params.seed, params.choice, position)
+        if params.rare and _shapes(params, key):
+            kept = ids.take(picked)
+            return _drawn(kept, z.take(kept), params, key, shaped=True)
         tokens: list[int] = ids.take(picked).tolist()
         scores = [(values[index] - best) / params.temperature for index in picked]
         return clear_winner(key, tokens, scores)
@@ -277,14 +315,17 @@ class Sampler:
     def _filter(self, z: Row, best: float, params: SamplingParams, reach: float) -> tuple[Ids, Row]:
         """Step 4. Tokens below `reach` are left out, after they have counted in every sum."""
         if self._cuts(params):
-            if params.top_k > 0:
+            if 0 < params.top_k < self.vocab_size:
                 ids = self._largest(z, params.top_k)
+                values = z.take(ids)
+                ids, values = _picked(ids, values, (values > -math.inf).nonzero()[0])
+                if params.typical_p < 1:
+                    mass, mean = self._mass_and_mean(values, best)
+                    picked, _ = _typical(values, best, mass, mean, params.typical_p)
+                    ids, values = _picked(ids, values, picked)
             else:
-                ids = self._above(z, -math.inf)
-            values = z.take(ids)
-            ids, values = _picked(ids, values, (values > -math.inf).nonzero()[0])
-            if params.typical_p < 1:
-                ids, values = _picked(ids, values, _typical(values, params.typical_p))
+                ids = self._typical_of_all(z, best, params.typical_p)
+                values = z.take(ids)
             best = float(values.max())
             if params.top_p < 1:
                 weights = _weights(values, best)
@@ -319,6 +360,35 @@ class Sampler:
             np.exp(terms, out=terms)
             total += float(terms.sum())
         return total
+
+    def _mass_and_mean(self, z: Row, best: float) -> tuple[float, float]:
+        """Return the sum of exp(z - best), and the mean of z - best with these weights."""
+        mass = 0.0
+        total = 0.0
+        for begin in range(0, z.size, _PIECE):
+            differences = z[begin : begin + _PIECE] - np.float32(best)
+            # The weight of -inf is 0, but 0 * -inf is not.
+            np.maximum(differences, _WEIGHTLESS, out=differences)
+            weights = np.exp(differences).astype(np.float64)
+            mass += float(weights.sum())
+            total += float(weights @ differences.astype(np.float64))
+        return mass, total / mass
+
+    def _typical_of_all(self, z: Row, best: float, needed: float) -> Ids:
+        """Return the ascending ids of the typical tokens of a whole row."""
+        mass, mean = self._mass_and_mean(z, best)
+        # Sorting all tokens takes ten times as long, so look near the mean first.
+        for distance in _TYPICAL_DISTANCES:
+            low = np.float32(best + mean - distance)
+            high = np.float32(best + mean + distance)
+            np.greater_equal(z, max(low, np.float32(-_LARGEST)), out=self._flags)
+            self._flags &= z <= high
+            ids = self._flags.nonzero()[0]
+            picked, farthest = _typical(z.take(ids), best, mass, mean, needed)
+            rounding = 4 * float(np.spacing(max(abs(low), abs(high))))
+            if farthest < distance - rounding or distance == math.inf:
+                break
+        return ids if picked is None else ids.take(picked)
 
     def _head(self, z: Row, best: float, floor: float, needed: float) -> Ids:
         """Return the ascending ids of the largest z, including the top-p prefix.
@@ -369,6 +439,70 @@ class Sampler:
             border = -np.partition(values, ids.size - count)[-count]
             ids = ids.take(_lowest(-values, border, count))
         return ids
+
+
+def _shapes(params: SamplingParams, key: int) -> bool:
+    """Return whether XTC acts in this draw, or the temperature is dynamic."""
+    if not params.rare:
+        return False
+    return params.dynatemp_range > 0 or _excludes(params, key)
+
+
+def _excludes(params: SamplingParams, key: int) -> bool:
+    """Return whether XTC acts in this draw."""
+    if params.xtc_probability <= 0 or params.xtc_threshold > 0.5:
+        return False
+    return chance(key) < float(np.float32(params.xtc_probability))
+
+
+def _drawn(ids: Ids, values: Row, params: SamplingParams, key: int, shaped: bool) -> int:
+    """Draw from the tokens that the filters before XTC keep. `shaped`: result of `_shapes`."""
+    temperature = params.temperature
+    if shaped:
+        if _excludes(params, key):
+            ids, values = _picked(ids, values, _without_top(values, params.xtc_threshold))
+        temperature = _dynamic_temperature(values, params)
+    if ids.size == 1:
+        return int(ids[0])
+    return _winner(key, [(ids, values)], float(values.max()), temperature)
+
+
+def _winner(key: int, pieces: Iterable[tuple[Ids, Row]], best: float, temperature: float) -> int:
+    """Return the token with the largest score and noise. `best`: largest logit of the pieces."""
+    highest = np.float32(best)
+    warmth = np.float32(1.0 / temperature)
+    return winner(key, ((ids, (values - highest) * warmth) for ids, values in pieces))
+
+
+def _without_top(values: Row, threshold: float) -> Ids | None:
+    """Return the ascending indices of the tokens that XTC leaves. None: all."""
+    weights = _weights(values, float(values.max()))
+    needed = float(np.float32(threshold)) * float(weights.sum(dtype=np.float64))
+    likely = np.flatnonzero(weights >= needed)
+    if likely.size < 2:
+        return None
+    likely_values = values.take(likely)
+    # Of equal tokens, the one with the lower id counts as more likely.
+    kept = likely[np.flatnonzero(likely_values == likely_values.min())[-1]]
+    leaves = np.ones(values.size, np.bool_)
+    leaves[likely] = False
+    leaves[kept] = True
+    return np.flatnonzero(leaves)
+
+
+def _dynamic_temperature(values: Row, params: SamplingParams) -> float:
+    """Return the temperature by the entropy of the tokens that are left."""
+    if params.dynatemp_range <= 0 or values.size < 2:
+        return params.temperature
+    falls = values.max() - values.astype(np.float64)
+    weights = np.exp(-falls)
+    mass = float(weights.sum())
+    entropy = math.log(mass) + float(weights @ falls) / mass
+    low = max(0.0, params.temperature - params.dynatemp_range)
+    high = params.temperature + params.dynatemp_range
+    share = max(0.0, entropy) / math.log(values.size)
+    warmed = low + (high - low) * math.pow(share, params.dynatemp_exponent)
+    return max(GREEDY_BELOW, warmed)
 
 
 def _quiet() -> np.errstate:
@@ -444,6 +578,9 @@ def _penalise(z: Row, params: SamplingParams, counts: TokenCounts) -> None:
         minus += np.float32(params.presence_penalty)
         values -= np.where(counts.output > 0, minus, np.float32(0))
     z[ids] = values
+    if params.dry_multiplier > 0:
+        ids, penalties = repetition_penalties(counts.sequence, params, z.size)
+        z[ids] -= penalties
 
 
 def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:
@@ -497,14 +634,18 @@ def _shortest(
     return _lowest(keys, pool[order[last]], count + last + 1)
 
 
-def _typical(values: Row, needed: float) -> Ids | None:
-    """Return the indices of the tokens with a surprise nearest to the entropy.
+def _typical(
+    values: Row, best: float, mass: float, mean: float, needed: float
+) -> tuple[Ids | None, float]:
+    """Return the indices of the tokens with a surprise nearest to the entropy, and the largest distance.
 
-    Locally typical sampling, Meister et al. 2022.
+    The entropy minus a surprise is z - best minus its mean. `mass`, `mean`: of all tokens that are left. The
+    indices are None and the distance infinite if the sum of p is too small. Locally typical sampling, Meister
+    et al. 2022.
     """
-    shifted = values - values.max()
-    p = np.exp(shifted, dtype=np.float64)
-    mass = float(p.sum())
-    p /= mass
-    surprise = math.log(mass) - shifted.astype(np.float64)
-    return _shortest(np.abs(surprise - float(p @ surprise)), p, needed)
+    differences = (values - np.float32(best)).astype(np.float64)
+    distances = np.abs(differences - mean)
+    picked = _shortest(distances, np.exp(differences) / mass, needed)
+    if picked is None:
+        return None, math.inf
+    return picked, float(distances.take(picked).max())

@@ -1,4 +1,4 @@
-"""Token counts of a sequence, for penalties."""
+"""Tokens of a sequence and their counts, for penalties."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class TokenCounts:
-    """Counts over the known tokens of one sequence.
+    """The known tokens of one sequence, and counts over them.
 
     They are a pure function of the tokens. Drafts are written like any other tokens, and rejected drafts are
     overwritten, at the cost of the tokens that change. Only distinct tokens have an entry, in the order of
@@ -19,6 +19,7 @@ class TokenCounts:
         """`prompt_tokens`: number of leading positions that count as prompt, even if rewritten."""
         self._prompt_tokens = prompt_tokens
         self._tokens: list[int] = []
+        self._sequence = np.zeros(64, np.int64)
         self._entry: dict[int, int] = {}
         self._ids = np.zeros(64, np.int64)
         self._seen = np.zeros(64, np.int32)
@@ -39,6 +40,11 @@ class TokenCounts:
         """Occurrences of each of `ids` after the prompt, (n,)."""
         return self._output[: len(self._entry)]
 
+    @property
+    def sequence(self) -> NDArray[np.int64]:
+        """All tokens in order, (n,), valid until the next write."""
+        return self._sequence[: len(self._tokens)]
+
     def write(self, start: int, tokens: Sequence[int]) -> None:
         """Replace all tokens from `start` on by `tokens`. The cost depends on what differs.
 
@@ -55,7 +61,12 @@ class TokenCounts:
             while counted[start + same] == tokens[same]:
                 same += 1
         self._truncate(start + same)
-        for token in tokens[same:]:
+        new = tokens[same:]
+        end = start + len(tokens)
+        if end > len(self._sequence):
+            self._sequence = np.concatenate((self._sequence, np.zeros(end, np.int64)))
+        self._sequence[start + same : end] = new
+        for token in new:
             self._append(token)
 
     def _truncate(self, length: int) -> None:

@@ -1,11 +1,12 @@
-"""Earlier tool calls and results as plain text, for templates that cannot render them.
+"""Tools, earlier calls and their results as plain text, for templates that cannot render them.
 
 Such a template leaves them out silently, and the model sees answers without their questions. Calls use the
 syntax of the model's family (families.py).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,38 @@ from localchat.chat_format.tool_calls.family import NUMBER, ToolCallSyntax
 from localchat.engine.request import CalledTool, Message
 
 _SEPARATOR = "\n\n"
+
+
+_EXAMPLE = CalledTool("NAME", '{"ARGUMENT": "VALUE"}')
+
+
+def with_tools_described(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    syntax: ToolCallSyntax,
+    *,
+    in_system: bool,
+) -> tuple[Message, ...]:
+    """Describe the tools in the system message, or in the user's first message."""
+    functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    description = _SEPARATOR.join(
+        (
+            "You can call tools. Their results follow in the next message. The tools:",
+            "\n".join(functions),
+            f"To call a tool, write only this:\n{_calls_text((_EXAMPLE,), syntax)}",
+            "Answer without a call if you need none.",
+        )
+    )
+    role = "system" if in_system else "user"
+    described = list(messages)
+    for index, message in enumerate(described):
+        if message.role == role:
+            content = f"{message.content}{_SEPARATOR}{description}"
+            if role == "user":
+                content = f"{description}{_SEPARATOR}{message.content}"
+            described[index] = msgspec.structs.replace(message, content=content)
+            return tuple(described)
+    return (Message(role, description), *described)
 
 
 def calls_as_text(messages: Sequence[Message], syntax: ToolCallSyntax) -> list[Message]:

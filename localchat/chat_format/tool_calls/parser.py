@@ -24,6 +24,8 @@ _MAX_TAIL = 40
 _START = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
 _FIRST_TAGS = (*(syntax.name[0] for syntax in TAG_FIRST), INVOKE)
 _PYTHON_FENCE = "```tool_code"
+_FENCED_OBJECT = re.compile(r"(?<!`)`{3}(?:json|tool_call|xml)?\s*(?=\{)")
+"""Start of a code block with an object. Small models write it instead of a tag."""
 
 
 class CallParser:
@@ -99,6 +101,11 @@ class CallParser:
             if decided is not None:
                 return decided
         index, tag = find_first(self._buffer, self._family.opens)
+        if self._family.untagged:
+            fenced = _FENCED_OBJECT.search(self._buffer)
+            if fenced is not None and (not tag or fenced.start() < index):
+                self._fenced_call(fenced, parts)
+                return True
         if tag:
             self._emit_text(parts, _unfenced(self._buffer[:index]))
             self._buffer = self._buffer[index:]
@@ -137,6 +144,17 @@ class CallParser:
         self._closed = False
         self._at_start = False
         return True
+
+    def _fenced_call(self, fenced: re.Match[str], parts: list[Part]) -> None:
+        """Start a call in a code block after text. It stays text unless it names an offered tool."""
+        self._emit_text(parts, self._buffer[: fenced.start()].rstrip())
+        self._at_start = self._closed = False
+        self._untagged = True
+        # The white space before a block belongs to it if it turns out to be text.
+        gap = self._buffer[len(self._buffer[: fenced.start()].rstrip()) : fenced.end()]
+        self._skipped = gap
+        self._buffer = self._buffer[fenced.end() :]
+        self._begin(self._json_body())
 
     def _emit_text(self, parts: list[Part], text: str) -> None:
         if text:

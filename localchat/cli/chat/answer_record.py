@@ -173,6 +173,7 @@ def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
         backend=info.backend,
         quantization=info.quantization,
         kv_type=info.kv_type,
+        adapters=info.adapters,
         draw_seed=answer.accepted.seed if answer.accepted else 0,
         done=answer.done,
     )

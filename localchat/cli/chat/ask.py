@@ -6,6 +6,7 @@ The one-shot answer, the line mode and the screen are imported when they are use
 import sys
 from functools import partial
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -26,6 +27,9 @@ from localchat.engine.attachments import attached_sentence
 from localchat.engine.request import Attachment
 from localchat.errors import ModelMissing, UsageError
 from localchat.session.named_media import with_named_media
+
+if TYPE_CHECKING:
+    from localchat.tools.tool import Effect
 
 
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
@@ -65,6 +69,13 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
         raise UsageError(
             "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )
+    has_tools = setup.settings.tools not in ("", "off")
+    if options.yes and not has_tools:
+        raise UsageError("--yes allows tool calls, and tools are off", hint="--tools read")
+    if prompt and not options.interactive and has_tools:
+        from localchat.cli.chat.tool_answer import answer_with_tools
+
+        return answer_with_tools(setup, options, conversation, mentioned, words, prompt)
     if prompt and not options.interactive:
         from localchat.cli.chat.one_shot import answer, with_documents
 
@@ -112,7 +123,9 @@ def _converse(
     from localchat.cli.chat.line_input import open_keyboard
     from localchat.cli.chat.repl import chat
 
-    return chat(setup, open_keyboard(setup.terminal).read, conversation, first)
+    allowed: frozenset[Effect] = frozenset({"read"} if options.yes else ())
+    keyboard = open_keyboard(setup.terminal)
+    return chat(setup, keyboard.read, conversation, first, allowed=allowed)
 
 
 def _prompt(ctx: click.Context, words: str) -> Question:

@@ -21,13 +21,14 @@ class AskOptions(msgspec.Struct, frozen=True):
     extract: bool
     raw_prompt: bool
     require_complete: bool
+    yes: bool
     grammar: Grammar | None
     tries: TriesSpec | None
 
 
 def ask_options(ctx: click.Context) -> AskOptions:
     """Return the flags of this call. Raises UsageError, FileMissing."""
-    names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete")
+    names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete", "yes")
     flags = {name: bool(ctx.params[name]) for name in names}
     grammar = requested_grammar(ctx)
     options = AskOptions(**flags, grammar=grammar, tries=requested_tries(ctx, grammar))

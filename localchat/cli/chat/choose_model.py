@@ -62,7 +62,7 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     recommendations = [
         recommendation
         for recommendation in recommended_models(paths)
-        if not any(name.startswith(recommendation.name.lower()) for name in here)
+        if not any(name.startswith(recommendation.entry) for name in here)
     ]
     if recommendations:
         terminal.print_line("     to download, recommended for this machine:")

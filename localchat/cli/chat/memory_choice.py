@@ -23,7 +23,7 @@ def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
 
     settings = setup.settings
     # A third-party backend class plans its own memory.
-    if setup.model.is_composed or ":" in (settings.backend or ""):
+    if setup.model.remote is not None or ":" in (settings.backend or ""):
         return ()
     options = planned_load(settings, setup.paths, max_slots=chat_slots(settings))
     try:

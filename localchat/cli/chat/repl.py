@@ -7,12 +7,12 @@ reads the keyboard. Ctrl+C during a call stops the answer.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
 from localchat.chat.answer_end import end_advice, end_sentence
-from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question
+from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question, ToolRun
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.chat.context_advice import with_advice
@@ -47,6 +47,7 @@ from localchat.session.blocks import (
     AnswerBlock,
     Block,
     ReasoningBlock,
+    ToolCallBlock,
     UserBlock,
 )
 from localchat.session.command_runner import (
@@ -60,6 +61,7 @@ from localchat.session.command_runner import (
     QuestionUndone,
     Quit,
     Reply,
+    SetupChanged,
 )
 from localchat.session.commands import LINE_COMMANDS, is_command
 from localchat.session.engine_holder import EngineHolder
@@ -70,6 +72,10 @@ from localchat.session.progress import progress_words
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.units import counted
+
+if TYPE_CHECKING:
+    from localchat.cli.chat.terminal_consent import TerminalConsent
+    from localchat.tools.tool import Effect
 
 _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200
@@ -87,11 +93,13 @@ def chat(
     read: Callable[[], str | None],
     conversation: Conversation,
     first: Question = NO_QUESTION,
+    *,
+    allowed: "frozenset[Effect]" = frozenset(),
 ) -> int:
     """Run the conversation until the user leaves, and return the exit code. Raises LocalchatError.
 
     `read` returns the next message, or None at the end, and raises KeyboardInterrupt. `first` is an optional
-    first message, with the files that it includes.
+    first message, with the files that it includes. `allowed`: effects of tools that need no question.
     """
     history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
     if history is None:
@@ -100,7 +108,12 @@ def chat(
         if not first and not conversation.nodes:
             _greet(setup)
         with deferred():
-            repl = Repl(setup, engine, history, conversation)
+            consent = None
+            if setup.terminal.stderr_is_terminal:
+                from localchat.cli.chat.terminal_consent import open_consent
+
+                consent = open_consent(setup.terminal)
+            repl = Repl(setup, engine, history, conversation, consent=consent, allowed=allowed)
             try:
                 return repl.run(read, first)
             finally:
@@ -137,9 +150,10 @@ class TerminalView:
     Notices are not printed, because they name keys and screens. The line mode prints outcomes instead.
     """
 
-    def __init__(self, terminal: Terminal, *, reasoning: bool) -> None:
-        """`reasoning`: print the reasoning of the model."""
+    def __init__(self, terminal: Terminal, *, reasoning: bool, print_text: bool = True) -> None:
+        """`reasoning`: print the reasoning of the model. `print_text`: print the answer."""
         self._terminal = terminal
+        self._print_text = print_text
         self._reasoning = reasoning
         self._session: ChatSession | None = None
         self._reasoning_id = ""
@@ -168,10 +182,26 @@ class TerminalView:
         elif isinstance(block, UserBlock):
             for fold in block.folds:  # documents, once they are known
                 self._terminal.notify(fold.label)
+        elif isinstance(block, ToolCallBlock) and block.run is not None:
+            self._show_call(block, block.run)
+
+    def _show_call(self, block: ToolCallBlock, run: ToolRun) -> None:
+        """Print a call once it has ended, on one line. Until then it is the progress line."""
+        name = sanitize_line(f"{block.name} {run.title or block.arguments}"[:_SHOWN_CHARACTERS])
+        if run.state in ("asking", "running"):
+            self._terminal.progress(name)
+            return
+        state: str = run.state
+        if state != "done":
+            reason = block.result.removeprefix("Error: ").partition("\n")[0]
+            state += f": {sanitize_line(reason[:_SHOWN_CHARACTERS])}"
+        size = counted(run.characters, "character")
+        self._terminal.print_line(f"  ◆ {name} · {state} · {run.seconds:.1f} s · {size}", dim=True)
 
     def append_text(self, id_: str, text: str) -> None:
         if id_ != self._reasoning_id:
-            self._terminal.answer(text)
+            if self._print_text:
+                self._terminal.answer(text)
         elif self._reasoning:
             self._terminal.reasoning(text)
 
@@ -202,8 +232,17 @@ class Repl:
     """
 
     def __init__(
-        self, setup: Setup, engine: Engine, history: History, conversation: Conversation
+        self,
+        setup: Setup,
+        engine: Engine,
+        history: History,
+        conversation: Conversation,
+        *,
+        print_text: bool = True,
+        consent: "TerminalConsent | None" = None,
+        allowed: "frozenset[Effect]" = frozenset(),
     ) -> None:
+        """`consent` asks about tool calls, except those whose effects are `allowed`."""
         self._setup = setup
         self._terminal = setup.terminal
         self._engine = engine
@@ -213,7 +252,9 @@ class Repl:
         self._history_failed = False
         settings = msgspec.structs.replace(setup.settings, n=1)
         view = TerminalView(
-            setup.terminal, reasoning=not (settings.hide_reasoning or settings.quiet)
+            setup.terminal,
+            reasoning=print_text and not (settings.hide_reasoning or settings.quiet),
+            print_text=print_text,
         )
         recorder = ConversationRecorder()
         recorder.attach(history)
@@ -229,6 +270,9 @@ class Repl:
             batch_s=0.0,
         )
         view.attach(self._session)
+        self._session.tools.consent = consent
+        self._session.tools.allowed = allowed
+        self._print_text = print_text
         self._asked = NO_QUESTION
         """The last question, with its attachments."""
         self._runner = CommandRunner(self._session, "line")
@@ -237,6 +281,7 @@ class Repl:
     def close(self) -> None:
         """Save what is not saved yet. A failure is printed."""
         try:
+            self._loop.run_until_complete(self._session.tools.close())
             self._session.recorder.close()
         except HistoryUnusable as problem:
             self._report_history(problem)
@@ -323,6 +368,18 @@ class Repl:
         is_first = not self._session.conversation.path()
         outcome = self._call(self._session.ask(*question))
         self._report(outcome, text, is_first=is_first)
+
+    def ask_once(self, question: Question) -> Outcome:
+        """Ask one question, and print everything but an error."""
+        outcome = self._call(self._session.ask(*question))
+        text = outcome.node.message.content if outcome.node is not None else ""
+        if self._print_text:
+            self._terminal.end_answer(empty=outcome.end == "complete" and not text)
+        if outcome.end == "complete":
+            self._print_early_end(outcome.node)
+            self._print_stats()
+        self._report_history(self._session.recorder.trouble)
+        return outcome
 
     def _needs_another_load(self, text: str) -> LocalchatError | None:
         """Return an error if the preset of a question needs another load or is unusable."""
@@ -494,6 +551,8 @@ class Repl:
             case NewConversation(hint):
                 self._offered = None
                 write(hint)
+            case SetupChanged():
+                pass  # only /tools changes the setup here, and describes it
             case AskQuestion("" as text):
                 self._regenerate()
             case AskQuestion(text):

@@ -113,6 +113,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             is_flag=True,
             help="Exit with code 7 if a limit or a loop ended the answer.",
         ),
+        click.option("--yes", is_flag=True, help="Allow tool calls that only read without asking."),
         click.option("-i", "--interactive", is_flag=True, help="Keep chatting after the answer."),
         click.option(
             "-f",

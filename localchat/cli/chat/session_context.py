@@ -90,6 +90,7 @@ def session_context(
         keys=file.keys,
         notices=file.notices,
         presets=file.presets,
+        mcp_servers=file.mcp_servers,
         embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )
@@ -141,7 +142,7 @@ class LoadPlanner:
         """Return the steps that make room for a model. Raises LocalchatError."""
         from localchat.models.substitutes import memory_steps
 
-        if setup.model.is_composed:
+        if setup.model.remote is not None:
             return ()
         return memory_steps(
             subject_of(setup.model, setup.settings),

@@ -100,19 +100,11 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     Times are those of requests that arrive at random. Prices are flags, or entries of [prices] in the settings
     file.
     """
-    from localchat.cli.resolve import Inputs
     from localchat.config.paths import find_paths
-    from localchat.config.routes import PREFIX, find_route
     from localchat.measure.service_plan import make_plan
     from localchat.measure.store import bench_store
 
     environ = app_context(ctx).environ
-    if word is not None and word.startswith(PREFIX):
-        route = find_route(word, Inputs.of(ctx, word).routes)
-        raise UsageError(
-            f"{word} has two models, each with a plan of its own",
-            hint=f"localchat plan {route.small}; localchat plan {route.large}",
-        )
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
     store = bench_store(find_paths(environ).data_dir)
@@ -195,7 +187,8 @@ def _estimate(ctx: click.Context, model: str | None) -> "CostSource":
 
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.measure.options import default_model
-    from localchat.cli.models.fit import NO_SPEED, estimated, find_model
+    from localchat.cli.models.fit import estimated, find_model
+    from localchat.cli.models.fit_page import NO_SPEED
     from localchat.fit.memory_plan import demand
     from localchat.measure.service_plan import DEFAULT_SLOTS, predicted_source
     from localchat.measure.variants import is_running

@@ -64,11 +64,6 @@ def command(
             f"{word} is a server with settings of its own", hint="tune the model on that machine"
         )
     setup = resolve_setup(ctx, word)
-    if (pair := setup.model.route) is not None:
-        raise UsageError(
-            f"{word} has two models, each with settings of its own",
-            hint=f"localchat tune {pair.small.word}; localchat tune {pair.large.word}",
-        )
     tuned = TunedSettings(setup.paths.settings_file, setup.paths.state_dir)
     if undo:
         _undo(setup, tuned)

@@ -1,21 +1,17 @@
 """Command `localchat fit`: plan the load of a model, with the planner of the load itself."""
 
-import sys
-from collections.abc import Iterator, Sequence
-from shutil import get_terminal_size
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model, load_flags
-from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.output import print_json, print_lines
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, ModelMissing, NetworkError, UsageError
-from localchat.fit.report import bar, parts
-from localchat.fit.report import verdict as sentences
-from localchat.sanitize import sanitize_line
-from localchat.units import rate, size, tokens
+from localchat.units import size, tokens
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -24,16 +20,11 @@ if TYPE_CHECKING:
     from localchat.errors import ModelMissing, NetworkError
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
+    from localchat.model_files.checkpoint import ModelSummary
     from localchat.models.assess import FitReport, Subject
     from localchat.models.names import Reference
-    from localchat.models.quantization_table import QuantizationRow
 
-NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
-_QUANTIZATION_HEAD: Final = ("QUANTIZATION", "SIZE", "LONGEST CONTEXT", "SPEED", "LOSS")
 _USUAL_PROGRAMS_BYTES: Final = 3_000_000_000
-_MIN_CELLS = 16
-_MAX_CELLS = 60
-"""Widest memory bar."""
 
 
 @click.command("fit")
@@ -47,10 +38,9 @@ _MAX_CELLS = 60
 )
 @click.option(
     "--memory",
-    "memory_gb",
-    type=click.FloatRange(0.1, 1e6),
+    callback=lambda _, __, text: parse_gigabytes(text),
     metavar="GB",
-    help="Plan for a computer with this much memory and no GPU. Default: this machine.",
+    help="Plan for a computer with this much memory and no GPU, for example 16. Default: this machine.",
 )
 @click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -60,43 +50,47 @@ def command(
     /,
     model_name: str,
     parallel: int | None,
-    memory_gb: float | None,
+    memory: int | None,
     as_json: bool,
     **_: object,
 ) -> int:
-    """Check whether a model fits in memory, and how to make it fit.
+    """Show which quantization of a model to take, and if it fits.
 
     MODEL is on this machine, or a name that `pull` accepts. In that case the command reads only its headers
-    over the network, a few megabytes. It loads no weights. The speed is that of earlier runs. Before the first
-    run, it is an estimate with its range, from the memory bandwidth. A table compares the quantizations of a
-    GGUF model and marks the one to take here. The exit code is 0 if the model fits, and 4 if it does not.
+    over the network, a few megabytes. It loads no weights. A table compares the quantizations of a GGUF model
+    and marks the one to take. A name without a quantization means that one. The speed is that of earlier runs.
+    Before the first run, it is an estimate with its range, from the memory bandwidth. If the model does not
+    fit, the command lists what makes room. The exit code is 0 if the model fits, and 4 if it does not.
     """
     from msgspec import structs
 
+    from localchat.cli.models import fit_page
     from localchat.cli.resolve import chat_slots
-    from localchat.config.routes import PREFIX
     from localchat.fit.speed import SpeedHistory
-    from localchat.fit.steps import IN_ORDER, MemoryStep, SlotLimit, step_lines
+    from localchat.fit.steps import MemoryStep, SlotLimit
     from localchat.models.assess import assess
     from localchat.models.catalog import read_catalog
     from localchat.models.quantization_table import quantization_rows
-    from localchat.models.recommended_models import with_models_that_fit
     from localchat.models.resolve import planned_load
     from localchat.models.substitutes import memory_steps
 
-    if model_name.startswith(PREFIX):
-        return _fit_route(ctx, model_name, parallel, memory_gb, as_json=as_json)
     seen = find_model(ctx, model_name)
     slots = parallel or chat_slots(seen.settings)
-    subject = seen.subject
-    machine = _machine(memory_gb)
+    machine = _machine(memory)
     environ = seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     # Parallel requests are those of a server, whose KV cache has room for all of them.
     options = structs.replace(options, room_for_slots=parallel is not None)
     history = SpeedHistory(seen.paths.state_dir)
-    verdict = assess(subject, options, machine, history)
-    quantizations = quantization_rows(subject, options, machine, history, read_catalog(seen.paths))
+    catalog = read_catalog(seen.paths)
+    rows = quantization_rows(seen.subject, options, machine, history, catalog, seen.offered)
+    subject = seen.subject
+    best = next((row for row in rows if row.recommended), None)
+    if best is not None and not seen.is_exact:
+        subject = best.subject
+        verdict = best.report
+    else:
+        verdict = assess(subject, options, machine, history)
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)
@@ -106,25 +100,38 @@ def command(
         head = {"model": subject.name, "path": path, "parallel": slots}
         tail = {
             "steps": [step.as_json() for step in steps],
-            "quantizations": [row.record() for row in quantizations],
+            "quantizations": [row.record() for row in rows],
         }
         print_json(environ, head | verdict.record() | tail)
     else:
-        print_lines(environ, report_lines(verdict))
-        print_lines(environ, _usual_lines(seen, options, verdict, machine))
-        print_lines(environ, _quantization_lines(quantizations))
-        if steps:
-            print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
-            print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
+        usual = _usual_lines(subject, options, verdict, machine)
+        page = fit_page.FitPage(
+            verdict, rows, steps, usual, is_exact=seen.is_exact, other_machine=memory is not None
+        )
+        print_lines(environ, fit_page.page_lines(page, seen.paths, machine))
     if verdict.plan.fits:
         return ExitCode.OK
     return ExitCode.DOES_NOT_FIT
 
 
+def parse_gigabytes(text: str | None) -> int | None:
+    """Parse `16`, `16GB` or `1.5 gb` as bytes. Raises UsageError."""
+    if text is None:
+        return None
+    number = text.strip().lower().removesuffix("b").removesuffix("g").strip()
+    try:
+        gigabytes = float(number)
+    except ValueError:
+        gigabytes = 0.0
+    if not 0.1 <= gigabytes <= 1e6:
+        raise UsageError(f"--memory {text}: expected gigabytes", hint="as in --memory 16")
+    return round(gigabytes * 1e9)
+
+
 def _usual_lines(
-    seen: "FoundModel", options: "LoadOptions", verdict: "FitReport", machine: "Machine"
-) -> Iterator[str]:
-    """Yield the memory with a usual context, which the model screen shows, if the planned one is longer."""
+    subject: "Subject", options: "LoadOptions", verdict: "FitReport", machine: "Machine"
+) -> tuple[str, ...]:
+    """Return the memory with a usual context, which the model screen shows, if the planned one is longer."""
     from msgspec import structs
 
     from localchat.fit.report import USUAL_LENGTH
@@ -132,12 +139,12 @@ def _usual_lines(
 
     context = verdict.plan.context_tokens
     if options.context_tokens is not None or not verdict.plan.fits or context <= USUAL_LENGTH:
-        return
+        return ()
     usual = structs.replace(options, context_tokens=USUAL_LENGTH)
-    plan = assess(seen.subject, usual, machine, None, speed=False).plan
-    yield (
+    plan = assess(subject, usual, machine, None, speed=False).plan
+    return (
         f"A context of {tokens(USUAL_LENGTH)} needs {size(plan.total_bytes)}, "
-        f"of which KV {size(plan.kv_bytes)}: --ctx {USUAL_LENGTH}"
+        f"of which KV {size(plan.kv_bytes)}: --ctx {USUAL_LENGTH}",
     )
 
 
@@ -149,91 +156,18 @@ def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") ->
     return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
 
 
-def _machine(memory_gb: float | None) -> "Machine":
-    """Return this machine, or one like it with this much memory and no GPU."""
+def _machine(memory: int | None) -> "Machine":
+    """Return this machine, or one like it with this much memory in bytes and no GPU."""
     from dataclasses import replace
 
     from localchat.backend_api.registry import usable_machine
 
     machine = usable_machine()
-    if memory_gb is None:
+    if memory is None:
         return machine
-    total_bytes = round(memory_gb * 1e9)
     # A machine in everyday use has a desktop and a browser open, which take about a quarter, at most 3 GB.
-    free_bytes = total_bytes - min(total_bytes // 4, _USUAL_PROGRAMS_BYTES)
-    return replace(machine, ram_total_bytes=total_bytes, ram_free_bytes=free_bytes, gpus=())
-
-
-def _quantization_lines(rows: "Sequence[QuantizationRow]") -> Iterator[str]:
-    """Format the table of quantizations and the advice that follows from it."""
-    if not rows:
-        return
-    cells = []
-    for row in rows:
-        plan = row.report.plan
-        speed = "-"
-        if row.speed is not None:
-            speed = rate(row.speed.tokens_per_s)
-        context = "does not fit"
-        if plan.fits:
-            context = f"{plan.max_context_tokens:,}"
-        name = row.quantization + (" *" if row.recommended else "")
-        cells.append((name, size(row.size_bytes), context, speed, f"{row.loss_percent:g} %"))
-    yield ""
-    yield from table(_QUANTIZATION_HEAD, cells, right=(1, 2, 3, 4))
-    best = next((row for row in rows if row.recommended), None)
-    if best is None:
-        yield "Only quantizations with a large loss fit: a smaller model in Q4_K_M answers better."
-    elif best.model:
-        yield f"* Take this one here: localchat pull {best.model}"
-    else:
-        yield "* Take this one here."
-    yield (
-        "LOSS is the usual increase of the perplexity over the unquantized model (8B; small models lose more)."
-    )
-
-
-def _fit_route(
-    ctx: click.Context,
-    model_name: str,
-    parallel: int | None,
-    memory_gb: float | None,
-    *,
-    as_json: bool,
-) -> int:
-    """Plan the small model of a route, and the large one beside it."""
-    from localchat.cli.resolve import Inputs, chat_slots
-    from localchat.config.routes import find_route
-    from localchat.fit.memory_plan import machine_beside
-    from localchat.fit.speed import SpeedHistory
-    from localchat.models.assess import assess
-    from localchat.models.resolve import planned_load
-
-    inputs = Inputs.of(ctx, model_name)
-    route = find_route(model_name, inputs.routes)
-    machine = _machine(memory_gb)
-    reports = []
-    for name in (route.small, route.large):
-        seen = find_model(ctx, name)
-        slots = parallel or chat_slots(seen.settings)
-        options = planned_load(seen.settings, seen.paths, max_slots=slots)
-        history = SpeedHistory(seen.paths.state_dir)
-        reports.append(assess(seen.subject, options, machine, history))
-        machine = machine_beside(machine, reports[-1].plan)
-    small, large = reports
-    fits = small.plan.fits and large.plan.fits
-    if as_json:
-        records = {"small": small.record(), "large": large.record()}
-        print_json(inputs.app.environ, {"model": model_name, "fits": fits, **records})
-    else:
-        lines = [*report_lines(small), "", f"Beside {small.name}:", *report_lines(large), ""]
-        if fits:
-            total_bytes = small.plan.total_bytes + large.plan.total_bytes
-            lines.append(f"Both fit: {size(total_bytes)} together.")
-        else:
-            lines.append("They do not fit together.")
-        print_lines(inputs.app.environ, lines)
-    return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
+    free_bytes = memory - min(memory // 4, _USUAL_PROGRAMS_BYTES)
+    return replace(machine, ram_total_bytes=memory, ram_free_bytes=free_bytes, gpus=())
 
 
 class FoundModel(NamedTuple):
@@ -243,6 +177,10 @@ class FoundModel(NamedTuple):
     settings: "Settings"
     paths: "Paths"
     app: AppContext
+    is_exact: bool = True
+    """Whether the user named the quantization, or the model is on this machine."""
+    offered: "Mapping[str, str]" = MappingProxyType({})
+    """Names for `pull` by quantization, as the repository lists them. Empty without a listing."""
 
 
 def find_model(ctx: click.Context, model_name: str) -> FoundModel:
@@ -254,8 +192,7 @@ def find_model(ctx: click.Context, model_name: str) -> FoundModel:
     except ModelMissing as missing:
         inputs = Inputs.of(ctx, model_name)
         settings = inputs.settings((model_name,)).settings
-        subject = _hub_model(model_name, inputs, settings, missing)
-        return FoundModel(subject, settings, inputs.paths, inputs.app)
+        return _hub_model(model_name, inputs, settings, missing)
     return FoundModel(
         subject_of(setup.model, setup.settings), setup.settings, setup.paths, setup.app
     )
@@ -263,7 +200,7 @@ def find_model(ctx: click.Context, model_name: str) -> FoundModel:
 
 def _hub_model(
     name: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
-) -> "Subject":
+) -> FoundModel:
     """Read the headers of a model on the hub. Raises `missing` if the hub has no such model."""
     from localchat.config.settings import offline_reason
     from localchat.models.assess import Subject
@@ -275,11 +212,21 @@ def _hub_model(
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
     from localchat.models.published_shapes import published_model
+    from localchat.models.quantization_table import offered_names
+    from localchat.models.quantizations import canonical, gguf_variants
 
+    catalog = read_catalog(inputs.paths)
     try:
-        reference = parse(name, read_catalog(inputs.paths))
+        reference = parse(name, catalog)
     except (ModelMissing, UsageError):
         raise missing from None
+
+    def found(
+        name: str, model: "ModelSummary", offered: "Mapping[str, str]" = MappingProxyType({})
+    ) -> FoundModel:
+        subject = Subject(name, model, None, settings.backend)
+        return FoundModel(subject, settings, inputs.paths, inputs.app, reference.exact, offered)
+
     terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
 
     def show(event: PullEvent) -> None:
@@ -293,7 +240,7 @@ def _hub_model(
         terminal.notify(
             f"{published.name} is not on this machine and offline is set: using its published shape"
         )
-        return Subject(published.name, published, None, settings.backend)
+        return found(published.name, published)
     hub = hub_from_environment(inputs.app.environ)
     retry = RetryPolicy()
     try:
@@ -303,12 +250,17 @@ def _hub_model(
         if published is None or not problem.details.get("unreachable"):
             raise
         terminal.notify(f"{problem.message}; using the published shape of {published.name}")
-        return Subject(published.name, published, None, settings.backend)
+        return found(published.name, published)
     terminal.notify(
         f"{choice.name} is not on this machine; reading its headers from {choice.listing.repository}"
     )
     header = read_remote_header(choice, hub, show, retry)
-    return Subject(choice.name, header, None, settings.backend)
+    listed = {
+        canonical(variant.quantization): reference.stored_name(variant.quantization)
+        for variant in gguf_variants(file.path for file in choice.listing.files)
+        if variant.quantization and not variant.trouble
+    }
+    return found(choice.name, header, offered_names(name, catalog) | listed)
 
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
@@ -323,45 +275,3 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
         f"({by}), and its published shape is unknown",
         hint=hint,
     )
-
-
-def report_lines(verdict: "FitReport") -> Iterator[str]:
-    """Format the verdict, and the speed of a model that fits."""
-    yield from verdict_lines(verdict)
-    if verdict.plan.fits:
-        yield from speed_lines(verdict)
-
-
-def verdict_lines(verdict: "FitReport") -> Iterator[str]:
-    """Format the report with a memory bar."""
-    first, _, *remarks = sentences(verdict.plan)
-    yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
-    if verdict.plan.missing:
-        # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
-        yield parts(verdict.plan)
-        yield from (*remarks, *verdict.alternatives)
-        return
-    yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
-    yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    yield from remarks
-    yield from verdict.alternatives
-
-
-def speed_lines(verdict: "FitReport") -> Iterator[str]:
-    """Format the expected speed and its source."""
-    speed = verdict.expected_speed
-    if speed is not None:
-        yield f"{speed.words[0].upper()}{speed.words[1:]}, {speed.basis}."
-    else:
-        yield f"{NO_SPEED}."
-    if verdict.layers_tokens_per_s is not None:
-        yield (
-            f"With whole layers in RAM instead of experts, about {rate(verdict.layers_tokens_per_s)}."
-        )
-
-
-def _bar_cells() -> int:
-    """Return the width of the bar that fits on the terminal beside brackets and size."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return _MAX_CELLS
-    return min(max(get_terminal_size().columns - 12, _MIN_CELLS), _MAX_CELLS)

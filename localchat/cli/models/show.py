@@ -59,6 +59,10 @@ class _Outlook(NamedTuple):
     """Sentence about what is missing to run the model."""
     kv_types: tuple[str, ...] = ()
     """Possible types of the KV cache."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters in the settings of the model."""
+    head: str = ""
+    """Sentence about the model's prediction head. Empty without one."""
 
 
 def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
@@ -81,7 +85,9 @@ def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
         return _Outlook("", recommended_sampling(located, paths))
     why = "" if report.plan.missing else report.why
     advice = recommended_sampling(located, paths)
-    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types)
+    adapters = tuple(adapter.label for adapter in options.lora)
+    head = next((note for note in report.plan.notes if "prediction head" in note), "")
+    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types, adapters, head)
 
 
 def _template(model: "Model", inspection: "Inspection") -> str:
@@ -132,10 +138,12 @@ def _outlook_rows(outlook: _Outlook) -> Iterator[tuple[str, str]]:
     if outlook.advice.sampling:
         values = ", ".join(f"{key} {value:g}" for key, value in outlook.advice.sampling.items())
         yield "sampling", f"{values} ({outlook.advice.entry} in models.toml)"
+    yield "LoRA", ", ".join(outlook.adapters)
     if outlook.why:
         yield "runs on", outlook.why
     elif outlook.missing:
         yield "runs on", f"nothing here: {outlook.missing}"
+    yield "drafts", outlook.head
 
 
 def _fact_rows(inspection: "Inspection") -> Iterator[tuple[str, str]]:
@@ -186,7 +194,9 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
         "reason": inspection.trouble or None,
         "why": outlook.why or None,
         "missing": outlook.missing or None,
+        "drafts": outlook.head or None,
         "sampling": outlook.advice.sampling,
+        "lora": outlook.adapters,
     }
     if facts is None:
         return record

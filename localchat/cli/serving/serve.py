@@ -29,7 +29,8 @@ _SLOTS = 16
 _PORT = 8114
 """Default port. It differs from 11434, which web pages may attack."""
 
-_EDITOR_S = 8 * 3600
+_EDITOR_S = 2 * 3600
+"""Time that a model stays loaded for an editor without a request: longer than most breaks."""
 """Keep-alive of a model that completes code, as long as a working day."""
 
 

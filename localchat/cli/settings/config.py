@@ -14,7 +14,7 @@ from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError
 
-_SUBCOMMANDS = ("preset", "cp", "completion")
+_SUBCOMMANDS = ("preset", "cp", "completion", "mcp")
 """Subcommands with a module of their own, which is imported when it is used."""
 
 

@@ -156,7 +156,7 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
     )
     if not is_interactive or settings.quiet or settings.offline:
         return ""
-    if info is None or setup.model.is_composed:
+    if info is None or setup.model.remote is not None:
         return ""
     from localchat.backend_api.registry import find_backends
 

@@ -217,7 +217,6 @@ class BlockDiskTier(DiskTier):
         bytes_ = max(1, tokens) * self._runner.capabilities.bytes_per_token
         if elapsed_s and tokens >= MIN_STORED_TOKENS:
             self._prefill_s = _average(self._prefill_s, elapsed_s / bytes_)
-            self._namespace.seconds_per_byte = self._prefill_s
 
     @property
     def behind(self) -> bool:

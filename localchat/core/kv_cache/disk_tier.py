@@ -67,7 +67,7 @@ class DiskTier(ABC):
 
     @abstractmethod
     def observe_prefill(self, tokens: int, elapsed_s: float) -> None:
-        """Learn how long a step of prompt tokens takes. That time is what a stored entry saves."""
+        """Learn how long a step of prompt tokens takes."""
 
     @property
     @abstractmethod

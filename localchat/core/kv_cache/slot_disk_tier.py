@@ -131,9 +131,7 @@ class SlotDiskTier(DiskTier):
         return ops
 
     def observe_prefill(self, tokens: int, elapsed_s: float) -> None:
-        rate = elapsed_s / (max(1, tokens) * self._bytes_per_token)
-        average = self._namespace.seconds_per_byte
-        self._namespace.seconds_per_byte = 0.9 * average + 0.1 * rate
+        """Do nothing: loading a slot's KV is always faster than computing it on a CPU."""
 
     @property
     def behind(self) -> bool:

@@ -46,7 +46,7 @@ class TurnCuts:
         return self._cuts[bisect_right(self._cuts, position) - 1]
 
     def end(self, start: int) -> int:
-        """Return the end of the chunk that contains the token at `start`, which is in the prompt."""
+        """Return the end of the chunk that contains a token of the prompt."""
         index = bisect_right(self._cuts, start)
         if index == len(self._cuts):
             return self._length

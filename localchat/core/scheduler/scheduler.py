@@ -492,7 +492,9 @@ class Scheduler:
         cuts = request_state.cuts
         if cuts is not None and sequence.in_prompt:
             chunk = cuts.end(sequence.launched) - sequence.launched
-            return min(sequence.needs if alone else width, chunk)
+            if alone:
+                width = sequence.needs
+            return min(width, chunk)
         chunk = self._exact_chunk - sequence.launched % self._exact_chunk
         if not alone or self._can.rewind == "checkpoint":
             return min(width, chunk)
@@ -554,13 +556,13 @@ class Scheduler:
             else:
                 sequence.exact = cuts.floor(row.start)
         if cuts is None:
-            whole = end == chunk_end(request_state.media, row.start, chunk)
+            is_whole = end == chunk_end(request_state.media, row.start, chunk)
         else:
-            whole = row.start < cuts.last and end == cuts.end(row.start)
-        is_whole = row.start == sequence.exact and whole
+            is_whole = row.start < cuts.last and end == cuts.end(row.start)
+        follows = row.start == sequence.exact
         in_prompt = end <= request_state.prompt_tokens
         alone = all(other.sequence.request_state is request_state for other in step.scheduled_rows)
-        if sequence.exact_mode and is_whole and in_prompt and alone:
+        if sequence.exact_mode and follows and is_whole and in_prompt and alone:
             sequence.exact = end
 
     def _make_room(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.backend_api.interface import Tokenizer
 from localchat.core.structured_output.json_schema import close_objects
-from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
 from localchat.core.structured_output.relaxation import LENIENT, dropped_keywords, relax
 from localchat.engine.request import Grammar
@@ -61,6 +60,8 @@ class GrammarSpec(NamedTuple):
     """Keywords that were removed from the schema before compilation."""
     strict: bool = False
     """The request fails if a keyword of the schema is not enforced."""
+    optional: bool = False
+    """The answer is generated without the grammar if it cannot be compiled."""
 
 
 class GrammarCompiler:
@@ -73,15 +74,14 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._llguidance_tokenizer: LLTokenizer | None = None
-        self._length_guard: LengthGuard | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def grammar_matcher(
-        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False, min_tokens: int = 0
+        self, spec: "GrammarSpec", *, ignore_ends: bool = False, min_tokens: int = 0
     ) -> GrammarMatcher:
-        """Return a new matcher for a text of `min_tokens` to `room` tokens.
+        """Return a new matcher for a text of at least `min_tokens` tokens.
 
         Raises UsageError that names the fault and its position.
         """
@@ -95,14 +95,11 @@ class GrammarCompiler:
             self._compiled.move_to_end(spec.source)
             own = matcher.deep_copy()
         tokenizer = self._tokenizer
-        assert self._length_guard is not None
         return GrammarMatcher(
             own,
             tokenizer.vocab_size,
             tokenizer.eog,
             self._workers,
-            self._length_guard,
-            room=room,
             ignore_ends=ignore_ends,
             min_tokens=min_tokens,
         )
@@ -122,7 +119,6 @@ class GrammarCompiler:
     def _build_within_limit(self, spec: "GrammarSpec") -> "LLMatcher":
         if self._llguidance_tokenizer is None:
             self._llguidance_tokenizer = llguidance_tokenizer(self._tokenizer)
-            self._length_guard = LengthGuard(self._tokenizer)
         future = self._compilers.submit(_build_matcher, self._llguidance_tokenizer, spec.source)
         try:
             return _wait(future)

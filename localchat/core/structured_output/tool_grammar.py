@@ -21,7 +21,7 @@ from localchat.core.structured_output.compiler import (
     grammar_spec,
     with_style,
 )
-from localchat.core.structured_output.lark import TEXT, TagTerms
+from localchat.core.structured_output.lark import TEXT, TagTerms, pattern
 from localchat.core.structured_output.relaxation import relax
 from localchat.core.structured_output.tool_arguments import argument_rules
 from localchat.engine.request import GenerateRequest, Messages
@@ -96,12 +96,33 @@ def free_rules(
         # A bare object is a call only at the very start.
         return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {call}"]
     repeated = "*" if many and family.parallel else "?"
+    bare_calls, bare_lines = _bare_calls(family, tools)
+    tagged = f"opening {_terms(markup, lead[len(tag) :])} {call}"
     return [
         *lines,
         f"free: tagged{repeated} {TEXT}",
         *markup.up_to("opening", tag),
-        f"tagged: opening {_terms(markup, lead[len(tag) :])} {call}",
+        f"tagged: {' | '.join([tagged, *bare_calls])}",
+        *bare_lines,
     ]
+
+
+def _bare_calls(family: ToolCallFamily, tools: Sequence[ToolSpec]) -> tuple[list[str], list[str]]:
+    """Return calls without a tag, which small models write, as terms and the rules that they need.
+
+    Such a call begins where an object names an offered tool before its arguments.
+    """
+    if not family.untagged or '"name": "' not in family.syntax.head:
+        return [], []
+    terms = []
+    lines = []
+    for index, tool in enumerate(tools):
+        name = pattern(tool.name)
+        # The lazy text ends at the colon. White space after it would never be part of it.
+        start = rf'/(.|\n)*\{{\s*"name":\s*"{name}",\s*"(arguments|parameters)":/'
+        lines.append(f"bare_{index}[lazy]: {start}")
+        terms.append(rf"bare_{index} (/\s+/)? arguments_{index} /\s*\}}/")
+    return terms, lines
 
 
 def _calls(family: ToolCallFamily, begin: str, markup: TagTerms, *, many: bool) -> str:
@@ -153,7 +174,8 @@ def answer_grammar(
     answer = None if request.grammar is None else grammar_spec(request.grammar)
     forced = messages is not None and messages.tool_choice not in ("auto", "none")
     strict = bool(tools) and any(tool.strict for tool in tools)
-    if not (answer or forced or strict):
+    bound = bool(tools) and messages is not None and messages.bind_arguments
+    if not (answer or forced or strict or bound):
         return None
     tools = [_relaxed(tool) for tool in tools]
     markup = TagTerms(tokenizer, (*chat.tool_call_family.markup, *chat.reasoning_family.markup))
@@ -163,7 +185,7 @@ def answer_grammar(
         bodies.append("@answer")
     if tools:
         many = messages is not None and messages.parallel_tool_calls
-        if strict and not bodies and not forced:
+        if (strict or bound) and not bodies and not forced:
             lines += free_rules(chat.tool_call_family, tools, markup, many=many)
             bodies.append("free")
         else:
@@ -189,7 +211,9 @@ def answer_grammar(
         parts.insert(0, answer)
         used = json.loads(answer.source)["grammars"]
     source = json.dumps({"grammars": [main, *used]})
-    return GrammarSpec(source, parts[0].name if len(parts) == 1 else "the tools", tuple(parts))
+    name = parts[0].name if len(parts) == 1 else "the tools"
+    optional = not (answer or forced or strict)
+    return GrammarSpec(source, name, tuple(parts), optional=optional)
 
 
 def _relaxed(tool: ToolSpec) -> ToolSpec:

@@ -16,6 +16,11 @@ CORRECTIONS: Final = {
     "it does not train, merge, prune or quantize. It runs finished ones; use other tools for that "
     "(llama.cpp's for GGUF), and": "it does not train, merge or prune. It runs finished ones, and `localchat "
     "quantize` writes a GGUF in another quantization. Use other tools for the rest, and",
+    "A route asks a small model first and a large one where a rule says so. Put `small` and `large` under "
+    "`[routes.easy]` in the settings file, with rules such as `longer_than`, `regex`, `code` or `doubt`, then "
+    'use it as a model: `localchat -m route:easy "question"`. `--stats` says who answered.': "localchat does "
+    "not choose between models by itself: a question goes to the model that you name. Use `-m MODEL` on the "
+    "command line and `/model` in a chat.",
     "localchat works with text only: it refuses images for now, and says so.": "Models with an encoder read "
     'pictures, and some hear recordings: `localchat -f photo.jpg "What is this?"`. `localchat show MODEL` '
     "says what a model can do.",

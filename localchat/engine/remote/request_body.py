@@ -62,6 +62,9 @@ def request_body(
         )
     if request.ignore_eos:
         body["ignore_eos"] = True
+    if request.lora is not None:
+        # llama.cpp's field. Other servers reject it rather than answer without the adapter.
+        body["lora"] = [{"id": number, "scale": scale} for number, scale in request.lora]
     body |= _ends(request)
     body |= _response_format(request, to_localchat)
     if stream:
@@ -199,7 +202,9 @@ def media_part(attachment: Attachment) -> dict[str, Any]:
 def _sampling(sampling: Sampling) -> dict[str, Any]:
     # Beyond OpenAI's fields, these are extensions that vLLM, SGLang and llama-server share.
     fields = {
-        key: value for key in (*SAMPLERS, "seed") if (value := getattr(sampling, key)) is not None
+        key: value
+        for key in (*SAMPLERS, "seed", "dry_sequence_breakers")
+        if (value := getattr(sampling, key)) is not None
     }
     if (
         biases := {str(token): bias for token, bias in sampling.logit_bias.items()}

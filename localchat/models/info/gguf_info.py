@@ -225,6 +225,8 @@ def _shape_sentences(shape: ModelShape) -> tuple[tuple[str, ...], tuple[str, ...
             f"Some of its layers see only the last {tokens(shape.window)}. --window-only saves memory by "
             "caching no more for them."
         )
+    if shape.head:
+        can.append("It has a prediction head, which can draft its next tokens.")
     if "q8_0" not in kv_types(shape):
         cannot.append("Its KV cache cannot be quantized.")
     return tuple(can), tuple(cannot)

@@ -120,7 +120,7 @@ class MediaReader:
                     code="url_not_allowed",
                 )
             case "http" | "https":
-                from localchat.server.chat.media_fetch import fetch_public
+                from localchat.documents.public_fetch import fetch_public
 
                 try:
                     return fetch_public(url or "", MAX_FILE_BYTES, self._deadline_s)

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from localchat.config.parameters import SAMPLERS
+from localchat.config.parameters import NO_BREAKERS, SAMPLERS
 from localchat.engine.request import GenerateRequest, Prompt, Sampling
 from localchat.server.chat.structure import AnswerFields, requested_grammar
 from localchat.server.config import ServerLimits
@@ -14,6 +14,13 @@ from localchat.server.errors import bad_request
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
+
+
+class AdapterScale(msgspec.Struct, frozen=True):
+    """Scale of a LoRA adapter, as llama.cpp's requests have it."""
+
+    id: int
+    scale: float
 
 
 LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
@@ -44,6 +51,8 @@ class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     no_stop_trim: bool | None = None
     """SGLang's name of `include_stop_str_in_output`."""
     ignore_eos: bool | None = None
+    lora: list[AdapterScale] | None = None
+    """LoRA adapters that apply, by their index in `--lora`. From llama.cpp."""
     cache_salt: str | None = None
     speculation: bool | None = None
     return_progress: bool | None = None
@@ -61,6 +70,7 @@ INFILL_PRIORITY: Final = 1
 """A completion in an editor must arrive within milliseconds, while a chat can wait."""
 _SEED_MASK: Final = (1 << 64) - 1
 _MAX_LOGPROBS: Final = 20
+_MAX_ADAPTERS: Final = 16
 _MAX_TOKEN_ID: Final = (1 << 31) - 1
 _FORBIDDEN: Final = -1e9
 _MAX_BIAS: Final = 100.0
@@ -104,8 +114,9 @@ def generate_request(
         grammar=requested_grammar(fields, limits, format_field),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        # A request's own salt separates its cache further, but cannot join that of another client.
-        salt="\0".join(filter(None, (client.salt, fields.cache_salt))),
+        lora=None if fields.lora is None else adapter_scales(fields.lora),
+        # A request's own salt separates its cache further, but cannot join that of another client or adapter.
+        salt="\0".join(filter(None, (client.salt, (fields.cache_salt or "").replace("\0", " ")))),
         priority=priority,
         speculation=fields.speculation is not False,
         ignore_eos=bool(fields.ignore_eos),
@@ -114,11 +125,18 @@ def generate_request(
     )
 
 
+def adapter_scales(scales: list[AdapterScale]) -> tuple[tuple[int, float], ...]:
+    """Return the scales as the engine takes them. Raises ApiError for too many."""
+    if len(scales) > _MAX_ADAPTERS:
+        raise bad_request(
+            f"There are {len(scales)} adapters; the limit is {_MAX_ADAPTERS}.", param="lora"
+        )
+    return tuple((adapter.id, adapter.scale) for adapter in scales)
+
+
 def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
     biases, text_biases = _biases(fields.logit_bias or {}, limits)
     values: dict[str, Any] = {key: _sampler_value(fields, key) for key in SAMPLERS}
-    if values["top_k"] is not None:
-        values["top_k"] = max(0, values["top_k"])
     seed = fields.seed
     if seed is not None:
         # Clients send negative and longer seeds. The engine takes 64 bits.
@@ -127,8 +145,25 @@ def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:
         **values,
         logit_bias=biases,
         text_bias=text_biases,
+        dry_sequence_breakers=_breakers(fields.dry_sequence_breakers),
         seed=seed,
     )
+
+
+def _breakers(value: list[str] | str | None) -> tuple[str, ...] | None:
+    """Return the texts across which DRY sees no repetition. Raises ApiError."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=list[str])
+        except msgspec.DecodeError as error:
+            raise bad_request(
+                'The field \'dry_sequence_breakers\' must be a list of texts, such as ["\\n", ":"].',
+                param="dry_sequence_breakers",
+                code="invalid_type",
+            ) from error
+    return tuple(value) or (NO_BREAKERS,)
 
 
 def _sampler_value(fields: GenerationFields, key: str) -> float | None:
@@ -145,7 +180,8 @@ def _sampler_value(fields: GenerationFields, key: str) -> float | None:
             raise bad_request(
                 f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
             )
-        result = value
+        # Clients write -1 for off.
+        result = max(value, sampler.engine_range[0])
     return result
 
 

@@ -58,6 +58,9 @@ class SamplingFields(SamplingNumbers, frozen=True, kw_only=True):
 
     typ_p: float | None = None
     repeat_penalty: float | None = None
+    nsigma: float | None = None
+    dry_sequence_breakers: list[str] | str | None = None
+    """A list, or its JSON as KoboldCpp's clients send it."""
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):

@@ -3,21 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from localchat.config.parameters import SAMPLERS
+from localchat.config.parameters import DRY_BREAKERS, SAMPLERS
 from localchat.engine.request import GenerateRequest, Infill, TextPrompt
 from localchat.server.llamacpp.protocol import NativeBody
 
-_ORDER: Final = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
+_ORDER: Final = (
+    *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
+)
 _MISSING: Final = {
-    "dynatemp_range": 0.0,
-    "top_n_sigma": -1.0,
-    "xtc_probability": 0.0,
-    "dry_multiplier": 0.0,
     "mirostat": 0,
     "repeat_last_n": -1,
     "n_keep": 0,
     "n_discard": 0,
-    "lora": [],
 }
 """Settings that this server does not have, with the values that describe its behavior."""
 
@@ -38,8 +35,10 @@ def generation_settings(
     return {
         **_MISSING,
         **samplers,
+        "dry_sequence_breakers": list(request.sampling.dry_sequence_breakers or DRY_BREAKERS),
         "seed": -1 if request.sampling.seed is None else request.sampling.seed,
         "logit_bias": [list(pair) for pair in request.sampling.logit_bias.items()],
+        "lora": [{"id": number, "scale": scale} for number, scale in request.lora or ()],
         "n_predict": request.max_tokens,
         "max_tokens": request.max_tokens,
         "min_tokens": request.min_tokens,

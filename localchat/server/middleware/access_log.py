@@ -4,12 +4,10 @@ The line contains no text of a prompt or an answer. Pure ASGI, see security.py.
 """
 
 import logging
-import re
 import secrets
 import time
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import unquote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,8 +20,6 @@ from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server.requests")
 
-_ABSOLUTE_URL: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
-"""A whole URL in place of a path."""
 _MAX_LOGGED: Final = 120
 _QUIET_ROUTES: Final = (f"{PREFIX}/ps", f"{PREFIX}/query")
 _FIRST_ERROR: Final = 400
@@ -39,7 +35,6 @@ class AccessLogMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _with_path(scope)
         id_ = f"req_{secrets.token_hex(12)}"
         status = 0
         started_s = time.perf_counter()
@@ -78,24 +73,6 @@ class AccessLogMiddleware:
             if status < _FIRST_ERROR and inner["path"] in _QUIET_ROUTES:
                 level = logging.DEBUG
             log.log(level, "%s", sanitize_line(" ".join(line)))
-
-
-def _with_path(scope: Scope) -> Scope:
-    """Replace a whole URL, as sent to a proxy, by its path (RFC 9112, 3.2.2).
-
-    The host of the URL takes precedence over the Host header.
-    """
-    match = _ABSOLUTE_URL.fullmatch(scope.get("raw_path") or b"")
-    if match is None:
-        return scope
-    path = match[2] or b"/"
-    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
-    return {
-        **scope,
-        "path": unquote(path.decode("ascii")),
-        "raw_path": path,
-        "headers": [(b"host", match[1]), *headers],
-    }
 
 
 def _request_fields(tracked: TrackedRequest) -> Sequence[str]:

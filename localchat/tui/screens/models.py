@@ -1,7 +1,6 @@
 """Model screen: local models, models of other programs and the catalogue, each with its memory verdict."""
 
 import asyncio
-import os
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -323,11 +322,18 @@ class ModelScreen(ListDialog[ModelChoice]):
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
-        self._recommended = {
-            recommendation.name: recommendation.summary
-            for recommendation in recommendations
-            if recommendation.name in self._models
-        }
+        for recommendation in recommendations:
+            entry = self._models.get(recommendation.entry)
+            if entry is None or entry.kind != "catalogue":
+                continue
+            if recommendation.name != entry.name:
+                # Another quantization than the usual one suits this machine.
+                del self._models[entry.name]
+                entry = entry._replace(
+                    name=recommendation.name, size_bytes=recommendation.size_bytes
+                )
+                self._models[entry.name] = entry
+            self._recommended[entry.name] = recommendation.summary
 
     def _add_speed(self, entry: ModelEntry, speed: "ExpectedSpeed") -> None:
         is_first = not any(verdict.speed for verdict in self._verdicts.values())
@@ -383,12 +389,12 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
 
     entries: list[ModelEntry] = []
     models = read_index(context.paths, context.environ).models
-    listed = {os.path.realpath(model.path) for model in models if model.path is not None}
+    listed = {_file_id(model.path) for model in models if model.path is not None}
     paths: list[Path] = []
     if used is not None:
         paths = used.paths()
     for path in paths:
-        if os.path.realpath(path) not in listed:
+        if _file_id(path) not in listed:
             entries.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
     for model in models:
         trouble = model.trouble or inspect(model).trouble
@@ -408,6 +414,15 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
             size_bytes = _published_bytes(published) or _estimate(published.parameters)
             entries.append(ModelEntry(name, "catalogue", size_bytes, published.about))
     return tuple(entries)
+
+
+def _file_id(path: Path) -> object:
+    """Return what identifies a file, whichever link names it. `localchat import` makes hard links."""
+    try:
+        status = path.stat()
+    except OSError:
+        return path
+    return status.st_dev, status.st_ino
 
 
 def _bytes_of(path: Path) -> int:

@@ -1,23 +1,14 @@
 """Bypasses Textual's styled-line cache for widgets without border, padding or opacity.
 
 This halves their paint time.
-
-Private Textual API: `Widget._vertical_scrollbar`, `App._start_widget`.
 """
 
 from collections.abc import Callable
 
-from rich.color import Color
-from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
-from textual.scroll_view import ScrollView
-from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.strip import Strip
 from textual.widget import Widget
-
-_TRACK = Color.parse("#555555")
-_THUMB = Color.parse("bright_magenta")
 
 
 def rows_in(widget: Widget, crop: Region, row: Callable[[int], Strip]) -> list[Strip]:
@@ -56,53 +47,3 @@ class FlatWidget(StyledWidget):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         return rows_in(self, crop, self.render_line)
-
-
-def flat_vertical_scrollbar(view: ScrollView) -> ScrollBar:
-    """Return the vertical scroll bar of a view. Created on first use, as in Textual."""
-    if view._vertical_scrollbar is None:
-        view._vertical_scrollbar = bar = FlatScrollBar(name="vertical")
-        bar.display = False
-        view.app._start_widget(view, bar)
-    return view._vertical_scrollbar
-
-
-class FlatScrollBar(ScrollBar):
-    """A scroll bar of one column that shares strips among equal rows.
-
-    Textual's scroll bar takes 2 ms for 37 rows.
-    """
-
-    def render_lines(self, crop: Region) -> list[Strip]:
-        strips: dict[int, Strip] = {}
-        ground = self.rich_style
-        segments = self._row_segments()
-        for segment in segments:
-            if id(segment) not in strips:
-                strips[id(segment)] = Strip([segment], 1).apply_style(ground)
-        # The screen is laid out anew before the bar knows its new size.
-        blank = Strip.blank(1, ground)
-
-        def row(y: int) -> Strip:
-            if y >= len(segments):
-                return blank
-            return strips[id(segments[y])]
-
-        return rows_in(self, crop, row)
-
-    def _row_segments(self) -> list[Segment]:
-        """Return one segment per row."""
-        bar = self.render()
-        assert isinstance(bar, ScrollBarRender)
-        style = self.app.console.get_style(bar.style)
-        drawn = bar.render_bar(
-            size=self.size.height,
-            virtual_size=bar.virtual_size,
-            window_size=bar.window_size,
-            position=bar.position,
-            thickness=1,
-            vertical=True,
-            back_color=style.bgcolor or _TRACK,
-            bar_color=style.color or _THUMB,
-        )
-        return list(drawn.segments)

@@ -3,7 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from itertools import accumulate
+from typing import NamedTuple
 
 from rich.cells import cell_len
 
@@ -32,18 +33,12 @@ from localchat.tui.transcript.markdown.code import Highlighting
 
 
 class BlockHeights:
-    """Heights of blocks in rows, with running sums.
-
-    A change costs time for the blocks after it, so none for the last one, which streams.
-    """
+    """Heights of blocks in rows, and the first row of each."""
 
     def __init__(self, heights: Iterable[int] = ()) -> None:
         self._heights = list(heights)
-        self._tops: list[int] = [0]
-        self._valid = 0  # tops[: valid + 1] are up to date
-
-    def __len__(self) -> int:
-        return len(self._heights)
+        self._tops: list[int] = []
+        """First row of each block and, at the end, the total. Empty after a change."""
 
     def __getitem__(self, index: int) -> int:
         return self._heights[index]
@@ -54,42 +49,28 @@ class BlockHeights:
 
     def top(self, index: int) -> int:
         """Return the first row of a block, or the total after the last block."""
-        while self._valid < index:
-            top = self._tops[self._valid] + self._heights[self._valid]
-            self._valid += 1
-            if self._valid < len(self._tops):
-                self._tops[self._valid] = top
-            else:
-                self._tops.append(top)
+        if not self._tops:
+            self._tops = list(accumulate(self._heights, initial=0))
         return self._tops[index]
 
     def index_at(self, row: int) -> int:
         """Return the block that contains a row, or the nearest one. -1 without blocks."""
-        if not self._heights:
-            return -1
-        self.top(len(self._heights))
-        index = bisect_right(self._tops, row, 0, len(self._heights)) - 1
-        return min(max(index, 0), len(self._heights) - 1)
+        if not self._heights or row >= self.total:
+            return len(self._heights) - 1
+        return max(bisect_right(self._tops, row) - 1, 0)
 
     def set(self, index: int, height: int) -> None:
         if self._heights[index] != height:
             self._heights[index] = height
-            self._valid = min(self._valid, index)
+            self._tops = []
 
     def append(self, height: int) -> None:
         self._heights.append(height)
-
-    def insert(self, index: int, height: int) -> None:
-        self._heights.insert(index, height)
-        self._valid = min(self._valid, index)
+        self._tops = []
 
     def remove(self, index: int) -> None:
         del self._heights[index]
-        self._valid = min(self._valid, index)
-
-
-_MAX_CACHED_ROWS: Final = 8_000
-"""Rows to cache, about 1 KB each. Other blocks are laid out again when they are shown."""
+        self._tops = []
 
 
 class RowPosition(NamedTuple):
@@ -110,7 +91,7 @@ class LaidOutBlock:
     width: int = 0
     """Width that the height belongs to. 0 while the height is an estimate."""
     block_rows: BlockRows | None = None
-    """Rows of the block. None if it is not laid out, or if they were discarded to save memory."""
+    """Rows of the block. None if it is not laid out."""
     markdown: IncrementalMarkdown | None = None
     """Text of a streaming answer."""
     drawn_rows: list[Row] = field(default_factory=list)
@@ -162,7 +143,7 @@ class LaidOutBlock:
 class BlockLayout:
     """Blocks and their rows, numbered from 0 at the top of the first block.
 
-    Size: every operation on a block changes the heights and the cache too.
+    Size: every operation on a block changes the heights too.
     """
 
     def __init__(self) -> None:
@@ -172,26 +153,16 @@ class BlockLayout:
         self._index: dict[str, int] = {}
         self._heights = BlockHeights()
         self._next_number = 0
-        self._cached: dict[int, LaidOutBlock] = {}
-        """Blocks with rows by number, least recently used first."""
-        self._cached_rows = 0
 
     @property
     def total(self) -> int:
         """Number of rows of all blocks, partly estimated."""
         return self._heights.total
 
-    @property
-    def is_streaming(self) -> bool:
-        """Whether the last block is a growing answer."""
-        return bool(self.items) and self.items[-1].markdown is not None
-
     def replace(self, blocks: Iterable[Block]) -> None:
         """Replace all blocks."""
         self.items = []
         self._index = {}
-        self._cached = {}
-        self._cached_rows = 0
         self._heights = BlockHeights()
         for block in blocks:
             self.put(block)
@@ -244,7 +215,7 @@ class BlockLayout:
         if isinstance(block, AnswerBlock) and isinstance(old, AnswerBlock):
             self._extend_answer(item, old.text, block.text)
         if old != block:
-            self._discard_rows(item)
+            item.block_rows = None
         return index
 
     def _extend_answer(self, item: LaidOutBlock, old: str, text: str) -> None:
@@ -274,7 +245,7 @@ class BlockLayout:
                 item.block = block._replace(arguments=block.arguments + piece)
             case _:
                 return None
-        self._discard_rows(item)
+        item.block_rows = None
         return index
 
     def draw_again(self, attachment: Attachment) -> list[str]:
@@ -282,7 +253,7 @@ class BlockLayout:
         ids = []
         for item in self.items:
             if isinstance(item.block, UserBlock) and attachment in item.block.attachments:
-                self._discard_rows(item)
+                item.block_rows = None
                 ids.append(item.block.id)
         return ids
 
@@ -294,14 +265,14 @@ class BlockLayout:
         item = self.items[index]
         item.markdown = None
         item.frozen = (None, [])
-        self._discard_rows(item)
+        item.block_rows = None
         return index
 
     def remove(self, id_: str) -> bool:
         index = self._index.pop(id_, None)
         if index is None:
             return False
-        self._discard_rows(self.items[index])
+        self.items[index].block_rows = None
         del self.items[index]
         self._heights.remove(index)
         for position in range(index, len(self.items)):
@@ -312,14 +283,12 @@ class BlockLayout:
         """Open a folded block, or fold it."""
         item = self.items[index]
         item.is_open = not item.is_open
-        self._discard_rows(item)
+        item.block_rows = None
         item.width = 0
 
     def resize(self, width: int) -> None:
         """Change the width, and estimate all heights again."""
         self.width = width
-        self._cached = {}
-        self._cached_rows = 0
         for index, item in enumerate(self.items):
             item.block_rows = None
             item.width = 0
@@ -346,10 +315,6 @@ class BlockLayout:
         block_rows = item.lay_out(self.width, self.painter)
         if not is_cached:
             self._heights.set(index, len(block_rows.rows))
-            self._cached_rows += len(block_rows.rows)
-        self._cached[item.number] = self._cached.pop(item.number, item)
-        if self._cached_rows > _MAX_CACHED_ROWS:
-            self._evict(item)
         return block_rows
 
     def row(self, position: RowPosition) -> Row:
@@ -425,7 +390,7 @@ class BlockLayout:
         if item.unfinished[0].is_complete:
             del item.unfinished[0]
         if not item.unfinished:
-            self._discard_rows(item)
+            item.block_rows = None
         return not item.unfinished
 
     def text(self, index: int) -> list[tuple[str, str | None]]:
@@ -434,20 +399,6 @@ class BlockLayout:
 
     def _estimate(self, item: LaidOutBlock) -> int:
         return estimate_height(item.block, self.width or 80, is_open=item.is_open)
-
-    def _discard_rows(self, item: LaidOutBlock) -> None:
-        if item.block_rows is not None:
-            self._cached_rows -= len(item.block_rows.rows)
-            item.block_rows = None
-        self._cached.pop(item.number, None)
-
-    def _evict(self, current: LaidOutBlock) -> None:
-        """Discard the rows of half of the cache, except those of the current block."""
-        for item in list(self._cached.values()):
-            if self._cached_rows <= _MAX_CACHED_ROWS // 2:
-                return
-            if item is not current:
-                self._discard_rows(item)
 
 
 def code_blocks(block: Block) -> list[str]:

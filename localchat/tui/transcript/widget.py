@@ -19,7 +19,6 @@ from textual.binding import BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
-from textual.scrollbar import ScrollBar
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.timer import Timer
@@ -30,7 +29,7 @@ from localchat.tui.column import GUTTER
 from localchat.tui.keymap import bindings
 from localchat.tui.pictures.painter import PicturePainter, decode
 from localchat.tui.textual_internals.driver import output_is_pending
-from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
+from localchat.tui.textual_internals.flat_widget import rows_in
 from localchat.tui.transcript.block_rows import text_width
 from localchat.tui.transcript.layout import (
     BlockLayout,
@@ -42,7 +41,6 @@ from localchat.tui.transcript.layout import (
 )
 from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
 from localchat.tui.transcript.markdown.corner import code_at, copied
-from localchat.tui.transcript.redraw_rate import RedrawRate
 from localchat.tui.transcript.scrollbar import ScrollbarUpdates
 from localchat.tui.transcript.search import TranscriptSearch
 from localchat.tui.transcript.selection import ROWS_PER_BLOCK, selected_text, spans_of
@@ -52,6 +50,12 @@ _FOCUS_BAR: Final = Piece("▎ ", Look("user.bar"))
 _MEASURE_SLICE_S: Final = 0.008
 _MEASURE_EVERY_S: Final = 0.05
 _COPIED_S: Final = 1.5
+_REDRAW_S: Final = 0.05
+"""Interval between redraws of a growing text."""
+_REDRAW_COST_FACTOR: Final = 4.0
+"""Factor by which the interval exceeds the time of a redraw, so that one takes a fifth of the time at most."""
+_SLOW_REDRAW_S: Final = 0.4
+"""Interval while the terminal has not read the last frame. The echo of a key waits for all bytes before it."""
 _SOON_S: Final = 0.01
 """A redraw due this soon happens at once, in the frame of the metrics."""
 
@@ -112,14 +116,12 @@ class Transcript(ScrollView, can_focus=True):
         self._selection: Selection | None = None
         self._strip_renderer: StripRenderer | None = None
         self._changed_ids: set[str] = set()
-        self._redraw_rate = RedrawRate()
+        self._redraw_wait_s = _REDRAW_S
         self._redraw_timer: Timer | None = None
         self._redraw_posted = False
         self._redrawn_s = float("-inf")
         self._render_s = 0.0
         self._drawn_rows = 0
-        self._end_slack = 0
-        """Empty rows below the end, on a slow terminal."""
         self._measure_timer: Timer | None = None
         self._scrollbar_updates = ScrollbarUpdates(self)
         self._is_moving = False
@@ -132,7 +134,6 @@ class Transcript(ScrollView, can_focus=True):
         self._block_layout.replace(blocks)
         self._changed_ids.clear()
         self.focused_id = None
-        self._end_slack = 0
         self.to_end()
 
     def put(self, block: Block) -> None:
@@ -149,7 +150,6 @@ class Transcript(ScrollView, can_focus=True):
     def finish(self, id_: str) -> None:
         """Mark the text of a block as complete."""
         if self._block_layout.finish(id_) is not None:
-            self._end_slack = 0
             self._mark_changed(id_, now=True)
 
     def drop(self, id_: str) -> None:
@@ -314,8 +314,7 @@ class Transcript(ScrollView, can_focus=True):
                 self._redraw_timer = None
             self._redraw()
         elif self._redraw_timer is None and not self._redraw_posted:
-            now_s = time.monotonic()
-            wait_s = self._redrawn_s + self._redraw_rate.wait_s(now_s) - now_s
+            wait_s = self._redrawn_s + self._redraw_wait_s - time.monotonic()
             if wait_s <= _SOON_S:
                 self._redraw_posted = self.post_message(events.Callback(callback=self._redraw))
             else:
@@ -333,8 +332,7 @@ class Transcript(ScrollView, can_focus=True):
             return
         started_s = time.monotonic()
         if output_is_pending(self.app):
-            self._redraw_rate.blocked(started_s)
-            self._redraw_timer = self.set_timer(self._redraw_rate.wait_s(started_s), self._redraw)
+            self._redraw_timer = self.set_timer(_SLOW_REDRAW_S, self._redraw)
             return
         position = self._top_position()
         first_changed = self._lay_out_changed()
@@ -345,7 +343,8 @@ class Transcript(ScrollView, can_focus=True):
             self._refresh_rows(first_changed, max(self._drawn_rows, self._block_layout.total))
         self._drawn_rows = self._block_layout.total
         self._redrawn_s = time.monotonic()
-        self._redraw_rate.drew(self._redrawn_s - started_s + self._render_s)
+        cost_s = self._redrawn_s - started_s + self._render_s
+        self._redraw_wait_s = max(_REDRAW_S, _REDRAW_COST_FACTOR * cost_s)
 
     def _lay_out_changed(self) -> int | None:
         """Lay out the blocks that changed, and return the first row that differs."""
@@ -394,11 +393,10 @@ class Transcript(ScrollView, can_focus=True):
             position = self._block_layout.position(round(self.scroll_y))
         if position is None:
             self._block_layout.measure_end(height)
-            top = self._end_top(height)
+            top = max(0, self._block_layout.total + 1 - height)
         else:
             top = self._block_layout.measure_from(position, height)
-            self._end_slack = 0
-        self._set_total_rows(max(self._block_layout.total + 1 + self._end_slack, height))
+        self._set_total_rows(max(self._block_layout.total + 1, height))
         self._move(top)
         if self._unhighlighted() is not None:
             self._schedule_measuring()
@@ -409,23 +407,6 @@ class Transcript(ScrollView, can_focus=True):
         position = self._top_position()
         yield
         self._reflow(position)
-
-    def _end_top(self, height: int) -> int:
-        """Return the top row while the end is followed.
-
-        On a slow terminal the end moves up by half a screen at once, so that few redraws cover all of it.
-        """
-        rows = self._block_layout.total + 1
-        if not (self._block_layout.is_streaming and self._redraw_rate.slow(time.monotonic())):
-            self._end_slack = 0
-            return max(0, rows - height)
-        top = round(self.scroll_y)
-        if not top <= rows <= top + height:
-            top = 0
-            if rows > height:
-                top = max(0, rows - height + height // 2)
-        self._end_slack = max(0, top + height - rows)
-        return top
 
     def _scroll_to_block(self, index: int) -> None:
         """Scroll so that a block is visible from its first row."""
@@ -490,10 +471,6 @@ class Transcript(ScrollView, can_focus=True):
             self._changed_ids.clear()  # everything is drawn again
         self._schedule_measuring()
         self.refresh()
-
-    @property
-    def vertical_scrollbar(self) -> ScrollBar:
-        return flat_vertical_scrollbar(self)
 
     def _schedule_measuring(self) -> None:
         if self._measure_timer is None and self.is_attached:

@@ -1,12 +1,11 @@
 """The sampler against the numpy reference, and its time."""
 
-import math
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from localchat.backend_api.sampling.gumbel import REACH, G, mix
+from localchat.backend_api.sampling.gumbel import G, mix
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.sampling import sample
@@ -62,20 +61,7 @@ def sampler() -> Results:
 
 
 def fill(held: sample_state.SamplingTensors, i: int, p: SamplingParams) -> None:
-    greedy = p.temperature < 1e-5
-    reach = math.inf if p.typical_p < 1 else REACH * p.temperature
-    drop = math.log(p.min_p) if p.min_p > 0 else -math.inf
-    row = [
-        0.0 if greedy else 1 / p.temperature,
-        reach,
-        p.typical_p,
-        p.top_p,
-        drop,
-        p.repetition_penalty,
-        p.frequency_penalty,
-        p.presence_penalty,
-    ]
-    held.floats[i] = torch.tensor(row)
+    held.floats[i] = torch.tensor([column(p) for column in sample_state.FIELDS.values()])
     held.top_k[i] = p.top_k
     key = mix((mix(p.seed + G) ^ p.choice) + G)
     held.keys[i] = key - 2**64 if key >= 2**63 else key

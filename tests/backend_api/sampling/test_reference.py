@@ -19,12 +19,14 @@ from localchat.backend_api.sampling.gumbel import (
     M2,
     MASK,
     G,
+    chance,
     clear_winner,
     draw_key,
     gumbel,
     winner,
 )
 from localchat.backend_api.sampling.reference import NOTHING, Draw, Sampler
+from localchat.backend_api.sampling.repetition import breaker_bits, repetition_penalties
 from localchat.backend_api.sampling.token_counts import TokenCounts
 
 Row = NDArray[np.float32]
@@ -72,12 +74,64 @@ def processed(
             np.float32(count) * np.float32(params.frequency_penalty)
             + np.float32(params.presence_penalty)
         )
+    for token, length in (repeats(tokens, params) if params.dry_multiplier else {}).items():
+        penalty = params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+        if token < len(z):
+            z[token] -= np.float32(penalty)
     return z
 
 
+def repeats(tokens: list[int], params: SamplingParams) -> dict[int, int]:
+    """DRY as p-e-w describes it: how long a repetition each token would continue, compared one by one."""
+    text = tokens if params.dry_penalty_last_n < 0 else tokens[-params.dry_penalty_last_n :]
+    if params.dry_penalty_last_n == 0 or len(text) <= params.dry_allowed_length:
+        return {}
+    breakers = {
+        t
+        for t in set(text)
+        if t // 8 < len(params.dry_breakers) and params.dry_breakers[t // 8] >> t % 8 & 1
+    }
+    longest: dict[int, int] = {}
+    for index in range(1, len(text)):
+        length = 0
+        while (
+            length < index
+            and text[index - 1 - length] == text[-1 - length]
+            and text[-1 - length] not in breakers
+        ):
+            length += 1
+        token = text[index]
+        if length >= params.dry_allowed_length and token not in breakers:
+            longest[token] = max(length, longest.get(token, 0))
+    return longest
+
+
+def excluded(falling: list[int], p: dict[int, float], threshold: float) -> list[int]:
+    """XTC as p-e-w describes it: of the tokens above the threshold, keep only the least likely."""
+    if any(abs(p[t] - threshold) < 1e-6 for t in falling):
+        raise Border
+    above = sum(p[t] >= threshold for t in falling)
+    return falling[max(0, above - 1) :]
+
+
+def warmth(p: dict[int, float], params: SamplingParams) -> float:
+    """Dynamic temperature as llama.cpp computes it."""
+    if params.dynatemp_range == 0 or len(p) < 2:
+        return params.temperature
+    entropy = -sum(v * math.log(v) for v in p.values() if v > 0) / math.log(len(p))
+    low = max(0.0, params.temperature - params.dynatemp_range)
+    high = params.temperature + params.dynatemp_range
+    return max(1e-5, low + (high - low) * max(0.0, entropy) ** params.dynatemp_exponent)
+
+
 def reference(z: Row, params: SamplingParams) -> list[int]:
-    """Ids that the filters leave, rising. Raises Border."""
+    """Ids that the filters before XTC leave, rising. Raises Border."""
     kept = {t: float(v) for t, v in enumerate(z) if v > -math.inf}
+    if params.top_n_sigma > 0:
+        floor = max(kept.values()) - params.top_n_sigma * float(np.std(list(kept.values())))
+        if any(0 < abs(v - floor) < 1e-5 for v in kept.values()):
+            raise Border
+        kept = {t: v for t, v in kept.items() if v >= floor}
     falling = sorted(kept, key=lambda t: (-kept[t], t))
     if params.top_k:
         falling = falling[: params.top_k]
@@ -124,6 +178,16 @@ parameters = st.builds(
         unique_by=lambda b: b[0],
     ).map(tuple),
     seed=st.integers(0, 2**64 - 1),
+    dry_multiplier=st.sampled_from([0.0, 0.8, 3.0]),
+    dry_base=st.sampled_from([1.0, 1.75, 4.0]),
+    dry_allowed_length=st.integers(0, 3),
+    dry_penalty_last_n=st.sampled_from([-1, 0, 3, 8]),
+    dry_breakers=st.sampled_from([b"", b"\x02"]),
+    top_n_sigma=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.05, 0.1, 0.3, 0.6]),
+    dynatemp_range=st.sampled_from([0.0, 0.5, 2.0]),
+    dynatemp_exponent=st.sampled_from([1.0, 0.5]),
 )
 
 
@@ -132,7 +196,8 @@ parameters = st.builds(
 def test_filters_keep_what_the_reference_keeps(
     data: st.DataObject, row: Row, params: SamplingParams
 ) -> None:
-    tokens = data.draw(st.lists(st.integers(0, len(row) - 1), max_size=12))
+    # Few different tokens, so that sequences repeat.
+    tokens = data.draw(st.lists(st.integers(0, min(2, len(row) - 1)), max_size=24))
     prompt = data.draw(st.integers(0, len(tokens)))
     mask = data.draw(st.none() | st.binary(min_size=0, max_size=8))
     z = processed(row, params, tokens, prompt, mask)
@@ -155,9 +220,20 @@ def test_filters_keep_what_the_reference_keeps(
         assert token == int(np.flatnonzero(z == z.max())[0])
     else:
         key = draw_key(params.seed, params.choice, 7)
-        noise = gumbel(key, ids).astype(np.float64)
-        score = (kept - kept.max()).astype(np.float64) / params.temperature + noise
-        assert score[ids.tolist().index(token)] >= score.max() - 1e-4
+        logits = dict(zip(ids.tolist(), kept.astype(np.float64).tolist(), strict=True))
+        falling = sorted(expected, key=lambda t: (-logits[t], t))
+        if params.xtc_threshold <= 0.5 and chance(key) < params.xtc_probability:
+            try:
+                falling = excluded(falling, softmax(logits), params.xtc_threshold)
+            except Border:
+                assume(False)
+        left = np.array(sorted(falling), np.int64)
+        logits = {t: logits[t] for t in left.tolist()}
+        temperature = warmth(softmax(logits), params)
+        noise = gumbel(key, left).astype(np.float64)
+        score = (np.array(list(logits.values())) - max(logits.values())) / temperature + noise
+        assert token in logits
+        assert score[left.tolist().index(token)] >= score.max() - 1e-3
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.66, 3.0])
@@ -182,6 +258,27 @@ def test_shortcuts_for_wide_rows_change_nothing(change: dict[str, float], spread
     params = replace(PLAIN, **change)  # type: ignore[arg-type]
     ids, _ = Sampler(len(row)).candidates(row, params)
     assert ids.tolist() == reference(row, params)
+
+
+def test_typical_tokens_near_the_entropy_are_those_of_the_whole_row() -> None:
+    random = np.random.default_rng(9)
+    sampler = Sampler(9001)
+    for _ in range(60):
+        row = (random.standard_normal(9001) * random.choice([0.1, 1.0, 3.0, 6.0])).astype(
+            np.float32
+        )
+        row[random.random(9001) < 0.3] = -np.inf
+        share = float(random.choice([0.01, 0.2, 0.5, 0.9, 0.99, 0.99999]))
+        found, _ = sampler.candidates(row, replace(PLAIN, typical_p=share))
+        p = np.exp(row.astype(np.float64) - row.max())
+        p /= p.sum()
+        with np.errstate(divide="ignore"):
+            surprise = -np.log(p)
+        entropy = float(p[p > 0] @ surprise[p > 0])
+        order = np.argsort(np.abs(surprise - entropy), kind="stable")
+        kept = order[: int(np.searchsorted(np.cumsum(p[order]), share)) + 1]
+        # Rounding may decide about one token at the border.
+        assert len(np.setxor1d(found, kept[np.isfinite(row[kept])])) <= 1
 
 
 def test_what_the_noise_cannot_reach_is_skipped_without_effect() -> None:
@@ -235,6 +332,14 @@ def test_few_tokens_have_no_clear_winner_within_rounding() -> None:
         (replace(PLAIN, top_k=2), [2, 1, 0, 0]),
         (replace(PLAIN, top_p=0.8), [4, 2, 1, 0]),
         (replace(PLAIN, min_p=0.4), [2, 1, 0, 0]),
+        (replace(PLAIN, xtc_probability=1.0, xtc_threshold=0.2), [0, 2, 1, 1]),
+        # Half of the draws lose the first token, which the other half draw from as usual.
+        (replace(PLAIN, xtc_probability=0.5, xtc_threshold=0.2), [0.25, 0.375, 0.1875, 0.1875]),
+        (replace(PLAIN, xtc_probability=1.0, xtc_threshold=0.3), [4, 2, 1, 1]),
+        (replace(PLAIN, top_k=2, xtc_probability=1.0, xtc_threshold=0.3), [0, 1, 0, 0]),
+        (replace(PLAIN, top_n_sigma=1.5), [2, 1, 0, 0]),
+        # The entropy is 1.75 bits of 2.
+        (replace(PLAIN, dynatemp_range=0.5), [2 ** (-n / 1.375) for n in (1, 2, 3, 3)]),
     ],
 )
 def test_draws_follow_the_distribution(params: SamplingParams, expected: list[float]) -> None:
@@ -249,6 +354,44 @@ def test_draws_follow_the_distribution(params: SamplingParams, expected: list[fl
         if w > 0
     )
     assert chi < 16.3, "p < 0.001 with three degrees of freedom"
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_xtc_excludes_top_tokens_in_its_share_of_the_draws(probability: float) -> None:
+    row = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+    params = replace(PLAIN, xtc_probability=probability, xtc_threshold=0.15)
+    sampler, draws = Sampler(4), 20_000
+    with_top = sum(sampler.draw(row, params, position).token < 2 for position in range(draws))
+    # The first two of three tokens above the threshold appear only where nothing is excluded.
+    expected = 0.7 * (1 - probability)
+    deviation = math.sqrt(expected * (1 - expected) / draws)
+    assert abs(with_top / draws - expected) < 4 * deviation
+
+
+def test_the_chance_of_a_draw_is_uniform_and_independent_of_the_noise() -> None:
+    keys = [draw_key(1, 0, position) for position in range(20_000)]
+    chances = np.array([chance(key) for key in keys])
+    assert np.all((chances > 0) & (chances < 1))
+    counts, _ = np.histogram(chances, 20, (0, 1))
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 43.8, "p < 0.001"
+    for token in (0, 1, 7):
+        noise = [float(gumbel(key, np.array([token]))[0]) for key in keys]
+        assert abs(np.corrcoef(chances, noise)[0, 1]) < 0.03
+
+
+def test_dry_time_is_bounded_for_a_text_of_one_token() -> None:
+    tokens = np.full(5000, 7, np.int64)
+    params = replace(PLAIN, dry_multiplier=1.0, dry_base=1.0)
+    ids, penalties = repetition_penalties(tokens, params, 10)
+    assert (ids.tolist(), penalties.tolist()) == ([7], [1.0])
+    largest = repetition_penalties(tokens, replace(params, dry_base=1.75), 10)[1]
+    assert 1e37 < float(largest[0]) < math.inf
+
+
+def test_breakers_are_the_tokens_that_contain_a_text_or_end_it() -> None:
+    pieces = [b"a", b"\n", b" b\n", b'"', b"x:", b"y"]
+    bits = breaker_bits(["\n", ":", "ay"], pieces, [1, 4, 5])
+    assert [bits[0] >> t & 1 for t in range(6)] == [0, 1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("varied", ["seed", "choice", "position"])
@@ -360,6 +503,7 @@ def test_counts_follow_the_tokens_through_every_rewrite(
         tally.write(start, new)
         tokens[start:] = new
         assert len(tally) == len(tokens)
+        assert tally.sequence.tolist() == tokens
         assert sorted(tally.ids.tolist()) == sorted(set(tokens))
         output = Counter(tokens[prompt:])
         assert tally.output.tolist() == [output[t] for t in tally.ids.tolist()]

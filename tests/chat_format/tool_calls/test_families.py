@@ -12,11 +12,13 @@ from localchat.chat_format.parser import Answer, Call, Part, Thought
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES, UNKNOWN, family_of
 from localchat.chat_format.tool_calls.family import ToolCallFamily
+from localchat.chat_format.tool_calls.parser import CallParser
 from localchat.engine.request import Message, Messages
 from tests.support.chat_templates import chat_format
 from tests.support.tool_calls import (
     BOTH,
     FORMS,
+    NAMED,
     TOOLS,
     gather,
     parser,
@@ -266,3 +268,44 @@ def test_a_model_without_a_template_is_read_too() -> None:
     assert whole(one, FORMS["hermes"]) == ("", BOTH)
     none = chat.answer_parser(chat.render(Messages((Message("user", "hi"),))))
     assert whole(none, FORMS["hermes"])[1] == []
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        (
+            'Let me look.\n\n```json\n{"name": "get_time", "arguments": {}}\n```',
+            "Let me look.",
+            [("get_time", "{}")],
+        ),
+        (
+            'First:\n```\n{"name": "get_time", "arguments": {}}\n```\nand\n'
+            '```json\n{"name": "get_time", "arguments": {}}\n```',
+            None,
+            [("get_time", "{}"), ("get_time", "{}")],
+        ),
+        ('{{"name": "get_time", "arguments": {}}}', "", [("get_time", "{}")]),
+        (
+            '<tool_call>\n{{"name": "get_time", "arguments": {}}}\n</tool_call>',
+            "",
+            [("get_time", "{}")],
+        ),
+        ('{{"name": "Ann", "arguments": {}}}', "same", []),
+        ('So:\n```json\n{"name": "Ann", "age": 7}\n```', "same", []),
+        ('So:\n```json\n{"name": "get_t", "arguments": {}}\n```\nEnd.', "same", []),
+        ("So:\n```python\nprint({1: 2})\n```", "same", []),
+    ],
+)
+def test_calls_in_code_blocks_after_text_count(
+    answer: str, text: str | None, calls: list[tuple[str, str]], pieces: int
+) -> None:
+    parser = CallParser(NAMED["hermes"], TOOLS)
+    parts = []
+    for start in range(0, len(answer), pieces):
+        parts += parser.feed(answer[start : start + pieces])
+    parts += parser.finish()
+    written, found = gather(parts)
+    assert found == calls
+    if text is not None:
+        assert written.strip() == (answer if text == "same" else text)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from localchat.atomic import write_text
 from localchat.config.paths import find_paths
 from localchat.measure.store import bench_store
 from tests.support.bench_samples import point, record
@@ -108,15 +107,6 @@ def test_an_estimate_counts_the_draft_model(
     alone = json.loads(plan(model, "--json").out)
     both = json.loads(plan(model, "--draft", draft, "--json").out)
     assert both["memory_bytes"] > alone["memory_bytes"]
-
-
-def test_a_route_has_two_models_to_plan(plan: Plan) -> None:
-    text = '[routes.easy]\nsmall = "m"\nlarge = "big"\ncode = true\n'
-    write_text(find_paths(os.environ).settings_file, text)
-    outcome = plan("route:easy")
-    assert outcome.code == 2
-    assert "route:easy has two models" in outcome.err
-    assert "localchat plan m; localchat plan big" in outcome.err
 
 
 @pytest.mark.usefixtures("kept")

@@ -1,7 +1,6 @@
 """fit: the planner's verdict in words, a bar and JSON, on simulated machines."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from localchat.atomic import write_text
-from localchat.config.paths import find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.report import bar
 from tests.support.cli_program import SCENARIOS
@@ -70,25 +67,6 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     assert "other processes 4.0 GB" in text
     assert re.search(r"^About [\d.]+ tok/s \([\d.]+ to [\d.]+\), ", text, re.MULTILINE)
     assert "A context of" not in text  # the user chose one
-
-
-def test_a_route_plans_the_large_model_beside_the_small_one(
-    fit: Fit, eight_b: Path, tmp_path: Path
-) -> None:
-    small = llama(Size(4, 256, 4, 4, 64, 512, 256, 131072, Q4_0)).sparse(tmp_path / "small.gguf")
-    write_text(
-        find_paths(os.environ).settings_file,
-        f'[routes.easy]\nsmall = "{small}"\nlarge = "{eight_b}"\ncode = true\n',
-    )
-    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
-    found = told(fit(roomy, "route:easy", "--ctx", "2048", "--json"))
-    alone = told(fit(roomy, eight_b, "--ctx", "2048", "--json"))
-    assert found["fits"]
-    assert found["large"]["free_bytes"] == alone["free_bytes"] - found["small"]["total_bytes"]
-    assert "Both fit: " in fit(roomy, "route:easy", "--ctx", "2048").out
-    outcome = fit(SMALL, "route:easy", "--ctx", "65536")
-    assert outcome.code == 4
-    assert "They do not fit together." in outcome.out
 
 
 def test_a_draft_model_counts(fit: Fit, eight_b: Path, tmp_path: Path) -> None:
@@ -256,8 +234,39 @@ def test_a_table_compares_quantizations_for_another_computer(fit: Fit) -> None:
     row = next(line for line in lines if line.startswith("Q4_K_M"))
     assert row.startswith("Q4_K_M *") and "2.8 %" in row
     assert "does not fit" in next(line for line in lines if line.startswith("Q8_0"))
-    assert "localchat pull qwen2.5:7b-q4_k_m" in outcome.out
+    assert lines[0].startswith("Take Q4_K_M: 4.7 GB, ")
+    assert lines[1] == "  localchat pull qwen2.5:7b-q4_k_m"
+    assert lines[2].endswith("Finer ones do not fit. Q3_K_M and coarser ones answer worse.")
+    assert fit(roomy, "qwen2.5:7b", "--offline", "--memory", "8 GB").out == outcome.out
     record = told(fit(roomy, "qwen2.5:7b", "--offline", "--memory", "8", "--json"))
     assert record["memory_bytes"] == 8e9
     best = [row["model"] for row in record["quantizations"] if row["recommended"]]
     assert best == ["qwen2.5:7b-q4_k_m"]
+
+
+def test_a_name_alone_means_the_quantization_to_take(fit: Fit) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    outcome = fit(roomy, "qwen3.6:35b-a3b", "--offline", "--memory", "24")
+    assert outcome.code == 0
+    assert outcome.out.startswith("Take Q3_K_M: ")
+    assert "qwen3.6:35b-a3b-q3_k_m: fits: " in outcome.out
+    exact = fit(roomy, "qwen3.6:35b-a3b-q4_k_m", "--offline", "--memory", "24")
+    assert exact.code == 4
+    assert exact.out.startswith("qwen3.6:35b-a3b-q4_k_m: does not fit: ")
+    assert "* Take this one: localchat pull qwen3.6:35b-a3b-q3_k_m" in exact.out
+
+
+def test_a_model_that_does_not_fit_names_those_that_do(fit: Fit) -> None:
+    outcome = fit(SMALL, "gemma4:31b", "--offline", "--memory", "8")
+    assert outcome.code == 4
+    first, heading, best, *_ = outcome.out.splitlines()
+    assert first.startswith("Take another model here. Even Q4_K_M, 18.7 GB, does not fit.")
+    assert heading == "Models that suit this computer better:"
+    assert best.startswith("  localchat pull ")
+
+
+def test_an_impossible_memory_is_refused(fit: Fit) -> None:
+    for wrong in ("0", "-1", "nan", "much", "8 TB"):
+        outcome = fit(SMALL, "qwen2.5:7b", "--offline", "--memory", wrong)
+        assert outcome.code == 2
+        assert "as in --memory 16" in outcome.err

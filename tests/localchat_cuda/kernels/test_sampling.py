@@ -7,12 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat.backend_api.sampling.gumbel import REACH, G, draw_key, gumbel, mix
+from localchat.backend_api.sampling.gumbel import G, chance, draw_key, gumbel, mix
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.sampling import candidates, sample
 from localchat_cuda.kernels.sampling import state as sample_state
+from localchat_cuda.kernels.sampling.rare import RareTensors
+from localchat_cuda.kernels.sampling.rescore import decides
 
 V = 3000
 CPU = torch.device("cpu")
@@ -21,19 +23,7 @@ CPU = torch.device("cpu")
 def settings_of(params: list[SamplingParams]) -> sample_state.SamplingTensors:
     found = sample_state.SamplingTensors.empty(len(params), 4, CPU)
     for i, p in enumerate(params):
-        greedy = p.temperature < 1e-5
-        found.floats[i] = torch.tensor(
-            [
-                0.0 if greedy else 1.0 / p.temperature,
-                math.inf if p.typical_p < 1 else REACH * p.temperature,
-                p.typical_p,
-                p.top_p,
-                min(0.0, math.log(p.min_p)) if p.min_p > 0 else -math.inf,
-                p.repetition_penalty,
-                p.frequency_penalty,
-                p.presence_penalty,
-            ]
-        )
+        found.floats[i] = torch.tensor([column(p) for column in sample_state.FIELDS.values()])
         found.top_k[i] = p.top_k
         key = mix((mix(p.seed + G) ^ p.choice) + G)
         found.keys[i] = key - 2**64 if key >= 2**63 else key
@@ -50,6 +40,7 @@ def drawn(
     known: list[list[int]] | None = None,
     prompts: list[int] | None = None,
     masks: list[bytes | None] | None = None,
+    rare: bool = False,
 ) -> tuple[list[int], list[float]]:
     """Draw once for each row of logits, slots in reverse order so that a mix-up shows."""
     p, vocabulary = logits.shape
@@ -71,6 +62,14 @@ def drawn(
         )
         at = [rows.index(m) if m is not None else -1 for m in masks]
         extras["mask_rows"] = torch.tensor(at, dtype=torch.int32)
+    if rare:
+        words = -(-vocabulary // 32)
+        breakers = [one.dry_breakers.ljust(4 * words, b"\0") for one in reversed(params)]
+        extras["rare"] = RareTensors(
+            torch.tensor(np.stack([np.frombuffer(bits, np.int32) for bits in breakers])),
+            torch.zeros(p, vocabulary, dtype=torch.int32),
+            torch.empty(p, -(-vocabulary // sample_state.BLOCK), 3, dtype=torch.float64),
+        )
     tokens = torch.full((p,), -7, dtype=torch.int32)
     logprobs, normalizers = torch.empty(p), torch.empty(p)
     sample.draw(
@@ -144,6 +143,78 @@ def test_biases_masks_and_penalties_apply_before_the_filters() -> None:
         assert tokens[i] == sampler.draw(logits[i], p, positions[i], tally, masks[i]).token, i
 
 
+def random_params(rng: np.random.Generator, seed: int, vocabulary: int) -> SamplingParams:
+    """Choose every number of the sampling at random, each often off."""
+
+    def pick(*values: float) -> float:
+        return float(rng.choice(values))
+
+    breakers = np.packbits(rng.random(vocabulary) < 0.1, bitorder="little").tobytes()
+    return SamplingParams(
+        temperature=pick(0.0, 0.3, 0.8, 1.5),
+        top_k=int(pick(0, 0, 3, 40)),
+        top_p=pick(1.0, 0.95, 0.5),
+        min_p=pick(0.0, 0.05, 0.3),
+        typical_p=pick(1.0, 1.0, 0.8),
+        repetition_penalty=pick(1.0, 1.2),
+        frequency_penalty=pick(0.0, 0.4),
+        dry_multiplier=pick(0.0, 0.8, 3.0),
+        dry_base=pick(1.0, 1.75, 4.0),
+        dry_allowed_length=int(pick(0, 1, 2, 5)),
+        dry_penalty_last_n=int(pick(-1, 0, 7, 30)),
+        top_n_sigma=pick(0.0, 0.7, 1.5, 3.0),
+        xtc_probability=pick(0.0, 0.5, 1.0),
+        xtc_threshold=pick(0.05, 0.1, 0.3, 0.6),
+        dynatemp_range=pick(0.0, 0.5, 2.0),
+        dynatemp_exponent=pick(1.0, 0.5, 2.0),
+        dry_breakers=breakers if rng.random() < 0.7 else b"",
+        seed=seed,
+        top_logprobs=0,
+    )
+
+
+def rare_draws(rng: np.random.Generator, count: int, vocabulary: int) -> list[tuple[int, int]]:
+    """Draw with random parameters, and return the tokens of the kernels and of the reference."""
+    spread = rng.choice([0.3, 1.0, 3.0], (count, 1))
+    logits = (rng.standard_normal((count, vocabulary)) * spread).astype(np.float32)
+    params = [random_params(rng, int(rng.integers(1 << 62)), vocabulary) for _ in range(count)]
+    # Few different tokens, so that sequences repeat; and a picture's, which is no token.
+    known = [
+        [*rng.integers(0, 4, int(rng.integers(1, 60))).tolist(), -5, *([1, 2, 3] * 3)][:-1]
+        for _ in range(count)
+    ]
+    prompts = [int(rng.integers(0, len(tokens))) for tokens in known]
+    logits[:, :4] += 3
+    positions = [len(tokens) for tokens in known]
+    tokens, _ = drawn(logits, params, positions, known, prompts, rare=True)
+    sampler = Sampler(vocabulary)
+    wanted = [
+        sampler.draw(logits[i], params[i], positions[i], TokenCounts(known[i], prompts[i])).token
+        for i in range(count)
+    ]
+    return list(zip(tokens, wanted, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rare_samplers_with_random_parameters_draw_as_the_reference(seed: int) -> None:
+    pairs = rare_draws(np.random.default_rng(seed), 32, 2100)
+    assert [got for got, _ in pairs] == [wanted for _, wanted in pairs]
+
+
+def test_rare_kernels_leave_other_draws_of_the_step_unchanged() -> None:
+    logits = rows_of_logits(len(FILTERS) + 1, 8)
+    params = [*(replace(p, seed=i) for i, p in enumerate(FILTERS)), replace(BASE, top_n_sigma=1.0)]
+    positions = list(range(len(params)))
+    alone, _ = drawn(logits[:-1], params[:-1], positions[:-1])
+    together, _ = drawn(logits, params, positions, rare=True)
+    assert together[:-1] == alone
+
+
+def test_rare_samplers_do_not_combine_with_approximate_logits() -> None:
+    assert not decides(replace(BASE, top_k=4, top_logprobs=-1, dry_multiplier=0.8))
+    assert decides(replace(BASE, top_k=4, top_logprobs=-1))
+
+
 def test_ties_draw_the_lower_id() -> None:
     logits = np.zeros((3, V), np.float32)
     logits[:, 2000:] = 1.0
@@ -203,6 +274,20 @@ def test_wrong_arguments_raise_with_their_name() -> None:
             torch.empty(1),
             torch.empty(1),
         )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _chance_kernel(key, position, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    tl.store(out, candidates.chance(candidates.noise(tl.load(key), tl.load(position))))
+
+
+def test_chances_match_the_reference() -> None:
+    for seed in range(50):
+        key = mix((mix(seed + G) ^ 0) + G)
+        out = torch.empty(1)
+        signed = torch.tensor([key - 2**64 if key >= 2**63 else key])
+        _chance_kernel[(1,)](signed, torch.tensor([9], dtype=torch.int32), out)
+        assert out.item() == chance(draw_key(seed, 0, 9))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -193,11 +193,23 @@ def test_logits_positions_sample_by_their_own_settings_from_a_shared_row(folder:
         assert [t for t, _ in found[i].top] == [t for t, _ in wanted.top]
 
 
-def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folder: Path) -> None:
-    tokens = tokens_of(32, 20)
-    harsh = SamplingParams(
-        temperature=0.0, repetition_penalty=1.3, frequency_penalty=3.0, presence_penalty=1.0
-    )
+HARSH = SamplingParams(
+    temperature=0.0, repetition_penalty=1.3, frequency_penalty=3.0, presence_penalty=1.0
+)
+DRY = SamplingParams(
+    temperature=0.0, dry_multiplier=9.0, dry_allowed_length=1, dry_breakers=b"\x01"
+)
+SHAPED = SamplingParams(
+    temperature=1.5, seed=4, top_n_sigma=3.0, xtc_probability=0.5, xtc_threshold=0.01,
+    dynatemp_range=0.5, dry_multiplier=2.0, dry_allowed_length=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("harsh", [HARSH, DRY, SHAPED], ids=["counts", "DRY", "all rare"])
+def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(
+    folder: Path, harsh: SamplingParams
+) -> None:
+    tokens = (*tokens_of(32, 10), *tokens_of(32, 10))
     runner = tiny_runner(folder)
     enter = (Enter(1, 0, tokens, 20, harsh),)
     runner.launch(

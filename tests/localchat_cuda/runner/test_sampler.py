@@ -8,7 +8,7 @@ import torch
 
 from localchat.backend_api.interface import Enter, SamplingParams
 from localchat.backend_api.sampling.reference import Sampler
-from localchat_cuda.kernels.sampling.state import SamplingTensors
+from localchat_cuda.kernels.sampling.state import FIELDS, SamplingTensors
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
@@ -99,7 +99,7 @@ def test_settings_that_found_no_memory_are_written_by_the_next_step(
 
 def test_settings_are_entries_of_one_array_whose_parts_begin_at_16_bytes() -> None:
     held = SamplingTensors.empty(5, 4, CPU)
-    floats = np.arange(16, dtype=np.float32).reshape(2, 8)
+    floats = np.arange(2 * len(FIELDS), dtype=np.float32).reshape(2, -1)
     places, values = held.packed(
         [4, 1],
         floats=floats,

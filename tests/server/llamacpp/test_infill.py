@@ -72,7 +72,15 @@ def test_what_llama_vim_sends_reaches_the_engine(stage: Stage) -> None:
         ),
         (
             {"samplers": ["top_k", "min_p", "infill"], "temperature": 0.3, "top_k": None},
-            Sampling(temperature=0.3, top_p=0.9, typical_p=1.0, repetition_penalty=1.0),
+            Sampling(
+                temperature=0.3,
+                top_p=0.9,
+                typical_p=1.0,
+                repetition_penalty=1.0,
+                dry_multiplier=0.0,
+                top_n_sigma=0.0,
+                xtc_probability=0.0,
+            ),
         ),
         ({"samplers": None, "seed": -1}, Sampling(top_k=40, top_p=0.9)),
         ({"samplers": None, "seed": 7}, Sampling(top_k=40, top_p=0.9, seed=7)),
@@ -355,8 +363,7 @@ def test_candidates_and_token_ids_are_reported_on_request(stage: Stage, path: st
     [
         *(("n", 1, 2), ("n_cmpl", 1, 2), ("n_probs", 0, 21), ("n_probs", None, -1)),
         *(("image_data", [], [{"data": "", "id": 1}]), ("lora", [], [{"id": 0, "scale": 1.0}])),
-        *(("post_sampling_probs", False, True), ("mirostat", 0, 2), ("dry_multiplier", 0, 0.8)),
-        *(("xtc_probability", 0.0, 0.5), ("dynatemp_range", 0, 0.5)),
+        *(("post_sampling_probs", False, True), ("mirostat", 0, 2)),
     ],
 )
 def test_what_there_is_not_is_refused_and_a_value_of_nothing_passes(

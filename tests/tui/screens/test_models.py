@@ -26,6 +26,7 @@ from localchat.models.names import parse
 from localchat.models.published_shapes import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
+from localchat.tui.screens.used_models import UsedModels
 from tests.support.tui_stage import Stage, app_of, play, until
 
 GB = 10**9
@@ -273,3 +274,18 @@ def test_the_model_in_use_is_marked_in_words(tmp_path: Path) -> None:
         assert sum("in use" in row for row in rows.values()) == 1
 
     play(Stage(tmp_path, models=("guide",)), steps)
+
+
+def test_a_model_that_was_imported_as_a_hard_link_is_listed_once(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
+    paths = find_paths(environ)
+    imported = paths.models_dir / "linked-Q8_0.gguf"
+    imported.parent.mkdir(parents=True)
+    original = tmp_path / "original.gguf"
+    original.write_bytes(b"GGUF" + bytes(2_000))
+    os.link(original, imported)
+    context: Any = SimpleNamespace(paths=paths, environ=environ)
+    used = UsedModels((str(original), "original"), {str(original): 1.0})
+    names = [entry.name for entry in models._entries(context, used)]
+    assert "linked-Q8_0" in names
+    assert str(original) not in names

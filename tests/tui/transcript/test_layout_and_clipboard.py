@@ -13,7 +13,6 @@ from textual.theme import BUILTIN_THEMES
 from localchat.tui import clipboard
 from localchat.tui.transcript.layout import BlockHeights
 from localchat.tui.transcript.markdown import Look, Piece, Row
-from localchat.tui.transcript.redraw_rate import FAST_S, SLOW_S, RedrawRate
 from localchat.tui.transcript.strips import Palette, StripRenderer, contrast
 
 _CHANGES = st.lists(
@@ -46,20 +45,6 @@ def test_a_row_belongs_to_the_block_around_it() -> None:
     heights = BlockHeights([3, 1, 4])
     assert [heights.index_at(row) for row in range(-1, 9)] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
     assert BlockHeights().index_at(0) == -1
-
-
-def test_a_dear_drawing_and_a_slow_terminal_make_it_wait() -> None:
-    pace = RedrawRate()
-    assert pace.wait_s(0.0) == FAST_S
-    pace.drew(0.1)
-    assert pace.wait_s(0.0) == pytest.approx(0.4)
-    pace.drew(0.001)
-    pace.blocked(10.0)
-    assert pace.slow(11.0) and pace.wait_s(11.0) == SLOW_S
-    first = next(second for second in range(10, 500) if not pace.slow(float(second)))
-    pace.blocked(float(first))
-    second = next(second for second in range(first, 500) if not pace.slow(float(second)))
-    assert second - first > first - 10
 
 
 def test_the_clipboard_is_told_by_osc_52() -> None:

@@ -170,6 +170,13 @@ def gumbel(key, token):
 
 
 @triton.jit
+def chance(key):
+    """Compute `gumbel.chance`: a number between 0 and 1 for a decision of the draw."""
+    h = (_mix(key) >> 32).to(tl.uint32).to(tl.float32)
+    return tl.minimum((h + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08)
+
+
+@triton.jit
 def noise(key, position):
     """Compute the key of a draw: the last step of `gumbel.draw_key`."""
     x = _mix((key.to(tl.uint64) ^ position.to(tl.uint64)) + 0x9E3779B97F4A7C15)

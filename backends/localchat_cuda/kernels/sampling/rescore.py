@@ -18,7 +18,7 @@ is computed again for a draw that is
 
 and one that is not keeps a logit of at most h. Hence the largest logit is exact, and so are the k best: what
 follows top-k sees no others. A token that is not computed again but kept by min-p loses against one that is.
-Top-p and typical-p without top-k, and log probabilities, need the sum over all tokens: `decides` is False.
+Top-p and typical-p without top-k, log probabilities and rare samplers need all tokens: `decides` is False.
 
 Three kernels, no synchronisation with the CPU, no list that could overflow:
 1. `_bound_kernel` (P, N / 1024): h of each token; per group the largest l and h, and the best lowest score.
@@ -125,7 +125,7 @@ class RescoreScratch(NamedTuple):
 
 def decides(sampling: SamplingParams) -> bool:
     """Return whether a draw with these settings depends only on the logits of likely tokens."""
-    if sampling.top_logprobs >= 0:
+    if sampling.top_logprobs >= 0 or sampling.rare:
         return False
     if sampling.temperature < GREEDY_BELOW or 0 < sampling.top_k <= MAX_TOP_K:
         return True

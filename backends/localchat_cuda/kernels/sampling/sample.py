@@ -5,6 +5,9 @@ The exceptions are two scores, or a sum and its threshold, within rounding of ea
 Letters: P draws (positions whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
 blocks, S slots of the state table, C = 16,384 candidates.
 
+XTC and the dynamic temperature follow all other filters, in `_shape`. DRY and top-n-sigma are in rare.py. A
+step without them runs none of their code.
+
 Five kernels, no synchronisation with the CPU, no sort:
 1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a draw, if any is penalised.
 2. `process_kernel` (P, B): bias, mask, penalties; per block the maximum and the mass of exp.
@@ -29,6 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 from localchat_cuda.kernels.sampling.candidates import (
+    chance,
     clean,
     collect_kernel,
     greedy,
@@ -40,6 +44,7 @@ from localchat_cuda.kernels.sampling.candidates import (
     row_best,
     tally_kernel,
 )
+from localchat_cuda.kernels.sampling.rare import RareTensors, adjust
 from localchat_cuda.kernels.sampling.rescore import RescoreScratch, Rescoring, rescore
 from localchat_cuda.kernels.sampling.state import (
     BLOCK,
@@ -59,11 +64,17 @@ from localchat_cuda.kernels.sampling.state import (
     SamplingTensors,
     Scratch,
     check,
+    column,
     setting,
 )
 
 _CHUNK = 2048
 """Tokens of a step of the filters."""
+_PROBABILITY = column("xtc_probability")
+_THRESHOLD = column("xtc_threshold")
+_TEMPERATURE = column("temperature")
+_RANGE = column("dynatemp_range")
+_EXPONENT = column("dynatemp_exponent")
 
 
 @triton.jit
@@ -170,6 +181,89 @@ def _search(
 
 
 @triton.jit
+def _survives(x, token, best, limit, far, mean, nucleus, floor):
+    """Mark tokens that top-k, typical-p, top-p and min-p keep."""
+    return _kept(x, token, best, limit, far, mean) & (_key(x, token) <= nucleus) & (x >= floor)
+
+
+@triton.jit
+def _shape(
+    values,
+    ids,
+    all_tokens,
+    n,
+    best,
+    limit,
+    far,
+    mean,
+    nucleus,
+    top,
+    floor,
+    inverse,
+    seed,
+    settings,
+    slot,
+    CHUNK: tl.constexpr,
+):
+    """Apply XTC and the dynamic temperature to the tokens that the other filters keep.
+
+    `top`: the largest of their logits. Returns the lowest key that XTC leaves, the largest logit that is left,
+    and the inverse temperature.
+    """
+    first = tl.full((), LOWEST, tl.int64)
+    threshold = setting(settings, slot, _THRESHOLD)
+    excludes = chance(seed) < setting(settings, slot, _PROBABILITY)
+    if excludes & (threshold <= 0.5):
+        total = tl.zeros((CHUNK,), tl.int64)
+        for c in range(tl.cdiv(n, CHUNK)):
+            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
+            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+            total += tl.where(kept, _weight(x, top), 0)
+        needed = (threshold.to(tl.float64) * tl.sum(total, 0).to(tl.float64)).to(tl.int64)
+        needed = tl.maximum(needed, 1)
+        keys = tl.full((CHUNK,), LOWEST, tl.int64)
+        for c in range(tl.cdiv(n, CHUNK)):
+            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
+            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+            likely = kept & (_weight(x, top) >= needed)
+            keys = tl.maximum(keys, tl.where(likely, _key(x, token), LOWEST))
+        first = tl.max(keys, 0)
+        tops = tl.full((CHUNK,), float("-inf"), tl.float32)
+        for c in range(tl.cdiv(n, CHUNK)):
+            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
+            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+            kept = kept & (_key(x, token) >= first)
+            tops = tl.maximum(tops, tl.where(kept, x, float("-inf")))
+        top = tl.max(tops, 0)
+    span = setting(settings, slot, _RANGE)
+    if span > 0.0:
+        masses = tl.zeros((CHUNK,), tl.float64)
+        falls = tl.zeros((CHUNK,), tl.float64)
+        counts = tl.zeros((CHUNK,), tl.int32)
+        for c in range(tl.cdiv(n, CHUNK)):
+            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
+            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+            kept = kept & (_key(x, token) >= first)
+            fall = tl.where(kept, top - x, 0.0)
+            weight = tl.where(kept, tl.exp(-fall), 0.0)
+            masses += weight.to(tl.float64)
+            falls += (weight * fall).to(tl.float64)
+            counts += kept.to(tl.int32)
+        count = tl.sum(counts, 0)
+        if count > 1:
+            mass = tl.sum(masses, 0)
+            entropy = tl.log(mass) + tl.sum(falls, 0) / mass
+            share = tl.maximum(entropy / tl.log(count.to(tl.float64)), 1e-30)
+            temperature = setting(settings, slot, _TEMPERATURE)
+            low = tl.maximum(temperature - span, 0.0).to(tl.float64)
+            high = (temperature + span).to(tl.float64)
+            exponent = setting(settings, slot, _EXPONENT).to(tl.float64)
+            dynamic = low + (high - low) * tl.exp(exponent * tl.log(share))
+            inverse = (1.0 / tl.maximum(dynamic, 1e-5)).to(tl.float32)
+    return first, top, inverse
+
+
+@triton.jit
 def _sample(
     row,
     listed,
@@ -185,8 +279,11 @@ def _sample(
     top_p,
     drop,
     seed,
+    settings,
+    slot,
     C: tl.constexpr,
     CHUNK: tl.constexpr,
+    RARE: tl.constexpr,
 ):
     """Apply the filters and draw one token."""
     needed = (top_p.to(tl.float64) * mass.to(tl.float64) * FRACTION).to(tl.int64)
@@ -203,6 +300,9 @@ def _sample(
         if (top_p < 1.0) & (n <= C):
             listed_mass = _total(listed, ids, n * 0, n, best, limit, far, mean, CHUNK, False)
             all_tokens = (listed_mass < needed) & (tl.minimum(reach, -drop) > DEEPEST)
+    if RARE:
+        # No filter but min-p and rare ones: nothing is listed.
+        all_tokens = all_tokens | (n == 0)
     all_tokens = all_tokens.to(tl.int32)
     if all_tokens != 0:
         listed = row
@@ -234,15 +334,33 @@ def _sample(
         nucleus = _search(
             listed, ids, all_tokens, n, best, limit, far, mean, needed, CHUNK, True, False
         )
+    floor = top + drop
+    if RARE:
+        first, top, inverse = _shape(
+            listed,
+            ids,
+            all_tokens,
+            n,
+            best,
+            limit,
+            far,
+            mean,
+            nucleus,
+            top,
+            floor,
+            inverse,
+            seed,
+            settings,
+            slot,
+            CHUNK,
+        )
     won = tl.full((CHUNK,), float("-inf"), tl.float32)
     winner = tl.full((CHUNK,), 0x7FFFFFFF, tl.int32)
     for c in range(tl.cdiv(n, CHUNK)):
         x, token = _chunk(listed, ids, all_tokens, n, c, CHUNK)
-        kept = (
-            _kept(x, token, best, limit, far, mean)
-            & (_key(x, token) <= nucleus)
-            & (x >= top + drop)
-        )
+        kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+        if RARE:
+            kept = kept & (_key(x, token) >= first)
         score = tl.where(kept, (x - top) * inverse + gumbel(seed, token), float("-inf"))
         better = kept & ((score > won) | ((score == won) & (token < winner)))
         won = tl.where(better, score, won)
@@ -265,6 +383,7 @@ def _draw_kernel(
     BLOCK: tl.constexpr,
     C: tl.constexpr,
     CHUNK: tl.constexpr,
+    RARE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -283,9 +402,13 @@ def _draw_kernel(
         k = tl.load(settings.top_k + slot)
         typical = setting(settings, slot, TYPICAL_P)
         top_p = setting(settings, slot, TOP_P)
+        unfiltered = (k == 0) & (typical >= 1.0) & (top_p >= 1.0)
+        if RARE:
+            shaped = setting(settings, slot, _PROBABILITY) + setting(settings, slot, _RANGE)
+            unfiltered = unfiltered & (shaped == 0.0)
         if inverse == 0.0:
             token = greedy(scratch.z + p * V, tops, V, BLOCK, B_POW2)
-        elif (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
+        elif unfiltered:
             token = race(scratch.blocks, p, B, B_POW2)
         else:
             token = _sample(
@@ -303,8 +426,11 @@ def _draw_kernel(
                 top_p,
                 setting(settings, slot, DROP),
                 noise(tl.load(settings.keys + slot), tl.load(draws.positions + p)),
+                settings,
+                slot,
                 C,
                 CHUNK,
+                RARE,
             )
     tl.store(tokens + p, token)
     row = tl.load(draws.rows + p).to(tl.int64) * V
@@ -332,6 +458,7 @@ def draw(
     mask_rows: torch.Tensor | None = None,
     rescoring: Rescoring | None = None,
     rescore_scratch: RescoreScratch | None = None,
+    rare: RareTensors | None = None,
     pdl: bool = True,
 ) -> None:
     """Draw the tokens of P draws; reference: `localchat.backend_api.sampling.reference.Sampler.draw`.
@@ -342,7 +469,7 @@ def draw(
     so that row - normalizer are all log probabilities. known: required if any draw is penalised. masks
     int32 [N, words] with mask_rows int32 [P] (-1: no mask). rescoring, with rescore_scratch: the logits
     are approximate, and those of likely tokens become exact first; logprobs and normalizers are
-    approximate then.
+    approximate then. rare: required if any draw has a rare sampler, which excludes `rescoring`.
     """
     check(logits, rows, slots, positions, settings, scratch)
     vocabulary = logits.shape[1]
@@ -394,6 +521,11 @@ def draw(
         *(settings.bias_ids.shape[1], BLOCK, *changes, chained),
         **options(chained, 4),
     )
+    if rare is not None:
+        if rescoring is not None:
+            raise ValueError("rare samplers need all logits, which rescoring leaves approximate")
+        adjust(draws, settings, scratch, rare, known)
+        pdl = False
     measure_kernel[(count, blocks)](
         *(scratch, draws, settings, vocabulary, blocks, room, BLOCK, pdl), **options(pdl, 4)
     )
@@ -403,6 +535,6 @@ def draw(
     )
     _draw_kernel[(count,)](
         *(logits, draws, settings, scratch, tokens, logprobs, normalizers, vocabulary, blocks),
-        *(room, BLOCK, CANDIDATES, _CHUNK, pdl),
+        *(room, BLOCK, CANDIDATES, _CHUNK, rare is not None, pdl),
         **options(pdl, 8),
     )

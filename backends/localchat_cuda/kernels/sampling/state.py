@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,34 +15,36 @@ from numpy.typing import NDArray
 from localchat.backend_api.sampling.gumbel import REACH
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.backend_api.step import SamplingParams
+from localchat.config.parameters import SAMPLERS
 from localchat_cuda.kernels.launch import require
 
 BLOCK = 1024
 CANDIDATES = 16384
 NOTHING = -1
 FIELDS: Mapping[str, Callable[[SamplingParams], float]] = {
+    **{key: attrgetter(key) for key in SAMPLERS},
     "inverse_temperature": lambda p: 0.0 if p.temperature < GREEDY_BELOW else 1.0 / p.temperature,
-    # How far below the best a candidate can still win.
-    "reach": lambda p: math.inf if p.typical_p < 1 else REACH * p.temperature,
-    "typical_p": lambda p: p.typical_p,
-    "top_p": lambda p: p.top_p,
+    # How far below the best a candidate can still win. Rare samplers may drop the best.
+    "reach": lambda p: math.inf if p.typical_p < 1 or p.rare else REACH * p.temperature,
     "drop": lambda p: min(0.0, math.log(p.min_p)) if p.min_p > 0 else -math.inf,
-    "repetition": lambda p: p.repetition_penalty,
-    "frequency": lambda p: p.frequency_penalty,
-    "presence": lambda p: p.presence_penalty,
 }
-"""Columns of `SamplingTensors.floats`, computed from the parameters of a sequence."""
-_NAMES = [*FIELDS]
+"""Columns of `SamplingTensors.floats`: every number of the sampling, and numbers that are derived from them."""
+
+
+def column(name: str) -> tl.constexpr:
+    """Return the column of a field, for kernels."""
+    return tl.constexpr(list(FIELDS).index(name))
+
+
 COLUMNS = tl.constexpr(len(FIELDS))
-INVERSE_TEMPERATURE = tl.constexpr(_NAMES.index("inverse_temperature"))
-REACH_COLUMN = tl.constexpr(_NAMES.index("reach"))
-TYPICAL_P = tl.constexpr(_NAMES.index("typical_p"))
-TOP_P = tl.constexpr(_NAMES.index("top_p"))
-DROP = tl.constexpr(_NAMES.index("drop"))
-REPETITION = tl.constexpr(_NAMES.index("repetition"))
-FREQUENCY = tl.constexpr(_NAMES.index("frequency"))
-PRESENCE = tl.constexpr(_NAMES.index("presence"))
-"""Number of columns, and the column of each field, for kernels."""
+INVERSE_TEMPERATURE = column("inverse_temperature")
+REACH_COLUMN = column("reach")
+TYPICAL_P = column("typical_p")
+TOP_P = column("top_p")
+DROP = column("drop")
+REPETITION = column("repetition_penalty")
+FREQUENCY = column("frequency_penalty")
+PRESENCE = column("presence_penalty")
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
@@ -58,7 +61,7 @@ class SamplingTensors(NamedTuple):
     """Sampling settings of each slot."""
 
     floats: torch.Tensor
-    """fp32 [S, 8], columns FIELDS."""
+    """fp32 [S, columns], columns FIELDS."""
     top_k: torch.Tensor
     """int32 [S]; 0: off."""
     keys: torch.Tensor
@@ -100,8 +103,8 @@ class SamplingTensors(NamedTuple):
         bias_counts: Sequence[int],
         prompt_tokens: Sequence[int],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Settings of slots as entries of `words`: their places and values [13 N]. Arguments as the tensors,
-        a row a slot."""
+        """Settings of slots as entries of `words`: their places and values. Arguments as the tensors, a row a
+        slot."""
         rows = np.array(slots, np.int64)[:, None]
         begin = 0
         places = []

@@ -1,4 +1,7 @@
-"""Fetches public URLs for clients: never from this machine or its network, whatever a name resolves to."""
+"""Fetches public URLs for clients and models.
+
+Never from this machine or its network, whatever a name resolves to.
+"""
 
 import ipaddress
 import socket
@@ -110,7 +113,7 @@ def _public_address(host: str, port: int, shown: str) -> IpAddress:
     # One private address among public ones shows that somebody tries.
     if not addresses or not all(map(is_public, addresses)):
         raise UsageError(
-            f"{shown} leads to a private address, which this server never fetches",
+            f"{shown} leads to a private address, which is never fetched here",
             hint="send the content as a data URL or base64",
         )
     return addresses[0]

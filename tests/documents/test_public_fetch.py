@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from localchat.documents import public_fetch
+from localchat.documents.public_fetch import fetch_public, is_public
 from localchat.errors import UsageError
-from localchat.server.chat import media_fetch
-from localchat.server.chat.media_fetch import fetch_public, is_public
 
 LARGE = b"x" * 50_000
 
@@ -71,7 +71,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         monkeypatch.setattr(
-            media_fetch,
+            public_fetch,
             "is_public",
             lambda address: str(address) == "127.0.0.1" or is_public(address),
         )

@@ -1,0 +1,1 @@
+"""Converts checkpoints and adapters of transformers to GGUF."""

@@ -1,0 +1,75 @@
+"""Tensors of safetensors files as numpy arrays, mapped from the disk."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.safetensors import Tensor, read_safetensors
+
+_NUMPY: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
+"""Types of stored numbers. numpy has no BF16, so its bits are integers."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a file."""
+
+    file: Path
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Slowest dimension first."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> str:
+        """Type as safetensors names it."""
+        return self.tensor.dtype
+
+    def numbers(self) -> NDArray[Any]:
+        """Map the tensor. BF16 is mapped as uint16."""
+        kind = _NUMPY[self.dtype]
+        if not self.tensor.size_bytes:
+            return np.empty(self.shape, kind)
+        return np.memmap(self.file, kind, "r", self.tensor.offset, self.shape)
+
+    def floats(self) -> NDArray[np.float32]:
+        """Return the numbers in float32."""
+        numbers = self.numbers()
+        if self.dtype == "BF16":
+            return (numbers.astype(np.uint32) << 16).view(np.float32)
+        return numbers.astype(np.float32)
+
+
+def read_tensors(files: list[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors of files by name. Raises ModelMissing, ModelInvalid, also for other types."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        for tensor in read_safetensors(file).tensors:
+            if tensor.dtype not in _NUMPY:
+                raise ModelInvalid(
+                    f"{file.name}: {tensor.name} has the type {tensor.dtype}, which cannot be converted; "
+                    f"only {', '.join(_NUMPY)} can.",
+                    hint="Use the original checkpoint without quantization.",
+                    path=str(file),
+                )
+            tensors[tensor.name] = StoredTensor(file, tensor)
+    return tensors
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file. Raises ModelMissing, ModelInvalid."""
+    if not path.is_file():
+        raise ModelMissing(f"{path.parent} has no {path.name}.", path=str(path))
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelInvalid(f"{path} cannot be read: {error}.", path=str(path)) from error
+    if not isinstance(value, dict):
+        raise ModelInvalid(f"{path} is not a JSON object.", path=str(path))
+    return value

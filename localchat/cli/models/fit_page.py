@@ -1,0 +1,222 @@
+"""Formats what `fit` found: which quantization to take, the table of them, and the memory of a load."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from localchat.cli.output import table
+from localchat.fit.report import bar, parts
+from localchat.fit.report import verdict as sentences
+from localchat.fit.steps import IN_ORDER, MemoryStep, step_lines
+from localchat.sanitize import sanitize_line
+from localchat.units import rate, size, tokens
+
+if TYPE_CHECKING:
+    from localchat.config.paths import Paths
+    from localchat.fit.hardware import Machine
+    from localchat.models.assess import FitReport
+    from localchat.models.quantization_table import QuantizationRow
+
+NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
+_HEAD: Final = ("QUANTIZATION", "SIZE", "LONGEST CONTEXT", "SPEED", "LOSS")
+_READING_TOKENS_PER_S: Final = 5.0
+"""Rate at which people read. Slower models are no choice for a chat."""
+_ROOMY_SHARE: Final = 0.75
+"""Share of the memory that is free for a model without other large programs."""
+_MIN_CELLS = 16
+_MAX_CELLS = 60
+"""Widest memory bar."""
+
+
+class FitPage(NamedTuple):
+    """What `fit` found on a model."""
+
+    verdict: "FitReport"
+    rows: "Sequence[QuantizationRow]"
+    steps: tuple[MemoryStep, ...]
+    usual_lines: Sequence[str]
+    """Memory with a usual context."""
+    is_exact: bool
+    """Whether the verdict is on a quantization that the user named, or on a file of this machine."""
+    other_machine: bool
+    """Whether the plan is for another computer than this one."""
+
+
+def page_lines(page: FitPage, paths: "Paths", machine: "Machine") -> Iterator[str]:
+    """Format the page. It starts with the answer to the question that the name asks."""
+    best = next((row for row in page.rows if row.recommended), None)
+    load_lines = (*report_lines(page.verdict), *page.usual_lines)
+    if page.is_exact or not page.rows:
+        # One file: does it fit?
+        yield from load_lines
+        yield from _other_model_lines(page.verdict, paths, machine)
+        yield from _table_lines(page, best)
+        if page.steps:
+            yield from ("", IN_ORDER, *step_lines(page.steps))
+        return
+    # A model: which file of it?
+    if best is None:
+        yield _why_none(page)
+    else:
+        yield from _answer_lines(best, page.rows)
+    yield from _other_model_lines(page.verdict, paths, machine)
+    yield from _table_lines(page, best)
+    if best is not None:
+        yield from ("", *load_lines)
+
+
+def _answer_lines(best: "QuantizationRow", rows: "Sequence[QuantizationRow]") -> Iterator[str]:
+    """Say which quantization to take, and why."""
+    plan = best.report.plan
+    speed = ""
+    if best.speed is not None:
+        speed = f", {best.speed.words}"
+    room = f"a context of up to {tokens(plan.max_context_tokens)}"
+    yield f"Take {best.quantization}: {size(best.size_bytes)}, {room}{speed}."
+    if best.model:
+        yield f"  localchat pull {best.model}"
+    if reason := _reason(best, rows):
+        yield reason
+
+
+def _reason(best: "QuantizationRow", rows: "Sequence[QuantizationRow]") -> str:
+    """Explain the choice: what speaks against finer and coarser quantizations."""
+    index = rows.index(best)
+    finer = [row for row in rows[:index] if not row.gains_nothing]
+    sentences = []
+    if finer and not any(row.fits_a_chat for row in finer):
+        sentences.append("Finer ones do not fit.")
+    elif finer:
+        next_finer = [row for row in finer if row.fits_a_chat][-1]
+        sentences.append(f"{next_finer.quantization} fits too, but it is slower and hardly better.")
+    elif rows[:index]:
+        sentences.append(f"{rows[0].quantization} is larger, and nobody sees a difference.")
+    coarser = rows[index + 1 :]
+    if coarser and not coarser[0].is_worth_it:
+        sentences.append(f"{coarser[0].quantization} and coarser ones answer worse.")
+    elif coarser:
+        sentences.append("Coarser ones lose more, and this one is quick already.")
+    return " ".join(sentences)
+
+
+def _why_none(page: FitPage) -> str:
+    """Explain why no quantization is recommended."""
+    rows = page.rows
+    fitting = [row.quantization for row in rows if row.fits_a_chat]
+    if fitting:
+        reason = f"Only {' and '.join(fitting)} would fit, which loses too much"
+    else:
+        smallest = rows[-1]
+        reason = f"Even {smallest.quantization}, {size(smallest.size_bytes)}, does not fit"
+    verdict = page.verdict
+    advice = f"What makes room: localchat fit {verdict.name}"
+    if verdict.plan.total_bytes < _ROOMY_SHARE * verdict.memory_bytes:
+        used = f"{size(verdict.others_bytes)} of {size(verdict.memory_bytes)}"
+        advice = f"Other programs use {used}: without them, {verdict.name} fits"
+    return f"Take another model here. {reason}. {advice}"
+
+
+def _other_model_lines(verdict: "FitReport", paths: "Paths", machine: "Machine") -> Iterator[str]:
+    """Name the models that suit the machine, if this one does not fit or is slow."""
+    from localchat.models.recommended_models import recommended_models
+
+    plan = verdict.plan
+    speed = verdict.expected_speed
+    is_slow = speed is not None and speed.tokens_per_s < _READING_TOKENS_PER_S
+    if plan.missing or (plan.fits and not is_slow):
+        return
+    recommendations = recommended_models(paths, machine)
+    if plan.fits and speed is not None:
+        recommendations = tuple(
+            recommendation
+            for recommendation in recommendations
+            if (recommendation.tokens_per_s or 0) > speed.tokens_per_s
+        )
+    if not recommendations:
+        return
+    reason = ""
+    if plan.fits:
+        reason = "That is slower than people read. "
+    yield f"{reason}Models that suit this computer better:"
+    width = max(len(recommendation.command) for recommendation in recommendations)
+    for recommendation in reversed(recommendations):
+        yield f"  {recommendation.command:<{width}}  {recommendation.summary}"
+
+
+def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]:
+    """Format the table of quantizations, and explain its columns."""
+    rows = page.rows
+    if len(rows) < 2:
+        return
+    cells = []
+    for row in rows:
+        plan = row.report.plan
+        speed = "-"
+        if row.speed is not None:
+            speed = rate(row.speed.tokens_per_s)
+        context = "does not fit"
+        if plan.fits:
+            context = f"{plan.max_context_tokens:,}"
+        name = row.quantization + (" *" if row.recommended else "")
+        cells.append((name, size(row.size_bytes), context, speed, f"{row.loss_percent:g} %"))
+    yield ""
+    yield from table(_HEAD, cells, right=(1, 2, 3, 4))
+    if best is not None and page.is_exact:
+        yield f"* {_how_to_get(best)}"
+    yield (
+        "LOSS: usual increase of the perplexity over the unquantized model, for 8B. Small models lose more, "
+        "large ones less."
+    )
+    if page.other_machine:
+        yield "SPEED: with the memory bandwidth of this computer."
+
+
+def _how_to_get(best: "QuantizationRow") -> str:
+    if best.subject.path is not None:
+        return "Take this one, which is here."
+    if best.model:
+        return f"Take this one: localchat pull {best.model}"
+    return f"Take this one: localchat quantize MODEL --type {best.quantization} makes it."
+
+
+def report_lines(verdict: "FitReport") -> Iterator[str]:
+    """Format the verdict, and the speed of a model that fits."""
+    yield from verdict_lines(verdict)
+    if verdict.plan.fits:
+        yield from speed_lines(verdict)
+
+
+def verdict_lines(verdict: "FitReport") -> Iterator[str]:
+    """Format the report with a memory bar."""
+    first, _, *remarks = sentences(verdict.plan)
+    yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
+    if verdict.plan.missing:
+        # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
+        yield parts(verdict.plan)
+        yield from (*remarks, *verdict.alternatives)
+        return
+    yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
+    yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
+    yield from remarks
+    yield from verdict.alternatives
+
+
+def speed_lines(verdict: "FitReport") -> Iterator[str]:
+    """Format the expected speed and its source."""
+    speed = verdict.expected_speed
+    if speed is not None:
+        yield f"{speed.words[0].upper()}{speed.words[1:]}, {speed.basis}."
+    else:
+        yield f"{NO_SPEED}."
+    if verdict.layers_tokens_per_s is not None:
+        yield (
+            f"With whole layers in RAM instead of experts, about {rate(verdict.layers_tokens_per_s)}."
+        )
+
+
+def _bar_cells() -> int:
+    """Return the width of the bar that fits on the terminal beside brackets and size."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return _MAX_CELLS
+    return min(max(get_terminal_size().columns - 12, _MIN_CELLS), _MAX_CELLS)

@@ -1,0 +1,143 @@
+"""Command `localchat config mcp`: add, list, remove and test MCP servers."""
+
+import asyncio
+from pathlib import Path
+
+import click
+import msgspec
+
+from localchat.cli.context import AppContext
+from localchat.cli.group import DefaultGroup
+from localchat.cli.output import print_json, print_lines
+from localchat.cli.streams import tell
+from localchat.config.mcp_servers import McpServer, as_table
+from localchat.config.paths import find_paths
+from localchat.errors import ExitCode, UsageError
+from localchat.sanitize import sanitize, sanitize_line
+
+
+@click.group("mcp", cls=DefaultGroup, invoke_without_command=True)
+def command() -> None:
+    """Add, list, remove and test MCP servers, whose tools a model may call.
+
+    \b
+    localchat config mcp add files npx -y @modelcontextprotocol/server-filesystem ~/notes
+    localchat config mcp add --env GITHUB_TOKEN github docker run -i --rm ghcr.io/github/github-mcp-server
+    localchat "what is new in my notes?" --tools files
+
+    Each call needs your consent.
+    """
+
+
+@command.command(
+    "add", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("name")
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND [ARGS]|URL")
+@click.option("--env", multiple=True, metavar="NAME", help="Variable to pass on. Repeatable.")
+@click.option("--key-env", metavar="NAME", help="Variable with the bearer token of a URL.")
+@click.option("--trusted", is_flag=True, help="Treat its read-only tools like reading a file.")
+@click.pass_obj
+def add(
+    app: AppContext,
+    name: str,
+    words: tuple[str, ...],
+    env: tuple[str, ...],
+    key_env: str | None,
+    trusted: bool,
+) -> None:
+    """Add a server: its command after the name, or its URL. Flags of ours come before the name."""
+    from localchat.config.settings_file import write_mcp_server
+
+    first, *args = words
+    server = McpServer(name, env=env, key_env=key_env or "", trusted=trusted)
+    if first.startswith(("http://", "https://")):
+        if args:
+            raise UsageError(f"a URL has no arguments, but {args[0]!r} follows it")
+        fields = {"url": first}
+    else:
+        fields = {"command": first}
+    server = msgspec.structs.replace(server, args=tuple(args), **fields)
+    file = find_paths(app.environ).settings_file
+    write_mcp_server(file, server)
+    tell(f"localchat: wrote {file}; localchat config mcp test {name} tries it")
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_servers(app: AppContext, as_json: bool) -> None:
+    """List the servers."""
+    servers = _servers(app)
+    if as_json:
+        print_json(app.environ, {name: as_table(server) for name, server in servers.items()})
+        return
+    width = max(map(len, servers), default=0)
+    print_lines(
+        app.environ,
+        [
+            f"{name:<{width}}  {server.url or ' '.join((server.command, *server.args))}"
+            for name, server in servers.items()
+        ],
+    )
+
+
+@command.command("remove")
+@click.argument("name")
+@click.pass_obj
+def remove(app: AppContext, name: str) -> None:
+    """Remove a server."""
+    from localchat.config.settings_file import remove_mcp_server
+
+    _server(app, name)
+    file = find_paths(app.environ).settings_file
+    remove_mcp_server(file, name)
+    tell(f"localchat: wrote {file}")
+
+
+@command.command("test")
+@click.argument("name")
+@click.pass_obj
+def test(app: AppContext, name: str) -> int:
+    """Start a server, and list its tools and prompts."""
+    server = _server(app, name)
+    lines, problems = asyncio.run(_tried(server, app))
+    print_lines(app.environ, lines)
+    for problem in problems:
+        tell(f"localchat: {problem}")
+    if not lines:
+        return ExitCode.ERROR
+    return ExitCode.OK
+
+
+async def _tried(server: McpServer, app: AppContext) -> tuple[list[str], tuple[str, ...]]:
+    """Return the lines about a server and its problems. No lines: it could not be started."""
+    from localchat.tools.mcp_client import connect
+
+    (outcome,) = await connect([server], app.environ, Path.cwd())
+    connection = outcome.connection
+    if connection is None:
+        return [], outcome.problems
+    lines = [
+        f"{tool.name}  {sanitize(tool.description).partition(chr(10))[0]}"
+        for tool in connection.tools
+    ]
+    lines += [f"prompt {sanitize_line(prompt)}" for prompt in connection.prompts]
+    await connection.close()
+    return lines or ["the server has no tools"], outcome.problems
+
+
+def _servers(app: AppContext) -> dict[str, McpServer]:
+    from localchat.config.settings_file import read_settings
+
+    return dict(read_settings(find_paths(app.environ).settings_file).mcp_servers)
+
+
+def _server(app: AppContext, name: str) -> McpServer:
+    servers = _servers(app)
+    if name not in servers:
+        raise UsageError(
+            f"there is no MCP server {name!r}",
+            hint=f"there are {', '.join(servers)}" if servers else "localchat config mcp add",
+        )
+    return servers[name]

@@ -1,0 +1,80 @@
+"""MCP servers: the `[mcp]` section of the settings file.
+
+    [mcp.files]
+    command = "npx"
+    args = ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]
+    env = ["GITHUB_TOKEN"]          # names of variables that the server gets
+    trusted = true                  # run its read-only tools like our own
+
+    [mcp.wiki]
+    url = "https://wiki.example/mcp"
+    key_env = "WIKI_KEY"            # sent as a bearer token
+
+Only the servers that `--tools` names are started.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from localchat.errors import UsageError
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,19}")
+_RESERVED: Final = ("read", "edit", "run", "fetch", "docs", "mcp", "off", "all")
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class McpServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A server, started by a command or reached by a URL."""
+
+    name: str = ""
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: tuple[_Text, ...] = ()
+    """Names of environment variables that the server gets. Values are never stored."""
+    url: str = ""
+    key_env: str = ""
+    """Environment variable with the bearer token of a URL."""
+    trusted: bool = False
+    """Whether tools that the server declares read-only need no more consent than our own."""
+    timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 60
+
+
+def check_server_name(name: str) -> None:
+    """Raise UsageError for a name that `--tools` could not choose."""
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise UsageError(
+            f"{name!r} cannot be the name of an MCP server",
+            hint="a name has small letters, digits and -, 20 at most, and is no group of tools",
+        )
+
+
+def read_mcp_servers(path: Path, section: object) -> dict[str, McpServer]:
+    """Check the `[mcp]` table of a settings file. Raises UsageError."""
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: mcp is not a section", hint="as in [mcp.files]")
+    return {name: _server(f"{path} [mcp.{name}]", name, table) for name, table in section.items()}
+
+
+def _server(where: str, name: str, table: object) -> McpServer:
+    check_server_name(name)
+    try:
+        server = msgspec.convert(table, McpServer)
+    except msgspec.ValidationError as problem:
+        raise UsageError(f"{where}: {problem}") from problem
+    if bool(server.command) == bool(server.url):
+        raise UsageError(f"{where} needs a command or a url", hint='as command = "npx"')
+    if server.url and not server.url.startswith(("http://", "https://")):
+        raise UsageError(f"{where}: {server.url!r} is not the address of a server")
+    return msgspec.structs.replace(server, name=name)
+
+
+def as_table(server: McpServer) -> Mapping[str, Any]:
+    """Return a server as its section of the settings file."""
+    table: dict[str, Any] = msgspec.to_builtins(server)
+    table.pop("name", None)
+    return table

@@ -1,0 +1,163 @@
+"""LoRA adapters in GGUF: header, and the checks before native code reads the file.
+
+An adapter has two small matrices for a matrix of the model: NAME.lora_a (rank rows) and NAME.lora_b. The model
+computes with W + scale * alpha / rank * (B A).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.byte_source import FileSource
+from localchat.model_files.gguf import GgufTensor, Header
+from localchat.model_files.open_gguf import read_source
+
+PEFT_CONFIG: Final = "adapter_config.json"
+PEFT_WEIGHTS: Final = "adapter_model.safetensors"
+_A: Final = ".lora_a"
+_B: Final = ".lora_b"
+_EMBEDDING: Final = "token_embd.weight"
+_OUTPUT: Final = "output.weight"
+
+
+class Adapter(NamedTuple):
+    """An adapter file."""
+
+    path: Path
+    header: Header
+    pairs: Mapping[str, tuple[GgufTensor, GgufTensor]]
+    """Matrices A and B by the name of the model's tensor."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all matrices in memory."""
+        return sum(a.size_bytes + b.size_bytes for a, b in self.pairs.values())
+
+    @property
+    def rank(self) -> int:
+        """Highest rank of the matrices."""
+        return max(b.shape[0] for _, b in self.pairs.values())
+
+    @property
+    def alpha(self) -> float:
+        """Numerator of the scale. 0: the scale does not depend on the rank."""
+        alpha = self.header.metadata.get("adapter.lora.alpha", 0.0)
+        return float(alpha) if isinstance(alpha, int | float) else 0.0
+
+    def identity(self) -> str:
+        """Return a hash of the content, which separates caches. Reads the whole file. Raises ModelInvalid."""
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+
+def read_adapter(path: Path) -> Adapter:
+    """Return a checked adapter. Raises ModelMissing, ModelInvalid for a file of another kind."""
+    if not path.is_file():
+        raise ModelMissing(f"There is no adapter {path}.", hint="Check the path.", path=str(path))
+    try:
+        with FileSource(path) as source:
+            header = replace(read_source(source), parts=(path,))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    kind = header.metadata.get("general.type", "model")
+    if kind != "adapter":
+        raise _invalid(path, f"its general.type is {kind!r}, not 'adapter'")
+    method = header.metadata.get("adapter.type")
+    if method != "lora":
+        raise _invalid(path, f"its adapter.type is {method!r}, not 'lora'")
+    if "adapter.alora.invocation_tokens" in header.metadata:
+        raise ModelInvalid(
+            f"{path} is an activated LoRA, which changes only the text after certain tokens. "
+            "localchat applies adapters to the whole text.",
+            hint="Use a plain LoRA adapter.",
+            path=str(path),
+        )
+    return Adapter(path, header, _pairs(path, header))
+
+
+def _pairs(path: Path, header: Header) -> dict[str, tuple[GgufTensor, GgufTensor]]:
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    pairs: dict[str, tuple[GgufTensor, GgufTensor]] = {}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(_A).removesuffix(_B)
+        if stem == name:
+            raise _invalid(path, f"its tensor {name} is not a matrix of a LoRA")
+        a = tensors.get(f"{stem}{_A}")
+        b = tensors.get(f"{stem}{_B}")
+        if a is None or b is None:
+            raise _invalid(path, f"{stem} has one matrix of two")
+        if min(len(a.shape), len(b.shape), len(tensor.shape)) < 2:
+            raise _invalid(path, f"its tensor {name} is not a matrix")
+        pairs[stem] = a, b
+    if not pairs:
+        raise _invalid(path, "it contains no matrices")
+    return pairs
+
+
+def check_adapter(adapter: Adapter, model: Header) -> None:
+    """Raise ModelInvalid unless an adapter fits a model. llama.cpp aborts the process at some mismatches."""
+    name = adapter.path.name
+    architecture = adapter.header.architecture
+    if architecture != model.architecture:
+        raise _mismatch(
+            adapter, f"it is for the architecture {architecture}, and this is {model.architecture}"
+        )
+    tensors = {tensor.name: tensor for tensor in model.tensors}
+    for stem, (a, b) in adapter.pairs.items():
+        target = tensors.get(stem)
+        if target is None:
+            raise _mismatch(adapter, f"it changes {stem}, and the model has no such tensor")
+        if stem == _EMBEDDING and _OUTPUT not in tensors:
+            raise ModelInvalid(
+                f"{name} changes the token embedding, which is also the output of this model. llama.cpp "
+                "cannot apply it.",
+                hint="Train the adapter without embed_tokens.",
+                path=str(adapter.path),
+            )
+        shape = (a.shape[0], *b.shape[1:])
+        ranks = a.shape[1], b.shape[0]
+        if stem == _EMBEDDING:
+            # An embedding looks up rows of A, so A is transposed.
+            shape = (b.shape[1], a.shape[1])
+            ranks = a.shape[0], b.shape[0]
+        if shape != target.shape or ranks[0] != ranks[1] or a.shape[2:] != b.shape[2:]:
+            raise _mismatch(
+                adapter,
+                f"its matrices for {stem} have the shapes {_shown(a)} and {_shown(b)}, and the model's has "
+                f"{_shown(target)}",
+            )
+
+
+def _shown(tensor: GgufTensor) -> str:
+    return " x ".join(map(str, tensor.shape))
+
+
+def _mismatch(adapter: Adapter, cause: str) -> ModelInvalid:
+    return ModelInvalid(
+        f"The adapter {adapter.path.name} does not fit this model: {cause}.",
+        hint="Use an adapter that was trained on this model.",
+        path=str(adapter.path),
+    )
+
+
+def _invalid(path: Path, cause: str) -> ModelInvalid:
+    return ModelInvalid(
+        f"{path} is not a usable LoRA adapter: {cause}.",
+        hint="Give an adapter in GGUF, or a folder with adapter_config.json and "
+        "adapter_model.safetensors.",
+        path=str(path),
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> ModelInvalid:
+    return ModelInvalid(
+        f"{path} cannot be read: {error.strerror or error}.",
+        hint="Check the path and its permissions.",
+        path=str(path),
+    )

@@ -1,0 +1,218 @@
+"""Tools of a session: opened when an answer may use them, run between two answers, and undone."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from localchat.chat.conversation import Conversation, Node, ToolRun
+from localchat.config.paths import expand_home
+from localchat.engine.interface import Engine
+from localchat.errors import LocalchatError, UsageError
+from localchat.session.blocks import ToolCallBlock
+from localchat.session.context import ModelSetup, SessionContext
+from localchat.session.recorder import ConversationRecorder
+from localchat.session.remarks import NoticeKind
+from localchat.session.view import SessionView, call_id
+
+# Imported late: without tools, nothing of this is needed.
+if TYPE_CHECKING:
+    from localchat.tools.consent import Consent
+    from localchat.tools.journal import Journal
+    from localchat.tools.loop import CallReport, ToolTurn
+    from localchat.tools.tool import Effect
+    from localchat.tools.toolset import Toolset
+
+
+class ToolUser(Protocol):
+    """The part of a session that tools use."""
+
+    context: SessionContext
+    setup: ModelSetup
+    conversation: Conversation
+    recorder: ConversationRecorder
+    view: SessionView
+
+    async def engine(self) -> Engine: ...
+
+    def remark(
+        self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False
+    ) -> None: ...
+
+
+class SessionTools:
+    """Runs the tool calls of one session."""
+
+    def __init__(self, session: ToolUser) -> None:
+        self.consent: Consent | None = None
+        """Asks the user. A front end sets it before the first answer."""
+        self.allowed: frozenset[Effect] = frozenset()
+        """Effects that need no question."""
+        self._session = session
+        self._toolset: Toolset | None = None
+        self._opened_with: tuple[object, ...] = ()
+        self._journal: Journal | None = None
+        self._running: asyncio.Task[object] | None = None
+
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups and servers that the settings choose. Raises UsageError."""
+        text = self._session.setup.settings.tools
+        if text in ("", "off"):
+            return ()
+        from localchat.tools.toolset import parse_groups
+
+        return parse_groups(text, self._session.context.mcp_servers)
+
+    async def begin(self) -> "ToolTurn | None":
+        """Open the chosen tools for the answers to one question. None without tools. Raises LocalchatError."""
+        if not (groups := self.groups()):
+            await self.close()
+            return None
+        from localchat.tools.consent import Approvals
+        from localchat.tools.loop import ToolTurn
+
+        session = self._session
+        settings = session.setup.settings
+        engine = await session.engine()
+        info = await asyncio.to_thread(engine.info)
+        if info.model == "guide":
+            raise UsageError(
+                "the built-in guide cannot call tools",
+                hint="choose another model with -m MODEL, or turn them off: --tools off",
+            )
+        # The engine belongs to it, because a tool searches documents with its tokenizer.
+        opened_with = (groups, self.root, settings.offline, id(engine))
+        if self._toolset is None or opened_with != self._opened_with:
+            await self.close()
+            self._toolset = await self._open(groups, engine)
+            self._opened_with = opened_with
+            self._approvals = Approvals(self.consent, self.allowed)
+        return ToolTurn(
+            self._toolset.tools,
+            self._approvals,
+            max_rounds=settings.tool_rounds,
+            context_tokens=info.context_tokens,
+        )
+
+    @property
+    def root(self) -> Path:
+        """The folder that the tools may use."""
+        root = self._session.setup.settings.root
+        return expand_home(root) if root else Path.cwd()
+
+    async def _open(self, groups: tuple[str, ...], engine: Engine) -> "Toolset":
+        from localchat.tools.toolset import ToolServices, Toolset
+
+        context = self._session.context
+        services = ToolServices(
+            self.root,
+            (context.paths.data_dir, context.paths.settings_file),
+            self.journal(),
+            context.library,
+            engine,
+            context.environ,
+            context.mcp_servers,
+            self._session.setup.settings.offline,
+        )
+        toolset = Toolset(groups, services)
+        await toolset.connect()
+        if self.consent is None and not self.allowed:
+            toolset.problems.append(
+                "Tool calls are refused, because this front end cannot ask for consent; localchat -i can"
+            )
+        for problem in toolset.problems:
+            self._session.remark(problem, "warning")
+        return toolset
+
+    def journal(self) -> "Journal":
+        """Return the journal of the writes of this session's conversations."""
+        from localchat.tools.journal import Journal
+
+        if self._journal is None:
+            context = self._session.context
+            folder = context.paths.writes_dir if context.history_file is not None else None
+            self._journal = Journal(folder)
+        return self._journal
+
+    async def run(self, turn: "ToolTurn", answer: Node) -> Node | None:
+        """Run the calls of an answer, and return the node of the last result. None without calls."""
+        from localchat.tools.loop import with_ids
+
+        session = self._session
+        conversation = session.conversation
+        answer = msgspec.structs.replace(answer, message=with_ids(answer.message))
+        calls = turn.calls(answer.message)
+        if not calls:
+            return None
+        conversation.put(answer)
+        session.recorder.changed(answer)
+        numbers = {call.id: number for number, call in enumerate(calls)}
+
+        def show(report: "CallReport") -> None:
+            call = report.call
+            run = ToolRun(report.state, report.title, report.seconds, len(report.text))
+            id_ = call_id(answer.id, numbers[call.id])
+            session.view.put(ToolCallBlock(id_, call.name, call.arguments, False, run, report.text))
+
+        self.journal().begin(conversation.id, answer.id)
+        self._running = asyncio.create_task(turn.run(calls, show))
+        try:
+            results = await self._running
+        finally:
+            self._running = None
+        last = answer
+        for result in results:
+            last = conversation.add(result.message, parent=last.id)
+            last = msgspec.structs.replace(last, run=result.run)
+            conversation.put(last)
+            session.recorder.changed(last)
+        return last
+
+    def stop(self) -> None:
+        """Stop the calls that run."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def undo(self, question: Node) -> str:
+        """Take back the writes after a question and after its other versions. Blocks.
+
+        Returns a sentence about the files, or an empty string.
+        """
+        session = self._session
+        conversation = session.conversation
+        if (
+            self._journal is None
+            and not (session.context.paths.writes_dir / conversation.id).is_dir()
+        ):
+            return ""
+        versions = [node.id for node in conversation.siblings(question.id)]
+        journal = self.journal()
+        journal.begin(conversation.id)
+        return journal.undo(conversation.below(versions)).sentence()
+
+    async def describe(self) -> str:
+        """Return the tools with their effects, and the folder. Raises LocalchatError."""
+        from localchat.tools.consent import EFFECTS
+        from localchat.tools.toolset import GROUPS
+
+        if not self.groups():
+            rows = [f"{name:<6} {about}" for name, about in GROUPS.items()]
+            rows += [f"{name:<6} MCP server" for name in self._session.context.mcp_servers]
+            return "\n".join(("Tools are off. /tools NAME[,NAME] turns them on:", *rows))
+        await self.begin()
+        assert self._toolset is not None
+        rows = [
+            f"{tool.name:<20} may {EFFECTS[tool.effect]}" for tool in self._toolset.tools.values()
+        ]
+        return "\n".join((f"Folder: {self.root}", *rows, *self._toolset.problems))
+
+    async def close(self) -> None:
+        """Stop the servers. Idempotent."""
+        toolset = self._toolset
+        self._toolset = None
+        if toolset is not None:
+            try:
+                await toolset.close()
+            except LocalchatError as problem:
+                self._session.remark(problem.message, "warning")

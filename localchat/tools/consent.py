@@ -1,0 +1,71 @@
+"""Consent: the user allows or refuses each call, and the decisions that last for the session.
+
+A front end implements `Consent`. Without one, only the effects that the command allowed in advance run.
+"""
+
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from localchat.tools.tool import Effect, Plan, Tool, ToolError
+
+Decision: TypeAlias = Literal["once", "session", "no", "never"]
+"""`session` allows and `never` refuses every call of the same scope from now on."""
+EFFECTS: Final[dict[Effect, str]] = {
+    "read": "read",
+    "write": "change a file; /undo takes it back",
+    "run": "run a program; /undo cannot take its changes back",
+    "network": "reach the internet",
+}
+
+
+class ConsentRequest(NamedTuple):
+    """A call that waits for the user. No text is sanitized."""
+
+    tool: str
+    effect: Effect
+    title: str
+    preview: str
+    scope_text: str
+    """Calls that `session` would allow. Empty: the front end does not offer it."""
+
+
+class Consent(Protocol):
+    """Asks the user. The screen and the line mode implement it."""
+
+    async def ask(self, request: ConsentRequest) -> Decision:
+        """Show a call and return the decision. Cancellation means that nothing runs."""
+        ...
+
+
+class Approvals:
+    """Decides about calls, and remembers the decisions for the session."""
+
+    def __init__(self, consent: Consent | None, allowed: frozenset[Effect] = frozenset()) -> None:
+        """`consent`: None without a user to ask. `allowed`: effects that run without a question."""
+        self._consent = consent
+        self._allowed = allowed
+        self._decisions: dict[tuple[str, str], Decision] = {}
+
+    async def require(self, tool: Tool, plan: Plan) -> None:
+        """Return if the call may run. Raises Refused."""
+        if tool.effect in self._allowed:
+            return
+        key = (tool.effect, plan.scope or f"{tool.name}\0{plan.title}")
+        decision = self._decisions.get(key)
+        if decision is None:
+            if self._consent is None:
+                raise Refused(
+                    f"{tool.name} was not run: it may {EFFECTS[tool.effect].partition(';')[0]}, and the user "
+                    "cannot be asked here"
+                )
+            request = ConsentRequest(
+                tool.name, tool.effect, plan.title, plan.preview, plan.scope_text
+            )
+            decision = await self._consent.ask(request)
+            if decision == "never" or (decision == "session" and plan.scope):
+                self._decisions[key] = decision
+        if decision in ("no", "never"):
+            raise Refused(f"the user refused this call of {tool.name}; do not try it again")
+
+
+class Refused(ToolError):
+    """The user, or a rule of the session, did not allow a call."""

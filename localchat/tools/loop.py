@@ -1,0 +1,274 @@
+"""The loop of one question: it runs the calls of each answer, and returns results for the next request.
+
+The front end sends the requests, because it streams and shows them:
+
+    turn = ToolTurn(toolset, approvals, …)
+    while True:
+        answer = … generate(turn.offer(messages)) …
+        if not (calls := turn.calls(answer)):
+            break
+        results = await turn.run(calls, report)
+
+Results are text. The engine never reads control tokens in the text of a message.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from localchat.chat.conversation import ToolRun
+from localchat.engine.request import CalledTool, Message, Messages
+from localchat.errors import LocalchatError
+from localchat.suggestions import did_you_mean
+from localchat.tools.consent import Approvals, Refused
+from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_arguments
+
+CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
+MAX_CALLS: Final = 16
+"""Calls of one answer that run."""
+_REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
+_MIN_RESULT: Final = 1500
+_MAX_RESULT: Final = 16_000
+_INSTRUCTIONS: Final = "Call a tool only if you need it. As soon as the results contain the answer, answer in plain words."
+"""Without them, small models call again and again."""
+STOPPED: Final = "This call was not finished: the user stopped it."
+
+
+class CallReport(NamedTuple):
+    """The state of a call, for the front end. No text is sanitized."""
+
+    call: CalledTool
+    state: CallState
+    title: str = ""
+    """The call on one line. Empty until its arguments are known to be valid."""
+    seconds: float = 0.0
+    """Time that it ran, without the time of the consent."""
+    text: str = ""
+    """The result, or the error."""
+
+
+class CallResult(NamedTuple):
+    """Result of a call, for the model and for the history."""
+
+    message: Message
+    run: ToolRun
+
+
+class ToolTurn:
+    """Runs the calls of the answers to one question. Use it on one event loop."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        approvals: Approvals,
+        *,
+        max_rounds: int,
+        context_tokens: int,
+    ) -> None:
+        """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results."""
+        self._tools = tools
+        self._approvals = approvals
+        self._max_rounds = max_rounds
+        self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
+        self.rounds = 0
+        """Number of answers whose calls have run."""
+        self._loops = False
+        """Whether the model repeats itself, so that it has to answer now."""
+        self._results: dict[str, str] = {}
+        """Results since the last call that may have changed anything. Keys are name and arguments."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more calls run for this question."""
+        return self._loops or self.rounds >= self._max_rounds
+
+    def must_answer(self, answer: Message) -> bool:
+        """Return True if an answer after results is empty, and another one without tools is due."""
+        if answer.content or answer.tool_calls or self.exhausted or not self.rounds:
+            return False
+        self._loops = True
+        return True
+
+    def offer(self, messages: Messages) -> Messages:
+        """Add the tools to a request. The last request after the limit of rounds cannot call any."""
+        if not self._tools:
+            return messages
+        choice = messages.tool_choice
+        if self.exhausted:
+            choice = "none"
+        tools = tuple(tool.offered() for tool in self._tools.values())
+        system = Message("system")
+        others = messages.messages
+        if others and others[0].role == "system":
+            system = others[0]
+            others = others[1:]
+        text = f"{system.content}\n\n{_INSTRUCTIONS}".strip()
+        return msgspec.structs.replace(
+            messages,
+            messages=(msgspec.structs.replace(system, content=text), *others),
+            tools=tools,
+            tool_choice=choice,
+            bind_arguments=True,
+        )
+
+    def calls(self, answer: Message) -> tuple[CalledTool, ...]:
+        """Return the calls to run. `with_ids` must have given each an id of its own."""
+        if self.exhausted:
+            return ()
+        return answer.tool_calls
+
+    async def run(
+        self, calls: Sequence[CalledTool], report: Callable[[CallReport], None]
+    ) -> tuple[CallResult, ...]:
+        """Run the calls of one answer, and return a result for each, in order.
+
+        Reading calls run together; the others run one by one. A cancellation stops the calls that run, and
+        ends normally with results that say so.
+        """
+        self.rounds += 1
+        self._loops = self._loops or all(_key(call) in self._results for call in calls)
+        results: dict[str, CallResult] = {}
+        readers: list[asyncio.Task[None]] = []
+        try:
+            for number, call in enumerate(calls):
+                if number >= MAX_CALLS:
+                    problem = ToolError(f"an answer may have {MAX_CALLS} calls")
+                    results[call.id] = self._finished(call, "failed", "", 0.0, problem, report)
+                    continue
+                tool = self._tools.get(call.name)
+                if tool is None or tool.effect in ("write", "run"):
+                    await asyncio.gather(*readers)
+                    readers = []
+                planned = await self._planned(call, tool, results, report)
+                if planned is None or tool is None:
+                    continue
+                coroutine = self._execute(call, tool, planned, results, report)
+                if tool.effect in ("write", "run"):
+                    await coroutine
+                else:
+                    readers.append(asyncio.create_task(coroutine))
+            await asyncio.gather(*readers)
+        except asyncio.CancelledError:
+            for task in readers:
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        stopped = ToolError(STOPPED)
+        ordered = []
+        for call in calls:
+            result = results.get(call.id)
+            if result is None:
+                result = self._finished(call, "refused", "", 0.0, stopped, report)
+            ordered.append(result)
+        if self.exhausted:
+            last = ordered[-1]
+            note = "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
+            content = last.message.content + note
+            ordered[-1] = last._replace(
+                message=msgspec.structs.replace(last.message, content=content)
+            )
+        return tuple(ordered)
+
+    async def _planned(
+        self,
+        call: CalledTool,
+        tool: Tool | None,
+        results: dict[str, CallResult],
+        report: Callable[[CallReport], None],
+    ) -> Plan | None:
+        """Check a call and ask for consent. Without a plan, the result is in `results`."""
+        title = ""
+        try:
+            if tool is None:
+                raise ToolError(
+                    f"there is no tool {call.name!r}",
+                    hint=did_you_mean(call.name, self._tools),
+                )
+            if (before := self._results.get(_key(call))) is not None:
+                text = f"{before}\n\n{_REPEATED}"
+                results[call.id] = self._finished(call, "done", title, 0.0, text, report)
+                return None
+            plan = await tool.plan(parsed_arguments(call.arguments))
+            title = plan.title
+            report(CallReport(call, "asking", title))
+            await self._approvals.require(tool, plan)
+        except Refused as problem:
+            results[call.id] = self._finished(call, "refused", title, 0.0, problem, report)
+        except LocalchatError as problem:
+            results[call.id] = self._finished(call, "failed", title, 0.0, problem, report)
+        else:
+            return plan
+        return None
+
+    async def _execute(
+        self,
+        call: CalledTool,
+        tool: Tool,
+        plan: Plan,
+        results: dict[str, CallResult],
+        report: Callable[[CallReport], None],
+    ) -> None:
+        """Run a planned call, and put its result into `results`."""
+        report(CallReport(call, "running", plan.title))
+        began_s = time.monotonic()
+        state: CallState = "done"
+        outcome: str | LocalchatError
+        try:
+            outcome = await plan.run()
+        except LocalchatError as problem:
+            state = "failed"
+            outcome = problem
+        except Exception as problem:  # noqa: BLE001 - a tool's fault must not end the conversation
+            state = "failed"
+            outcome = ToolError(f"{call.name} failed: {type(problem).__name__}: {problem}")
+        seconds = time.monotonic() - began_s
+        if tool.effect in ("write", "run"):
+            # Earlier results may be out of date.
+            self._results.clear()
+        results[call.id] = self._finished(call, state, plan.title, seconds, outcome, report)
+
+    def _finished(
+        self,
+        call: CalledTool,
+        state: CallState,
+        title: str,
+        seconds: float,
+        outcome: str | LocalchatError,
+        report: Callable[[CallReport], None],
+    ) -> CallResult:
+        if isinstance(outcome, LocalchatError):
+            text = f"Error: {outcome}"
+        else:
+            text = outcome or "(no output)"
+        report(CallReport(call, state, title, seconds, text))
+        message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
+        tool = self._tools.get(call.name)
+        if tool is None or tool.effect not in ("write", "run") or state == "failed":
+            self._results.setdefault(_key(call), message.content)
+        return CallResult(message, ToolRun(state, title, seconds, len(text)))
+
+
+def with_ids(answer: Message) -> Message:
+    """Return an answer whose calls have different ids, so that each result finds its call."""
+    seen: set[str] = set()
+    calls = []
+    for call in answer.tool_calls:
+        id_ = call.id
+        if not id_ or id_ in seen:
+            id_ = f"call_{secrets.token_hex(12)}"
+        seen.add(id_)
+        calls.append(msgspec.structs.replace(call, id=id_))
+    return msgspec.structs.replace(answer, tool_calls=tuple(calls))
+
+
+def _key(call: CalledTool) -> str:
+    """Return name and arguments, which are compared as JSON if they are."""
+    arguments = call.arguments
+    with suppress(ToolError):
+        arguments = json.dumps(parsed_arguments(arguments), sort_keys=True)
+    return f"{call.name} {arguments}"

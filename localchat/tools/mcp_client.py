@@ -1,0 +1,397 @@
+"""Tools of MCP servers, by the official SDK. Imported only when a server is chosen.
+
+A server is not trusted. Its texts, lists and messages are bounded, its time is limited, and a server that dies
+or floods fails its own calls only. Each connection lives in a task of its own, as the SDK requires.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import httpx2
+
+from localchat.config.mcp_servers import McpServer
+from localchat.errors import LocalchatError, UsageError, reason
+from localchat.sanitize import sanitize, sanitize_line
+from localchat.tools.tool import Effect, Plan, Tool, ToolError
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+_START_S: Final = 60.0
+"""Time for the start of a server and its lists. A first start may download it."""
+_MAX_MESSAGE: Final = 16 << 20
+_MAX_BODY: Final = 64 << 20
+_MAX_TOOLS: Final = 64
+_MAX_PAGES: Final = 16
+_MAX_DESCRIPTION: Final = 1000
+_MAX_SCHEMA: Final = 16_000
+_MAX_RESULT: Final = 1 << 20
+_MAX_RESOURCES: Final = 30
+_INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "XDG_CACHE_HOME")
+_T = TypeVar("_T")
+MISSING: Final = "MCP servers need the package mcp, which is not installed"
+
+
+class ConnectOutcome(NamedTuple):
+    """A server after its start."""
+
+    connection: "McpConnection | None"
+    problems: tuple[str, ...] = ()
+
+
+async def connect(
+    servers: Sequence[McpServer], environ: Mapping[str, str], folder: Path
+) -> list[ConnectOutcome]:
+    """Start servers together. Failures are in the outcomes, in the order of the servers."""
+    return list(await asyncio.gather(*(_connect(server, environ, folder) for server in servers)))
+
+
+async def _connect(server: McpServer, environ: Mapping[str, str], folder: Path) -> ConnectOutcome:
+    connection = McpConnection(server)
+    try:
+        await connection.open(environ, folder)
+    except LocalchatError as problem:
+        await connection.close()
+        return ConnectOutcome(None, (f"MCP server {server.name}: {problem}",))
+    return ConnectOutcome(connection, tuple(connection.problems))
+
+
+class McpConnection:
+    """A connection to one server."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.tools: list[Tool] = []
+        self.prompts: list[str] = []
+        """Names of the server's prompts."""
+        self.problems: list[str] = []
+        self._client: Client | None = None
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._errors: deque[str] = deque(maxlen=3)
+        """Last lines that the server wrote to stderr."""
+
+    async def open(self, environ: Mapping[str, str], folder: Path) -> None:
+        """Start the server and read its lists. Raises LocalchatError."""
+        try:
+            import mcp  # noqa: F401 - checks that it is installed
+        except ImportError as problem:
+            raise UsageError(
+                MISSING, hint="install it: pip install 'localchat-app[mcp]'"
+            ) from problem
+        # The SDK logs tracebacks about servers that send nonsense.
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)
+        logging.getLogger("client").setLevel(logging.CRITICAL)
+        ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._own(environ, folder, ready))
+        await self._guarded(asyncio.shield(ready), _START_S)
+        await self._guarded(self._read_lists(), _START_S)
+
+    async def _own(
+        self, environ: Mapping[str, str], folder: Path, ready: "asyncio.Future[None]"
+    ) -> None:
+        """Hold the connection open until `close`."""
+        from mcp import Client
+
+        try:
+            if self.server.url:
+                transport = _http(self.server, environ)
+            else:
+                transport = _stdio(self.server, environ, folder, self._errors)
+            async with Client(transport, read_timeout_seconds=self.server.timeout_s) as client:
+                self._client = client
+                if not ready.done():
+                    ready.set_result(None)
+                await self._closing.wait()
+        except Exception as problem:  # noqa: BLE001 - whatever a server causes in the SDK
+            if not ready.done():
+                ready.set_exception(problem)
+                ready.exception()  # read once, in case no caller waits any more
+        finally:
+            self._client = None
+
+    async def close(self) -> None:
+        """Stop the server. Idempotent."""
+        self._closing.set()
+        if self._task is not None:
+            with suppress(TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(self._task, 5.0)
+
+    async def _guarded(self, awaitable: Awaitable[_T], timeout_s: float) -> _T:
+        """Await an answer of the server. Raises ToolError for every failure of it."""
+        name = self.server.name
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await awaitable
+        except TimeoutError as problem:
+            raise ToolError(f"{name} did not answer within {timeout_s:g} s") from problem
+        except LocalchatError:
+            raise
+        except Exception as problem:
+            raise ToolError(f"{name} failed: {self._cause(problem)}") from problem
+
+    def _cause(self, problem: BaseException) -> str:
+        while isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+        if isinstance(problem, OSError):
+            text = reason(problem)
+        else:
+            text = str(problem) or type(problem).__name__
+        if self._errors and self._client is None:
+            text = f"{text}: {' '.join(self._errors)}"
+        return sanitize_line(text[:500])
+
+    @property
+    def _session(self) -> "Client":
+        if self._client is None:
+            raise ToolError(f"the server {self.server.name} has ended")
+        return self._client
+
+    async def _read_lists(self) -> None:
+        client = self._session
+        capabilities = client.server_capabilities
+        cursor: str | None = None
+        for page in range(_MAX_PAGES):
+            listed = await client.list_tools(cursor=cursor)
+            for tool in listed.tools:
+                self._add(tool)
+            cursor = listed.next_cursor
+            if not cursor or len(self.tools) >= _MAX_TOOLS:
+                break
+            if page == _MAX_PAGES - 1:
+                self.problems.append(
+                    f"MCP server {self.server.name}: its list of tools does not end"
+                )
+        if capabilities.resources is not None:
+            resources = (await client.list_resources()).resources[:_MAX_RESOURCES]
+            if resources:
+                self.tools.append(self._resource_tool([str(item.uri) for item in resources]))
+        if capabilities.prompts is not None:
+            prompts = (await client.list_prompts()).prompts
+            self.prompts = [sanitize_line(item.name[:100]) for item in prompts[:_MAX_RESOURCES]]
+
+    def _add(self, tool: Any) -> None:  # noqa: ANN401 - a model of the SDK
+        base = re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:40]
+        name = f"{self.server.name}_{base}"
+        if len(self.tools) >= _MAX_TOOLS or any(other.name == name for other in self.tools):
+            self.problems.append(
+                f"MCP server {self.server.name}: the tool {sanitize_line(tool.name[:40])} is left out"
+            )
+            return
+        annotations = tool.annotations
+        reads = self.server.trusted and annotations is not None and annotations.read_only_hint
+        effect: Effect = "read" if reads else "run"
+        schema = _safe_schema(tool.input_schema)
+        description = sanitize((tool.description or "")[:_MAX_DESCRIPTION])
+        plan = partial(self._plan, name, tool.name, schema)
+        self.tools.append(Tool(name, description, schema, effect, plan))
+
+    async def _plan(
+        self, name: str, server_name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> Plan:
+        missing = [key for key in schema.get("required", ()) if key not in arguments]
+        if missing:
+            raise ToolError(f"{name} needs {', '.join(map(str, missing))}")
+        preview = json.dumps(arguments, ensure_ascii=False, indent=2)
+        title = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+        async def run() -> str:
+            call = self._session.call_tool(server_name, dict(arguments))
+            result = await self._guarded(call, self.server.timeout_s)
+            text = _text(result.content)
+            if result.is_error:
+                raise ToolError(text or f"{name} failed")
+            return text
+
+        return Plan(run, title, preview, f"mcp {name}", f"all calls of {name}")
+
+    def _resource_tool(self, uris: Sequence[str]) -> Tool:
+        name = f"{self.server.name}_read_resource"
+        listed = sanitize_line(", ".join(uris)[:_MAX_DESCRIPTION])
+        schema = {
+            "type": "object",
+            "properties": {"uri": {"type": "string"}},
+            "required": ["uri"],
+        }
+
+        async def plan(arguments: Mapping[str, Any]) -> Plan:
+            uri = str(arguments.get("uri", ""))
+
+            async def run() -> str:
+                client = self._session
+                result = await self._guarded(client.read_resource(uri), self.server.timeout_s)
+                return _text(result.contents)
+
+            return Plan(run, uri, "", f"mcp {name}", f"all calls of {name}")
+
+        effect: Effect = "read" if self.server.trusted else "run"
+        return Tool(name, f"Read a resource: {listed}", schema, effect, plan)
+
+
+def _text(parts: Sequence[Any]) -> str:
+    """Return the text of a result. Other parts are named only."""
+    texts = []
+    for part in parts:
+        text = getattr(part, "text", None) or getattr(getattr(part, "resource", None), "text", None)
+        if text is None:
+            kind = getattr(part, "type", type(part).__name__)
+            texts.append(f"[{kind} {getattr(part, 'uri', '')} is left out]")
+        else:
+            texts.append(text)
+    joined = "\n".join(texts)
+    if len(joined) > _MAX_RESULT:
+        joined = f"{joined[:_MAX_RESULT]}\n[the server sent {len(joined):,} characters]"
+    return joined
+
+
+def _safe_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a server's schema, or that of any object if it is unusable."""
+    try:
+        size = len(json.dumps(schema))
+    except (ValueError, RecursionError):
+        size = _MAX_SCHEMA + 1
+    if size > _MAX_SCHEMA or schema.get("type") != "object":
+        return {"type": "object", "properties": {}}
+    return dict(schema)
+
+
+def server_environment(server: McpServer, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a server: what programs need, and the variables that it names."""
+    missing = [name for name in server.env if name not in environ]
+    if missing:
+        raise UsageError(f"the variable {missing[0]} is not set", hint=f"export {missing[0]}=…")
+    names = (*_INHERITED, *server.env)
+    return {name: environ[name] for name in names if name in environ}
+
+
+@asynccontextmanager
+async def _stdio(
+    server: McpServer, environ: Mapping[str, str], folder: Path, errors: deque[str]
+) -> AsyncIterator[Any]:
+    """Run a server and yield the streams of its messages.
+
+    The SDK's own transport has no limit for a message, and shows the server's stderr on the terminal.
+    """
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp.types import jsonrpc_message_adapter
+
+    environment = server_environment(server, environ)
+    program = shutil.which(server.command, path=environment.get("PATH"))
+    if program is None:
+        raise UsageError(f"there is no program {server.command}")
+    process = await asyncio.create_subprocess_exec(
+        *(program, *server.args),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        cwd=folder,
+        limit=_MAX_MESSAGE,
+        start_new_session=True,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    to_client, from_server = anyio.create_memory_object_stream[Any](0)
+    to_server, from_client = anyio.create_memory_object_stream[Any](0)
+    stdin = process.stdin
+    stdout = process.stdout
+    stderr = process.stderr
+
+    async def read() -> None:
+        async with to_client:
+            # A message above the limit raises ValueError, which ends the connection.
+            with suppress(ValueError, ConnectionError, anyio.BrokenResourceError):
+                while line := await stdout.readline():
+                    try:
+                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    except ValueError:
+                        continue  # a line of a log, for example
+                    await to_client.send(SessionMessage(message))
+        if process.returncode is None:
+            _kill(process.pid)
+
+    async def write() -> None:
+        with suppress(ConnectionError):
+            async for item in from_client:
+                text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                stdin.write(text.encode() + b"\n")
+                await stdin.drain()
+
+    async def read_errors() -> None:
+        while piece := await stderr.read(4096):
+            lines = piece.decode("utf-8", "replace").strip().splitlines()
+            errors.extend(line[:200] for line in lines[-3:])
+
+    tasks = [asyncio.create_task(work()) for work in (read, write, read_errors)]
+    try:
+        yield from_server, to_server
+    finally:
+        stdin.close()
+        # Closing stdin asks the server to end.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 1.0)
+        _kill(process.pid)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in (to_client, from_server, to_server, from_client):
+            stream.close()
+        await process.wait()
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+class _BoundedBody(httpx2.AsyncByteStream):
+    """Body of a response that ends the connection above a limit."""
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - a stream of the library
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._stream:
+            size += len(piece)
+            if size > _MAX_BODY:
+                raise httpx2.ReadError("the answer of the server is too long")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@asynccontextmanager
+async def _http(server: McpServer, environ: Mapping[str, str]) -> AsyncIterator[Any]:
+    """Connect to a server by streamable HTTP, and yield the streams of its messages."""
+    from mcp.client.streamable_http import streamable_http_client
+
+    headers = {}
+    if server.key_env:
+        if not (key := environ.get(server.key_env, "")):
+            raise UsageError(f"the variable {server.key_env} is not set")
+        headers["Authorization"] = f"Bearer {key}"
+
+    async def bound(response: httpx2.Response) -> None:
+        response.stream = _BoundedBody(response.stream)
+
+    timeout = httpx2.Timeout(server.timeout_s)
+    async with (
+        httpx2.AsyncClient(
+            headers=headers, timeout=timeout, event_hooks={"response": [bound]}
+        ) as client,
+        streamable_http_client(server.url, http_client=client) as streams,
+    ):
+        yield streams

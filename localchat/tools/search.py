@@ -1,0 +1,157 @@
+"""Search in the files of a folder, in a process of its own.
+
+A regular expression of a model can take forever, and a thread that evaluates it cannot be stopped.
+"""
+
+import asyncio
+import fnmatch
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from localchat.documents.folder import SKIPPED
+from localchat.tools.root import Root
+from localchat.tools.tool import ToolError
+
+_TIMEOUT_S: Final = 20.0
+_MAX_FILES: Final = 20_000
+_MAX_MATCHES: Final = 100
+_MAX_LINE: Final = 300
+_MAX_FILE_BYTES: Final = 2 << 20
+_IGNORE_FILE: Final = ".gitignore"
+
+
+class SearchArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pattern: Annotated[str, Meta(min_length=1, description="Regular expression of Python.")]
+    path: Annotated[str, Meta(min_length=1, description="Folder or file to search.")] = "."
+    names_only: Annotated[bool, Meta(description="Search the names of files only.")] = False
+    ignore_case: bool = False
+
+
+async def search(root: Path, arguments: SearchArguments) -> str:
+    """Return the matching lines with their places. Raises ToolError."""
+    # `-I` keeps the working folder off the path: it may contain a module of any name.
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from localchat.tools.search import main; main()"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-c", code),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        order = msgspec.json.encode((str(root), arguments))
+        async with asyncio.timeout(_TIMEOUT_S):
+            output, _ = await process.communicate(order)
+    except TimeoutError as problem:
+        raise ToolError(
+            f"the search took more than {_TIMEOUT_S:g} s",
+            hint="use a simpler pattern, or a smaller folder",
+        ) from problem
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    status, _, text = output.decode("utf-8", "replace").partition("\n")
+    if status != "ok":
+        raise ToolError(text or "the search failed")
+    return text
+
+
+def main() -> None:
+    """Read an order from stdin, search, and print the result. Runs in the search process."""
+    folder, arguments = msgspec.json.decode(
+        sys.stdin.buffer.read(), type=tuple[str, SearchArguments]
+    )
+    try:
+        flags = re.IGNORECASE if arguments.ignore_case else 0
+        text = "ok\n" + _matches(
+            Root(Path(folder)), arguments, re.compile(arguments.pattern, flags)
+        )
+    except re.error as problem:
+        text = f"error\nthe pattern is not a regular expression: {problem}"
+    except ToolError as problem:
+        text = f"error\n{problem}"
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+
+
+def _matches(root: Root, arguments: SearchArguments, pattern: re.Pattern[str]) -> str:
+    rows: list[str] = []
+    files = 0
+    for name, folder, base in _files(root, arguments.path):
+        files += 1
+        if arguments.names_only:
+            if pattern.search(name):
+                rows.append(name)
+        else:
+            rows += _matching_lines(root, name, folder, base, pattern)
+        if len(rows) >= _MAX_MATCHES or files >= _MAX_FILES:
+            return "\n".join((*rows[:_MAX_MATCHES], f"[stopped after {files:,} files]"))
+    return "\n".join(rows) or f"No match in {files:,} files."
+
+
+def _matching_lines(
+    root: Root, name: str, folder: int, base: str, pattern: re.Pattern[str]
+) -> Iterator[str]:
+    with suppress(ToolError):
+        content = root.read_in(folder, base, name)
+        if content is None or len(content.data) > _MAX_FILE_BYTES or b"\0" in content.data[:8192]:
+            return
+        lines = content.data.decode("utf-8", "replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            if pattern.search(line):
+                yield f"{name}:{number}: {line.strip()[:_MAX_LINE]}"
+
+
+def _files(root: Root, path: str) -> Iterator[tuple[str, int, str]]:
+    """Yield the name, the open folder and the base name of each file. Hidden and built ones are left out."""
+    ignored = _ignore_patterns(root)
+    parent, _, base = root.relative(path).rpartition("/")
+    try:
+        content = root.read(path)
+    except ToolError:
+        content = None  # a folder
+    if content is not None:
+        with root.folder(parent or ".") as folder:
+            yield root.relative(path), folder, base
+        return
+    with root.folder(path) as top:
+        for inner, folders, names, folder in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            prefix = os.path.normpath(os.path.join(root.relative(path), inner))
+            folders[:] = sorted(
+                name for name in folders if not _is_ignored(ignored, prefix, name, folder=True)
+            )
+            for name in sorted(names):
+                if not _is_ignored(ignored, prefix, name):
+                    yield os.path.normpath(os.path.join(prefix, name)), folder, name
+
+
+def _ignore_patterns(root: Root) -> tuple[str, ...]:
+    """Return the patterns of the root's own .gitignore. Exceptions (`!`) are not supported."""
+    content = root.read(_IGNORE_FILE)
+    if content is None:
+        return ()
+    lines = content.data.decode("utf-8", "replace").splitlines()
+    return tuple(line.strip() for line in lines if line.strip() and line[0] not in "#!")
+
+
+def _is_ignored(patterns: tuple[str, ...], prefix: str, name: str, *, folder: bool = False) -> bool:
+    if name.startswith(".") or (folder and name in SKIPPED):
+        return True
+    path = os.path.normpath(os.path.join(prefix, name))
+    for pattern in patterns:
+        if pattern.endswith("/") and not folder:
+            continue
+        bare = pattern.strip("/")
+        subject = path if "/" in pattern.rstrip("/") else name
+        if fnmatch.fnmatch(subject, bare):
+            return True
+    return False

@@ -1,0 +1,131 @@
+"""One request, one text: cold, warm, without drafts, and after a restart from KV on the disk.
+
+    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--prompts 200]
+
+Half of the requests are greedy, half have a seed. `--backend reference` converts a GGUF to a checkpoint
+and runs it on the CUDA backend's reference path, on the CPU. Every count must be 0 except for the one
+among neighbors, which says what batching changes. The last line is JSON.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from localchat.engine.events import Done, Prefill
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.fit.load_options import LoadOptions
+from tests.support.answers import ask
+from tests.support.transformers_reference import TransformersReference
+
+SUBJECTS = (Path(__file__).parent / "everyday.txt").read_text("utf-8").splitlines()
+ENDINGS = ("", " Answer in one sentence.", " Give an example.", " Explain why.")
+RULES = " ".join(f"Rule {number}: call item {number} by its name." for number in range(40))
+"""A system prompt that is long enough to be stored on the disk."""
+SYSTEM_PROMPTS = 20
+
+REFERENCE = "localchat_cuda.backend:ReferenceBackend"
+
+
+def requests(count: int, tokens: int) -> list[GenerateRequest]:
+    """Return requests, greedy and seeded in turn."""
+    texts = [subject + ending for ending in ENDINGS for subject in SUBJECTS]
+    made: list[GenerateRequest] = []
+    for number in range(count):
+        sampling = Sampling(temperature=0.0)
+        if number % 2:
+            sampling = Sampling(temperature=0.9, top_p=0.95, seed=number)
+        rules = f"Rules for person {number % SYSTEM_PROMPTS}. {RULES}"
+        messages = (Message("system", rules), Message("user", texts[number % len(texts)]))
+        made.append(
+            GenerateRequest(
+                Messages(messages), sampling=sampling, max_tokens=tokens, owner=f"chat{number}"
+            )
+        )
+    return made
+
+
+def without_drafts(request: GenerateRequest) -> GenerateRequest:
+    return GenerateRequest(
+        request.prompt,
+        sampling=request.sampling,
+        max_tokens=request.max_tokens,
+        owner=request.owner,
+        speculation=False,
+    )
+
+
+def cached_tokens(engine: LocalEngine, request: GenerateRequest) -> tuple[str, int]:
+    """Return the text of a request, and the number of its prompt tokens that came from the disk."""
+    events = list(engine.generate(request))
+    assert isinstance(events[-1], Done)
+    loaded = max((event.read_back for event in events if isinstance(event, Prefill)), default=0)
+    return "".join(getattr(event, "text", "") for event in events), loaded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--backend", default="")
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--neighbors", type=int, default=4)
+    arguments = parser.parse_args()
+    asked = requests(arguments.prompts, arguments.tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        model, backend = arguments.model, arguments.backend
+        if backend == "reference":
+            backend = REFERENCE
+            if model.suffix == ".gguf":
+                model = TransformersReference(model).save(Path(folder) / "checkpoint")
+        kv_folder = Path(folder) / "kv"
+
+        def start() -> LocalEngine:
+            load = LoadOptions(context_tokens=1024, max_slots=arguments.neighbors)
+            options = EngineOptions(
+                model,
+                load,
+                name="model",
+                backend=backend,
+                kv_folder=kv_folder,
+                kv_folder_bytes=4 << 30,
+            )
+            return LocalEngine(options, notify=lambda text: None)
+
+        engine = start()
+
+        def texts(
+            change: Callable[[GenerateRequest], GenerateRequest] = lambda same: same,
+        ) -> list[str]:
+            return [ask(engine, change(request)).text for request in asked]
+
+        cold = texts()
+        differ = {"warm": count_different(cold, texts())}
+        differ["without drafts"] = count_different(cold, texts(without_drafts))
+        with ThreadPoolExecutor(arguments.neighbors) as pool:
+            beside = [
+                answer.text for answer in pool.map(lambda request: ask(engine, request), asked)
+            ]
+        differ[f"among {arguments.neighbors}"] = count_different(cold, beside)
+        engine.close()
+        engine = start()
+        restarted = [cached_tokens(engine, request) for request in asked]
+        differ["restarted"] = count_different(cold, [text for text, _ in restarted])
+        engine.close()
+    loaded = sum(1 for _, tokens in restarted if tokens)
+    print(f"{len(asked)} requests; {loaded} had tokens from the disk after the restart")
+    for name, count in differ.items():
+        print(f"{name:24} {count} differ")
+    print(json.dumps({"requests": len(asked), "from_disk": loaded, "differ": differ}))
+
+
+def count_different(first: list[str], second: list[str]) -> int:
+    return sum(one != other for one, other in zip(first, second, strict=True))
+
+
+if __name__ == "__main__":
+    main()

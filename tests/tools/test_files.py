@@ -1,0 +1,133 @@
+"""Reading, listing, searching and editing files of a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tool_scenes import ToolScene
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("one\ntwo\nthree\n")
+    (folder / "src").mkdir()
+    (folder / "src" / "main.py").write_text("PORT = 8000\nprint(PORT)\n")
+    return folder
+
+
+def test_a_short_file_is_returned_as_it_is(folder: Path) -> None:
+    assert ToolScene(folder).text("read_file", path="notes.txt") == "one\ntwo\nthree"
+
+
+def test_a_range_of_lines_says_where_it_is_and_takes_numbers_as_text(folder: Path) -> None:
+    text = ToolScene(folder).text("read_file", path="notes.txt", start_line="2", end_line="2")
+    assert text == "Lines 2 to 2 of 3 of notes.txt:\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "none.txt"}, "there is no file none.txt"),
+        ({"path": "src"}, "src is a folder"),
+        ({"path": "notes.txt", "start_line": 9}, "has only 3 lines"),
+        ({"path": "notes.txt", "start_line": 0}, "`int` >= 1"),
+        ({"file": "notes.txt"}, "invalid"),
+    ],
+)
+def test_a_wrong_call_of_read_file_is_an_error_for_the_model(
+    folder: Path, arguments: dict[str, object], message: str
+) -> None:
+    result = ToolScene(folder).call("read_file", **arguments)
+    assert result.run.state == "failed"
+    assert message in result.message.content
+
+
+def test_a_folder_lists_files_with_sizes(folder: Path) -> None:
+    (folder / "link").symlink_to("/etc/passwd")
+    assert ToolScene(folder).text("list_folder").splitlines() == [
+        "link  (link, not followed)",
+        "notes.txt  14 B",
+        "src/",
+    ]
+
+
+def test_a_search_finds_lines_and_names_but_nothing_ignored(folder: Path) -> None:
+    (folder / ".gitignore").write_text("# build\n*.log\nout/\n")
+    (folder / "a.log").write_text("PORT\n")
+    (folder / "out").mkdir()
+    (folder / "out" / "b.txt").write_text("PORT\n")
+    scene = ToolScene(folder)
+    text = scene.text("search_files", pattern="port", ignore_case=True)
+    assert text.splitlines() == ["src/main.py:1: PORT = 8000", "src/main.py:2: print(PORT)"]
+    assert scene.text("search_files", pattern=r"\.py$", names_only=True) == "src/main.py"
+    assert "not a regular expression" in scene.text("search_files", pattern="(")
+    assert scene.text("search_files", pattern="PORT", path="src/main.py").count("\n") == 1
+
+
+def test_a_pattern_that_never_ends_is_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.tools.search._TIMEOUT_S", 0.8)
+    (folder / "a.txt").write_text("a" * 60 + "b\n")
+    assert "took more than" in ToolScene(folder).text("search_files", pattern="(a+)+$")
+
+
+def test_an_edit_replaces_a_unique_text_and_keeps_mode_and_line_breaks(folder: Path) -> None:
+    file = folder / "run.sh"
+    file.write_bytes(b"echo a\r\necho b\r\n")
+    file.chmod(0o750)
+    scene = ToolScene(folder)
+    result = scene.call("edit_file", path="run.sh", old_text="a\necho b", new_text="c\necho d")
+    assert result.run.state == "done"
+    assert file.read_bytes() == b"echo c\r\necho d\r\n"
+    assert file.stat().st_mode & 0o777 == 0o750
+    assert "-echo a\n" in scene.consent.asked[0].preview
+    assert "+echo c\n" in scene.consent.asked[0].preview
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [("e", "occurs 3 times"), ("four", "does not occur"), ("", "exists"), ("one", "nothing would")],
+)
+def test_an_edit_that_is_not_exact_changes_nothing_and_asks_nobody(
+    folder: Path, old: str, message: str
+) -> None:
+    scene = ToolScene(folder)
+    new = "one" if old == "one" else "x"
+    assert message in scene.text("edit_file", path="notes.txt", old_text=old, new_text=new)
+    assert (folder / "notes.txt").read_text() == "one\ntwo\nthree\n"
+    assert not scene.consent.asked
+
+
+def test_a_new_file_gets_its_folders(folder: Path) -> None:
+    scene = ToolScene(folder)
+    text = scene.text("edit_file", path="a/b/new.txt", old_text="", new_text="hi\n")
+    assert text == "Created a/b/new.txt."
+    assert (folder / "a" / "b" / "new.txt").read_text() == "hi\n"
+
+
+def test_a_hard_link_to_a_file_outside_keeps_its_bytes(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("kept\n")
+    (folder / "inside.txt").hardlink_to(outside)
+    ToolScene(folder).call("edit_file", path="inside.txt", old_text="kept", new_text="changed")
+    assert outside.read_text() == "kept\n"
+    assert (folder / "inside.txt").read_text() == "changed\n"
+
+
+def test_a_file_that_changes_during_the_question_is_left(folder: Path) -> None:
+    scene = ToolScene(folder)
+    file = folder / "notes.txt"
+    original = scene.consent.ask
+
+    async def change_and_allow(request: object) -> object:
+        file.write_text("changed by the user\n")
+        return await original(request)  # type: ignore[arg-type]
+
+    scene.consent.ask = change_and_allow  # type: ignore[assignment, method-assign]
+    result = scene.call("edit_file", path="notes.txt", old_text="one", new_text="1")
+    assert result.run.state == "failed"
+    assert "has changed meanwhile" in result.message.content
+    assert file.read_text() == "changed by the user\n"

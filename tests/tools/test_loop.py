@@ -1,0 +1,166 @@
+"""The loop runs calls, and every fault of a model comes back to it as text."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from localchat.engine.request import CalledTool, Message, Messages
+from localchat.tools.consent import Approvals
+from localchat.tools.loop import MAX_CALLS, STOPPED, CallReport, ToolTurn, with_ids
+from localchat.tools.tool import Plan, Tool, bounded
+from tests.support.tool_scenes import ToolScene, done
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("read_fil", "{}", "read_file"),
+        ("nothing_like_it", "{}", "valid names"),
+        ("read_file", "{", "not valid JSON"),
+        ("read_file", "[1]", "not a JSON object"),
+        ("read_file", '{"path": 7}', "invalid"),
+        ("read_file", "", "invalid"),
+    ],
+)
+def test_an_invalid_call_is_returned_to_the_model(
+    tmp_path: Path, name: str, arguments: str, message: str
+) -> None:
+    (result,) = ToolScene(tmp_path).calls((name, arguments))
+    assert result.run.state == "failed"
+    assert result.message.role == "tool"
+    assert message in result.message.content
+
+
+def test_parallel_calls_have_results_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("A")
+    results = ToolScene(tmp_path).calls(
+        ("read_file", '{"path": "a"}'),
+        ("edit_file", '{"path": "a", "old_text": "A", "new_text": "B"}'),
+        ("read_file", '{"path": "a"}'),
+        ("read_file", '{"path": "b"}'),
+    )
+    assert [result.message.tool_call_id for result in results] == ["id0", "id1", "id2", "id3"]
+    assert [result.run.state for result in results] == ["done", "done", "done", "failed"]
+    assert results[0].message.content == "A"
+    assert results[2].message.content == "B"
+
+
+def test_a_repeated_call_is_not_run_again_and_has_to_be_the_last(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("A")
+    scene = ToolScene(tmp_path)
+    assert scene.text("read_file", path="a") == "A"
+    first, other = scene.calls(("read_file", '{"path":"a"}'), ("list_folder", "{}"))
+    assert "same call" in first.message.content
+    assert "same call" not in other.message.content
+    assert not scene.turn.exhausted
+    scene.call("edit_file", path="a", old_text="A", new_text="B")
+    assert scene.text("read_file", path="a") == "B"
+    assert not scene.turn.exhausted
+    asked = len(scene.consent.asked)
+    last = scene.text("read_file", path="a")
+    assert last.startswith("B\n\n[This is the same call")
+    assert "Now answer" in last
+    assert scene.turn.exhausted
+    assert len(scene.consent.asked) == asked
+
+
+def test_a_call_that_fails_again_and_again_ends_the_calls(tmp_path: Path) -> None:
+    scene = ToolScene(tmp_path)
+    scene.call("edit_file", path="none", old_text="A", new_text="B")
+    assert not scene.turn.exhausted
+    scene.call("edit_file", path="none", old_text="A", new_text="B")
+    assert scene.turn.exhausted
+
+
+def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_path: Path) -> None:
+    turn = ToolScene(tmp_path).turn
+    assert not turn.must_answer(Message("assistant"))
+    turn.rounds = 1
+    assert not turn.must_answer(Message("assistant", "text"))
+    assert turn.must_answer(Message("assistant"))
+    assert turn.exhausted
+    assert not turn.must_answer(Message("assistant"))
+
+
+def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
+    scene = ToolScene(tmp_path, max_rounds=1)
+    messages = Messages((Message("user", "hi"),))
+    assert scene.turn.offer(messages).tool_choice == "auto"
+    assert "Now answer" in scene.text("list_folder")
+    assert scene.turn.offer(messages).tool_choice == "none"
+    assert scene.turn.calls(Message("assistant", tool_calls=(CalledTool("x", "{}"),))) == ()
+
+
+def test_one_answer_runs_a_limited_number_of_calls(tmp_path: Path) -> None:
+    results = ToolScene(tmp_path).calls(*[("list_folder", "{}")] * (MAX_CALLS + 1))
+    assert "may have" in results[-1].message.content
+
+
+def test_a_cancellation_ends_running_calls_and_says_so(tmp_path: Path) -> None:
+    async def forever() -> str:
+        await asyncio.sleep(3600)
+        return "never"
+
+    async def plan(_: object) -> Plan:
+        return Plan(forever, "waits")
+
+    async def play() -> None:
+        tools = {
+            name: Tool(name, "", {"type": "object"}, effect, plan)
+            for name, effect in (("look", "read"), ("do", "run"))
+        }
+        turn = ToolTurn(
+            tools,  # type: ignore[arg-type]
+            Approvals(None, frozenset(("read", "run"))),
+            max_rounds=3,
+            context_tokens=100,
+        )
+        reports: list[CallReport] = []
+        calls = [
+            CalledTool("look", "{}", "1"),
+            CalledTool("do", "{}", "2"),
+            CalledTool("do", "{}", "3"),
+        ]
+        task = asyncio.create_task(turn.run(calls, reports.append))
+        while not any(report.state == "running" for report in reports):
+            await asyncio.sleep(0)
+        task.cancel()
+        results = await task
+        assert [STOPPED in result.message.content for result in results] == [True] * 3
+
+    done(play())
+
+
+def test_a_fault_inside_a_tool_ends_neither_the_turn_nor_the_program() -> None:
+    async def fail() -> str:
+        raise ZeroDivisionError("oops")
+
+    async def plan(_: object) -> Plan:
+        return Plan(fail, "fails")
+
+    tool = Tool("bad", "", {"type": "object"}, "read", plan)
+    turn = ToolTurn(
+        {"bad": tool}, Approvals(None, frozenset({"read"})), max_rounds=3, context_tokens=1
+    )
+    (result,) = done(turn.run([CalledTool("bad", "{}", "1")], lambda report: None))
+    assert "ZeroDivisionError" in result.message.content
+
+
+def test_a_long_result_is_cut_in_the_middle_with_a_note() -> None:
+    text = bounded("a" * 500 + "b" * 500, 90)
+    assert text.startswith("a" * 60)
+    assert text.endswith("b" * 30)
+    assert "910 characters are left out" in text
+
+
+def test_calls_without_an_id_of_their_own_get_one() -> None:
+    calls = (
+        CalledTool("x", "{}", ""),
+        CalledTool("x", "{}", "same"),
+        CalledTool("x", "{}", "same"),
+    )
+    ids = [call.id for call in with_ids(Message("assistant", tool_calls=calls)).tool_calls]
+    assert len(set(ids)) == 3
+    assert "" not in ids
+    assert ids[1] == "same"

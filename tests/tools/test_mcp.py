@@ -1,0 +1,229 @@
+"""MCP servers: good ones work, and bad ones fail alone."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from localchat.cli.main import run as run_command_line
+from localchat.config.mcp_servers import McpServer
+from localchat.config.settings_file import read_settings
+from localchat.errors import LocalchatError, UsageError
+from localchat.tools import mcp_client
+from localchat.tools.mcp_client import ConnectOutcome, McpConnection, connect
+from localchat.tools.tool import Tool
+from tests.support.tool_scenes import done
+
+SCRIPT = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
+ENVIRON = {"PATH": "/usr/bin:/bin", "SECRET_TOKEN": "s", "PASSED_ON": "p"}
+
+pytestmark = pytest.mark.process
+
+
+def server(kind: str, *, trusted: bool = False, timeout_s: int = 30) -> McpServer:
+    return McpServer(
+        "demo", sys.executable, (SCRIPT, kind), ("PASSED_ON",), trusted=trusted, timeout_s=timeout_s
+    )
+
+
+def with_server(
+    spec: McpServer, play: Callable[[McpConnection], Awaitable[None]], tmp_path: Path
+) -> None:
+    async def whole() -> None:
+        (outcome,) = await connect([spec], ENVIRON, tmp_path)
+        assert outcome.connection is not None, outcome.problems
+        try:
+            await play(outcome.connection)
+        finally:
+            await outcome.connection.close()
+
+    done(whole())
+
+
+def outcome_of(spec: McpServer, tmp_path: Path) -> ConnectOutcome:
+    async def whole() -> ConnectOutcome:
+        (outcome,) = await connect([spec], ENVIRON, tmp_path)
+        return outcome
+
+    return done(whole())
+
+
+def tool(connection: McpConnection, name: str) -> Tool:
+    return next(tool for tool in connection.tools if tool.name == f"demo_{name}")
+
+
+async def result(connection: McpConnection, name: str, **arguments: object) -> str:
+    plan = await tool(connection, name).plan(arguments)
+    return await plan.run()
+
+
+def test_tools_resources_and_prompts_of_a_good_server(tmp_path: Path) -> None:
+    async def play(connection: McpConnection) -> None:
+        assert await result(connection, "add", a=2, b=3) == "5"
+        assert await result(connection, "act", text="x") == "acted: x"
+        assert await result(connection, "read_resource", uri="memo://today") == "water the plants"
+        assert connection.prompts == ["greet"]
+        with pytest.raises(LocalchatError, match="Error executing"):
+            await result(connection, "fail")
+        with pytest.raises(LocalchatError, match="needs a, b"):
+            await result(connection, "add")
+        names = (await result(connection, "environment")).split()
+        assert "PASSED_ON" in names
+        assert "SECRET_TOKEN" not in names
+
+    with_server(server("full"), play, tmp_path)
+
+
+def test_only_a_trusted_server_has_tools_that_read(tmp_path: Path) -> None:
+    effects = []
+
+    async def play(connection: McpConnection) -> None:
+        effects.append((tool(connection, "add").effect, tool(connection, "act").effect))
+
+    for trusted in (False, True):
+        with_server(server("good", trusted=trusted), play, tmp_path)
+    assert effects == [("run", "run"), ("read", "run")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("hang", "did not answer within"), ("die", "failed|ended")],
+)
+def test_a_server_that_hangs_or_dies_fails_its_call_only(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    async def play(connection: McpConnection) -> None:
+        with pytest.raises(LocalchatError, match=message):
+            await result(connection, "trouble")
+        if kind == "hang":
+            return
+        with pytest.raises(LocalchatError):
+            await result(connection, "add", a=1, b=2)
+
+    with_server(server(kind, timeout_s=1 if kind == "hang" else 30), play, tmp_path)
+
+
+def test_an_answer_of_five_megabytes_is_bounded(tmp_path: Path) -> None:
+    async def play(connection: McpConnection) -> None:
+        text = await result(connection, "trouble")
+        assert len(text) < 1_100_000
+        assert text.endswith("[the server sent 5,000,000 characters]")
+
+    with_server(server("flood"), play, tmp_path)
+
+
+def test_a_message_above_the_limit_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_client, "_MAX_MESSAGE", 1 << 20)
+
+    async def play(connection: McpConnection) -> None:
+        with pytest.raises(LocalchatError, match=r"failed|ended"):
+            await result(connection, "trouble")
+
+    with_server(server("flood"), play, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("silent", "did not answer"), ("endless", "demo"), ("exit", "no license")],
+)
+def test_a_server_that_does_not_start_is_said(
+    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_client, "_START_S", 4.0)
+    monkeypatch.setattr(mcp_client, "_MAX_MESSAGE", 1 << 20)
+    outcome = outcome_of(server(kind), tmp_path)
+    assert outcome.connection is None
+    assert message in outcome.problems[0]
+
+
+def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
+    async def play(connection: McpConnection) -> None:
+        (nasty,) = (tool for tool in connection.tools if "nice" in tool.name)
+        assert nasty.name == "demo_nice__2J_name"
+        assert "\x1b" not in nasty.description
+        assert nasty.effect == "run"
+
+    with_server(server("hostile", trusted=True), play, tmp_path)
+
+
+def test_a_missing_program_and_a_missing_variable_are_said(tmp_path: Path) -> None:
+    outcome = outcome_of(McpServer("demo", "no-such-program-here"), tmp_path)
+    assert "there is no program" in outcome.problems[0]
+    outcome = outcome_of(McpServer("demo", "sh", env=("NOT_SET",)), tmp_path)
+    assert "NOT_SET is not set" in outcome.problems[0]
+
+
+def test_without_the_package_a_sentence_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    outcome = outcome_of(server("good"), tmp_path)
+    assert "pip install 'localchat-app[mcp]'" in outcome.problems[0]
+
+
+def test_a_server_is_reached_by_http(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "http", str(port)], stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+
+        async def play(connection: McpConnection) -> None:
+            assert await result(connection, "add", a=20, b=3) == "23"
+
+        with_server(McpServer("demo", url=f"http://127.0.0.1:{port}/mcp"), play, tmp_path)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_servers_are_added_listed_tried_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.toml"
+    monkeypatch.setenv("LOCALCHAT_CONFIG", str(file))
+    monkeypatch.setenv("PASSED_ON", "p")
+    mcp = ["config", "mcp"]
+    add = [*mcp, "add", "--env", "PASSED_ON", "demo", sys.executable, SCRIPT, "full"]
+    assert run_command_line(add) == 0
+    assert read_settings(file).mcp_servers["demo"].args == (SCRIPT, "full")
+    assert run_command_line([*mcp, "list"]) == 0
+    assert run_command_line([*mcp, "test", "demo"]) == 0
+    shown = capfd.readouterr().out
+    assert "demo_add  Add two numbers." in shown
+    assert "prompt greet" in shown
+    assert run_command_line([*mcp, "remove", "demo"]) == 0
+    assert not read_settings(file).mcp_servers
+    assert run_command_line([*mcp, "test", "demo"]) == 2
+    assert run_command_line([*mcp, "add", "read", "x"]) == 2
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "[mcp.demo]",
+        '[mcp.demo]\ncommand = "x"\nurl = "http://x"',
+        '[mcp.demo]\nurl = "x"',
+        '[mcp.demo]\ncommand = "x"\nother = 1',
+        '[mcp.run]\ncommand = "x"',
+        "mcp = 3",
+    ],
+)
+def test_a_wrong_section_is_an_error_with_its_place(section: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(section)
+    with pytest.raises(UsageError):
+        read_settings(file)
