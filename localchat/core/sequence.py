@@ -186,8 +186,6 @@ class RequestState:
     """Source of `max_tokens`."""
     media: tuple[MediaSpan, ...] = ()
     """Pictures and recordings in the prompt."""
-    cuts: TurnCuts | None = None
-    """Cuts of the prompt in exact mode. None: its chunks have a fixed length."""
     adapters: tuple[float, ...] = ()
     """Scale of each LoRA adapter. Empty: none applies."""
     sequences: list[Sequence] = field(default_factory=list)
@@ -206,6 +204,8 @@ class RequestState:
     prompt_logprobs_sent: bool = False
     all_logprobs_failed: bool = False
     """Writing the file of all log probabilities failed."""
+    cuts: TurnCuts | None = None
+    """Cuts of the prompt in exact mode. None: its chunks have a fixed length."""
     prefill_sent: int = -1
     """Prompt tokens in the last Prefill event."""
     prompt_tokens: int = field(init=False)
