@@ -63,14 +63,6 @@ class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hosted_money: float | None = None
     """Costs of a hosted API at the given prices."""
 
-    @property
-    def own_money(self) -> float | None:
-        """Costs of energy and machines together; None without prices."""
-        parts = [cost for cost in (self.energy_money, self.machine_money) if cost is not None]
-        if not parts:
-            return None
-        return sum(parts)
-
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan for one model."""
