@@ -79,6 +79,7 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
     assert json.loads(out) == {
         "model": "tiny",
         "backend": "llamacpp",
+        "lora": [],
         "text": "Yes",
         "reasoning": "hm so",
         "finish_reason": "stop",
