@@ -24,6 +24,8 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 _MIN_P95_COUNT: Final = 20
 _MIN_P99_COUNT: Final = 100
 """Numbers of values from which at least one lies beyond the percentile."""
+_MIN_ARRIVALS: Final = 10
+"""Number of requests from which an open loop shows whether a server keeps up."""
 _LATE: Final = 1.1
 """Duration of an open loop, relative to its arrivals, from which requests queue."""
 _SHORT_SHARE: Final = 0.9
@@ -158,7 +160,9 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
 
 def _rate_sentences(series: Sequence[Point]) -> Iterator[str]:
     """Report the rates at which requests arrive faster than they are answered."""
-    points = [point for point in series if point.key.rate]
+    points = [
+        point for point in series if point.key.rate and point.figures.requests >= _MIN_ARRIVALS
+    ]
     if not points:
         return
     behind = next((point for point in points if _falls_behind(point)), None)
@@ -191,9 +195,9 @@ def _disruption_sentences(series: Sequence[Point]) -> Iterator[str]:
             f"{counted(disruption.prompts, 'prompt')} of {disruption.prompt_tokens:,.0f} tokens"
         )
         yield (
-            f"{point.key.load}: while {prompts} are read, the gap between two tokens grows from "
-            f"{_number(calm.p50)} to {_number(disturbed.p50)} ms (median), and the longest from "
-            f"{_number(calm.high)} to {_number(disturbed.high)} ms. The prompts wait "
+            f"{point.key.load}: while {prompts} are read, the median gap between two tokens is "
+            f"{_number(disturbed.p50)} ms ({_number(calm.p50)} before), and the longest "
+            f"{_number(disturbed.high)} ms ({_number(calm.high)} before). The prompts wait "
             f"{_number(disruption.burst_ttft_ms.p50)} ms for their first token."
         )
 

@@ -111,7 +111,8 @@ async def _disrupt(
             ]
             decoding = asyncio.ensure_future(all_decode.wait())
             # Short answers may end before the slowest stream has started.
-            await asyncio.wait([decoding, *running], return_when=asyncio.FIRST_COMPLETED)
+            first: list[asyncio.Future[Any]] = [decoding, *running]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             decoding.cancel()
             burst_s = time.perf_counter()
             prompts = [group.create_task(client.ask(body)) for body in burst]

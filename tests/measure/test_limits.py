@@ -134,5 +134,5 @@ def test_a_disruption_compares_the_gaps_before_and_during_the_burst() -> None:
     assert figures.burst_gap_ms.high == pytest.approx(400)
     assert (figures.prompts, figures.prompt_tokens) == (1, 2000)
     (text,) = _disruption_sentences([point(1, disruption=figures)])
-    assert "1 prompt of 2,000 tokens" in text and "to 400 ms. The prompts wait 700 ms" in text
+    assert "1 prompt of 2,000 tokens" in text and "the longest 400 ms (50.0 before)" in text
     assert disruption_figures(streams, burst, burst_s=9.0) is None
