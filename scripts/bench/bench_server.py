@@ -151,11 +151,12 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
     began_s = time.monotonic()
     clients = asked.streams or ([1, 4] if asked.quick else [1, 4, 8])
     slots = max(clients)
-    context = _CONTEXT
+    rival_context = _CONTEXT
     if asked.long:
+        # localchat plans the KV cache for its clients. All clients of llama.cpp's server share one context.
         slots = _LONG_CLIENTS
-        context = _LONG_CONTEXT
-    options = ["--parallel", str(slots), "--ctx", str(context), "--threads", str(asked.threads)]
+        rival_context = _LONG_CONTEXT
+    options = ["--parallel", str(slots), "--ctx", str(_CONTEXT), "--threads", str(asked.threads)]
     values: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         running = [
@@ -166,7 +167,12 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
         ]
         if asked.rival:
             rival = servers.llamacpp(
-                asked.rival, model, folder, slots=slots, context=context, threads=asked.threads
+                asked.rival,
+                model,
+                folder,
+                slots=slots,
+                context=rival_context,
+                threads=asked.threads,
             )
             running.append(stack.enter_context(rival))
         for served in running:
