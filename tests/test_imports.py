@@ -72,6 +72,8 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
         "PIL",
         "soundfile",
         "localchat.core",
+        "localchat.tools",
+        "mcp",
         "sqlite3",
     }
     assert loaded & {*forbidden, "localchat.chat_format", "localchat_llamacpp"} == set()
@@ -142,6 +144,7 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "localchat.engine.local.engine",
         ),
         *("localchat.history", "localchat.models.catalog", "localchat.models.external.discovery"),
+        *("localchat.tools", "mcp", "pydantic"),
         *(
             "localchat.model_files.checkpoint",
             "localchat.session.command_runner",

@@ -243,7 +243,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         host_blocks=plan.cache_ram_bytes // block_bytes,
         host_layout=host_layout(config),
         bytes_per_token=per_token,
-        rewind="any" if config.delta_net is None else "checkpoint",
+        rewind="any" if config.recurrent is None else "checkpoint",
         state_bytes=config.state_bytes,
         saved_states=plan.saved_states,
         state_interval_tokens=_STATE_INTERVAL if plan.saved_states else 0,
@@ -266,7 +266,7 @@ def _limits(config: ModelConfig, plan: MemoryPlan) -> Iterator[str]:
         yield _WINDOW_LIMIT
     if config.fp8_activations:
         yield _FP8_LIMIT
-    if config.delta_net is not None:
+    if config.recurrent is not None:
         yield _STATE_LIMIT
 
 

@@ -19,8 +19,8 @@ def open_adapters(adapters: Sequence[LoraAdapter], model: Header) -> tuple[Adapt
     Raises ModelMissing, ModelInvalid.
     """
     opened = []
-    for wanted in adapters:
-        path = Path(wanted.path)
+    for option in adapters:
+        path = Path(option.path)
         if path.is_dir():
             from localchat_llamacpp.convert.peft import converted_adapter
 
@@ -37,8 +37,9 @@ def adapter_bytes(adapters: Sequence[LoraAdapter], model: Header | None) -> int:
         return sum(adapter.size_bytes for adapter in open_adapters(adapters, model))
     sizes = 0
     for adapter in adapters:
-        path = Path(adapter.path)
-        file = path / PEFT_WEIGHTS if path.is_dir() else path
+        file = Path(adapter.path)
+        if file.is_dir():
+            file /= PEFT_WEIGHTS
         if file.is_file():
             sizes += file.stat().st_size
     return sizes

@@ -38,8 +38,8 @@ def head(entries: Sequence[bytes], tensors: Iterable[TableEntry]) -> bytes:
     offset = 0
     for tensor in tensors:
         shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        place = struct.pack("<IQ", TYPE_CODES[tensor.format], offset)
-        table.append(_string(tensor.name) + shape + place)
+        code = TYPE_CODES[tensor.format]
+        table.append(_string(tensor.name) + shape + struct.pack("<IQ", code, offset))
         offset += -(-tensor.size_bytes // ALIGNMENT) * ALIGNMENT
     counts = struct.pack("<4sIQQ", b"GGUF", _GGUF_VERSION, len(table), len(entries))
     text = b"".join((counts, *entries, *table))

@@ -17,6 +17,7 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.media import MediaPiece
 from localchat.backend_api.prompt_encoder import PromptEncoder
 from localchat.backend_api.sealed_text import PromptSplitter, Sealer, unused_seal
+from localchat.config.parameters import SAMPLERS
 from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import read_machine
 from localchat.fit.load_options import LoadOptions
@@ -40,10 +41,8 @@ from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {
+    **{f"general.sampling.{key}": key for key in SAMPLERS},
     "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 """Keys of a file's own sampling defaults, and our names for them."""

@@ -511,7 +511,7 @@ class Rebuilder(Protocol):
 
 
 class Quantizer(Protocol):
-    """Writes models in other quantizations."""
+    """Writes GGUF files and checkpoints as GGUF in other quantizations."""
 
     @property
     def names(self) -> Sequence[str]:

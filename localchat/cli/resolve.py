@@ -167,6 +167,12 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     if name:
         names[name] = None
     settings, origins = inputs.settings(names)
+    if model.remote is not None and settings.lora:
+        raise UsageError(
+            f"{origins['lora']}: LoRA adapters apply to models on this machine; {model.name} answers from a "
+            "server",
+            hint="start that server with the adapter: localchat serve MODEL --lora PATH",
+        )
     output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )

@@ -457,11 +457,11 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         sampler=SamplingNumber((-100.0, 100.0), off=0.0, client_range=(-2.0, 2.0), reads_text=True),
     ),
     "dry_multiplier": Parameter(
-        "DRY: penalty on tokens that would continue a repeated sequence (0 is off)",
+        "DRY: penalty on tokens that would continue a repeated sequence (0 is off, 0.8 is usual)",
         "--dry-multiplier",
         Label("Sampling", "DRY multiplier", unset=MODEL_DEFAULT),
         metavar="X",
-        valid="a number from 0 to 100, usually 0.8",
+        valid="a number from 0 to 100",
         applies="now",
         sampler=SamplingNumber(
             (0.0, 100.0), off=0.0, llamacpp_stage="dry", reads_text=True, rare=True

@@ -168,7 +168,7 @@ def convert(key: str, entry: Given) -> object:
         texts = [entry.value]
         if key in LISTS and isinstance(value, list):
             texts = value
-        shown = ", ".join(map(repr, texts))[:80]
+        shown = ", ".join(map(repr, texts))[:80] or "an empty list"
         subject = entry.origin or key
         # A flag and a command name their key already.
         if entry.origin and not subject.startswith(("--", "/set ")):

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count
 from typing import cast
@@ -25,6 +25,7 @@ from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
 from localchat.config.parameters import DRY_BREAKERS, NO_BREAKERS, SAMPLERS
+from localchat.config.sampling import SamplingValues
 from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
@@ -66,6 +67,9 @@ _MAX_LOGPROBS = 100
 _MAX_BAD_WORDS = 256
 _MAX_STOP_TOKENS = 256
 _BANNED_BIAS = -1e9
+_DEFAULTS = SamplingValues()
+_KINDS = {field.name: type(getattr(_DEFAULTS, field.name)) for field in fields(_DEFAULTS)}
+"""Types of the numbers of the sampling, int or float."""
 _CACHED_BREAKERS = 16
 _MAX_BREAKERS = 64
 _MAX_BREAKER_CHARACTERS = 40
@@ -301,8 +305,10 @@ class InputProcessor:
             for name, value in msgspec.structs.asdict(request.sampling).items()
             if value is not None and name in SAMPLERS
         }
-        chosen = {**self.sampling, **requested}
-        chosen["top_k"] = int(chosen.get("top_k", 0))
+        # The defaults of models are floats.
+        chosen = {
+            name: _KINDS[name](value) for name, value in {**self.sampling, **requested}.items()
+        }
         biases = dict(request.sampling.logit_bias)
         for text, bias in request.sampling.text_bias.items():
             biases |= dict.fromkeys(self._model.tokenizer.encode(text, special=True), bias)

@@ -469,6 +469,11 @@ def open_model(
     build = choice.backend.build_key()
     model = choice.backend.open(path, sender.notify)
     plan = model.plan(spec.load)
+    if len(model.info.adapters) != len(spec.load.lora):
+        raise UsageError(
+            f"the backend {choice.backend.name} cannot apply LoRA adapters; llama.cpp can",
+            hint="run a GGUF of the model with --backend llamacpp",
+        )
     memory = MemoryUsage(plan)
     for note in plan.notes:
         sender.notify(note)

@@ -87,6 +87,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
     tokenizer: TokenizerInfo | None = None
     """Tokenizer data, None if unknown."""
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Labels of the LoRA adapters, for lists and records."""
+        return tuple(adapter.label for adapter in self.lora)
+
 
 class Vectors(list[list[float]]):
     """A vector for each text."""

@@ -21,6 +21,14 @@ class LoraAdapter(msgspec.Struct, frozen=True):
     """GGUF file, or folder in the format of PEFT."""
     scale: float = 1.0
 
+    @property
+    def label(self) -> str:
+        """Name for lists and records, such as `style.gguf:0.5`."""
+        name = self.path.rpartition("/")[2]
+        if self.scale == 1:
+            return name
+        return f"{name}:{self.scale:g}"
+
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of one load. A default (None, 0, `auto`, False) leaves the decision to the planner.

@@ -229,11 +229,10 @@ def check_model(header: Header) -> None:
     kind = header.metadata.get("general.type", "model")
     if name == "clip" or kind in ("mmproj", "adapter", "imatrix"):
         noun = "a vision projector" if name == "clip" or kind == "mmproj" else f"an {kind}"
-        raise _unusable(
-            header,
-            f"it is {noun}, a part that goes with a model",
-            "Give the path of the model itself.",
-        )
+        hint = "Give the path of the model itself."
+        if kind == "adapter":
+            hint = "Give the path of the model itself, and this one with --lora."
+        raise _unusable(header, f"it is {noun}, a part that goes with a model", hint)
     if not header.tensors:
         raise _unusable(
             header, "it holds a vocabulary and no weights", "Give the path of the whole model."

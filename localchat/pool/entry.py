@@ -26,6 +26,8 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str
     state: Literal["loading", "ready", "ended"]
     """`ended`: the process has exited, and the next request restarts it."""
+    lora: tuple[str, ...] = ()
+    """LoRA adapters of the load."""
     context_tokens: int = 0
     memory_bytes: int = 0
     """Weights, KV cache and buffers: measured by the engine, or else planned."""
@@ -197,6 +199,7 @@ class PoolEntry:
             name=self.spec.name,
             path=str(self.spec.options.model),
             state="ended",
+            lora=tuple(adapter.label for adapter in self.spec.options.load.lora),
             context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
             kv_bytes=self._kv_bytes,

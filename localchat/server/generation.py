@@ -184,8 +184,16 @@ class _TokenCounts:
 class Generation:
     """Runs a GenerationSpec. Call `start`, then iterate `events`. The tracked request owns the streams."""
 
-    def __init__(self, engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        spec: GenerationSpec,
+        tracked: TrackedRequest,
+        lora: tuple[tuple[int, float], ...] | None = None,
+    ) -> None:
+        """lora: scales of LoRA adapters for requests that set none."""
         self.spec = spec
+        self._lora = lora
         self.fallbacks_used: list[int] = []
         """Index of the accepted request, for each prompt."""
         self.relaxed: tuple[str, ...] = ()
@@ -237,6 +245,8 @@ class Generation:
             request = msgspec.structs.replace(
                 request, user=self._tracked.user, loop_guard=self.spec.loop_guard
             )
+            if request.lora is None:
+                request = msgspec.structs.replace(request, lora=self._lora)
             stream = self._send(request)
             self._tracked.attach(stream)
             try:

@@ -107,7 +107,8 @@ class GenerationResponse:
             if documents:
                 spec = await service.documents.before(spec, documents, lease)
             tracked.guided = spec.guided
-            generation = Generation(lease.engine, spec, tracked)
+            lora = service.lora_scales.get(lease.name)
+            generation = Generation(lease.engine, spec, tracked, lora)
             try:
                 await generation.start()
             except LocalchatError as error:

@@ -28,6 +28,8 @@ class Service:
         self.documents = OfferedDocuments(config.documents_folder, config.documents, engines)
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
+        self.lora_scales: dict[str, tuple[tuple[int, float], ...]] = {}
+        """Scales of the LoRA adapters that a client set, by name of the model."""
         self.ready = True
         """False while the server's own model loads at the start."""
 

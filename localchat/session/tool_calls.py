@@ -117,6 +117,10 @@ class SessionTools:
         )
         toolset = Toolset(groups, services)
         await toolset.connect()
+        if self.consent is None and not self.allowed:
+            toolset.problems.append(
+                "Tool calls are refused, because this front end cannot ask for consent; localchat -i can"
+            )
         for problem in toolset.problems:
             self._session.remark(problem, "warning")
         return toolset

@@ -71,14 +71,17 @@ class Isolation:
         program = shutil.which("bwrap")
         if program is None:
             return ()
-        words = f"{program} --ro-bind / / --dev /dev --proc /proc --tmpfs /tmp --unshare-all --cap-drop ALL".split()
+        words = [
+            program,
+            *["--unshare-all", "--cap-drop", "ALL", "--die-with-parent", "--new-session"],
+        ]
+        words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
         for path in _HIDDEN:
             if Path(path).is_dir():
                 words += ("--tmpfs", path)
             elif Path(path).exists():
                 words += ("--ro-bind", "/dev/null", path)
-        words += ("--bind", self._root, self._root, "--chdir", self._root)
-        return (*words, "--die-with-parent", "--new-session", "--")
+        return (*words, "--bind", self._root, self._root, "--chdir", self._root, "--")
 
     def _namespaces(self) -> tuple[str, ...]:
         if not sys.platform.startswith("linux"):

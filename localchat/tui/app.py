@@ -26,6 +26,7 @@ from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, clean
+from localchat.tui.consent import ScreenConsent
 from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import bindings, key_names, validate_keymap
 from localchat.tui.pictures.painter import PicturePainter
@@ -96,6 +97,7 @@ class ChatApp(App[int]):
             lambda view: ChatSession(context, engines, setup, view, self.recorder, conversation)
         )
         self.session = self.chat.session
+        self.session.tools.consent = ScreenConsent(self)
         self._keymap_error: LocalchatError | None = None
         try:
             self.set_keymap(validate_keymap(context.keys))

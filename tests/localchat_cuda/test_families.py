@@ -28,6 +28,7 @@ NEWER = (
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
     *("olmo3", "granite4-moe", "gemma3n", "gemma4-small", "gemma4-moe"),
     *("deepseek-v2", "glm4-moe-lite"),
+    *("lfm2", "lfm2-moe", "granite4-h", "granite4-h-moe", "nemotron-h", "nemotron-h-moe"),
 )
 SMALL_GEMMA4 = {
     "intermediate_size": 128,
@@ -93,7 +94,9 @@ def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
     loop.run_until_idle()
     for id_, prompt in zip(ids, prompts, strict=True):
         found = loop.received[id_].tokens()
-        assert found == greedy(model, prompt, 32) or (ON_GPU and lost(model, prompt, found) < 0.2)
+        # Two tokens may be equally likely to within rounding.
+        near = 0.2 if ON_GPU else 1e-4
+        assert found == greedy(model, prompt, 32) or lost(model, prompt, found) < near
 
 
 def test_mxfp4_experts_leave_the_text_of_transformers(tmp_path: Path) -> None:
@@ -200,6 +203,7 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
         ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
         ("gemma4-moe", 10, {**SMALL_GEMMA4, **TWO_LAYERS, "hidden_size": 64}),
         *(("deepseek-v2", 10, {}), ("glm4-moe-lite", 35, {})),
+        *(("lfm2", 20, {}), ("granite4-h", 70, {}), ("nemotron-h-moe", 20, {})),
     ],
 )
 def test_kernels_of_dense_weights_match_transformers(

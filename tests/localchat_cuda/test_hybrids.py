@@ -1,4 +1,4 @@
-"""Models with delta nets under the real loop: one text however its states were made, saved, copied and lost."""
+"""Hybrid models under the real loop: one text however its states were made, saved, copied and lost."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tests.support.tiny_engine_core import (
 )
 from tests.support.tiny_models import Tiny, tokens_of
 
-KINDS = ("qwen3-next", "qwen3.5")
+KINDS = ("qwen3-next", "qwen3.5", "lfm2", "nemotron-h", "granite4-h-moe")
 PROMPT = tokens_of(11, 50) * 3
 ASKED = request(PROMPT, max_tokens=30, salt="a")
 

@@ -174,6 +174,91 @@ def sigmoids(draw: Random) -> dict[str, Any]:
     }
 
 
+def kinds_with_attention(draw: Random, state: str, *others: str) -> list[str]:
+    """Kinds of two to six layers, one of them with attention and one with a running state."""
+    kinds = [draw.choice((state, "full_attention", *others)) for _ in range(draw.randint(0, 4))]
+    kinds += [state, "full_attention"]
+    draw.shuffle(kinds)
+    return kinds
+
+
+def short_convs(draw: Random) -> dict[str, Any]:
+    shape = dense(draw)
+    kinds = kinds_with_attention(draw, "conv")
+    return {
+        **shape,
+        "hidden_size": shape["num_attention_heads"] * 64,
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "norm_eps": shape["rms_norm_eps"],
+        "initializer_range": draw.uniform(0.05, 0.15),
+        "conv_L_cache": draw.choice((2, 3, 4)),
+        "block_auto_adjust_ff_dim": draw.random() < 0.5,
+        "block_multiple_of": draw.choice((32, 64)),
+        "block_ffn_dim_multiplier": draw.choice((1.0, 1.3)),
+    }
+
+
+def short_convs_mixture(draw: Random) -> dict[str, Any]:
+    shape = short_convs(draw)
+    experts = draw.randint(2, 9)
+    return {
+        **shape,
+        "num_dense_layers": draw.randint(0, shape["num_hidden_layers"]),
+        "num_experts": experts,
+        "num_experts_per_tok": draw.randint(1, experts),
+        "moe_intermediate_size": draw.choice((32, 64)),
+        "norm_topk_prob": draw.random() < 0.7,
+        "routed_scaling_factor": draw.choice((1.0, 2.5)),
+    }
+
+
+def granite4_hybrid(draw: Random) -> dict[str, Any]:
+    shape = granite_mixture(draw)
+    if draw.random() < 0.5:
+        shape |= {"num_local_experts": 0, "num_experts_per_tok": 0}
+    kinds = kinds_with_attention(draw, "linear_attention")
+    groups, head = draw.choice((1, 2)), draw.choice((16, 32))
+    inner = shape["intermediate_size"]
+    return {
+        **granite4(draw, shape, (inner, 3 * inner)),
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "initializer_range": draw.uniform(0.05, 0.15),
+        "mamba_n_groups": groups,
+        "mamba_d_head": head,
+        "mamba_expand": 2,
+        "mamba_n_heads": 2 * shape["hidden_size"] // head,
+        "mamba_d_state": draw.choice((16, 32, 64)),
+        "mamba_conv_bias": draw.random() < 0.5,
+    }
+
+
+def nemotron(draw: Random) -> dict[str, Any]:
+    shape = dense(draw)
+    del shape["num_hidden_layers"]
+    experts, inner = draw.randint(2, 9), draw.choice((32, 64))
+    groups = draw.choice((1, 2, 4))
+    return {
+        **shape,
+        "layers_block_type": kinds_with_attention(draw, "linear_attention", "mlp", "moe"),
+        "tie_word_embeddings": False,
+        "layer_norm_epsilon": shape["rms_norm_eps"],
+        "initializer_range": draw.uniform(0.05, 0.15),
+        "mamba_num_heads": groups * draw.choice((1, 2, 3)),
+        "mamba_head_dim": draw.choice((16, 48, 64, 80)),
+        "n_groups": groups,
+        "ssm_state_size": draw.choice((16, 32, 64)),
+        "use_conv_bias": draw.random() < 0.5,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": draw.randint(1, experts),
+        "moe_intermediate_size": inner,
+        "moe_shared_expert_intermediate_size": inner * draw.randint(1, 3),
+        "norm_topk_prob": draw.random() < 0.7,
+        "routed_scaling_factor": draw.choice((1.0, 2.5)),
+    }
+
+
 FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "olmo2": dense,
     "olmo3": windows,
@@ -184,6 +269,10 @@ FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "gemma4-small": gemma4,
     "deepseek-v2": latent,
     "glm4-moe-lite": sigmoids,
+    "lfm2": short_convs,
+    "lfm2-moe": short_convs_mixture,
+    "granite4-h": granite4_hybrid,
+    "nemotron-h": nemotron,
 }
 
 

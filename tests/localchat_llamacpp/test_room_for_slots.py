@@ -38,6 +38,16 @@ def test_each_slot_of_a_server_has_room_for_a_full_context(shape: ModelShape) ->
     assert found.kv_bytes == 8 * alone.kv_bytes
 
 
+def test_without_a_chosen_context_each_slot_has_room_for_a_usual_conversation(
+    shape: ModelShape,
+) -> None:
+    long = replace(shape, context_train=32_768)
+    found = plan(long, max_slots=4, room_for_slots=True)
+    assert (found.context_tokens, found.kv_tokens) == (32_768, 32_768)
+    found = plan(long, max_slots=8, room_for_slots=True)
+    assert (found.context_tokens, found.kv_tokens) == (32_768, 8 * 8192)
+
+
 def test_room_is_limited_by_memory_and_by_the_users_limit(shape: ModelShape) -> None:
     one = plan(shape, context_tokens=8192)
     limit = 3 * one.kv_bytes

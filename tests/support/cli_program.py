@@ -22,6 +22,7 @@ from localchat.engine.events import (
     Speculation,
     Text,
     Timings,
+    ToolCall,
     Usage,
 )
 from localchat.engine.interface import EngineInfo
@@ -97,6 +98,14 @@ SCENARIOS: dict[str, tuple[Item, ...]] = {
         EngineDied(
             "the engine died: SIGKILL", hint="its last words", signal="SIGKILL", phase="serve"
         ),
+    ),
+    "edits": (
+        *BEGIN,
+        ToolCall(
+            0, 0, "c1", "edit_file", '{"path": "a.txt", "old_text": "alpha", "new_text": "beta"}'
+        ),
+        Finished(0, "tool_calls"),
+        DONE,
     ),
     "long": (ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096),),
 }

@@ -10,7 +10,7 @@ from localchat.backend_api.special_tokens import SpecialToken
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
-from localchat.engine.events import Done, Event, Text
+from localchat.engine.events import Done, Event, PromptLogprobs, Text, TokenLogprob
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from tests.support.greedy import NEARLY_GREEDY
@@ -43,9 +43,11 @@ class Numbers:
 class _Model:
     """The part of an open model that the input processor uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: tuple[tuple[str, float], ...]) -> None:
         self.tokenizer = Numbers()
-        self.info = ModelInfo("m", "tiny", "none", 0, 4096, VOCAB, 0, None, identity="m")
+        self.info = ModelInfo(
+            "m", "tiny", "none", 0, 4096, VOCAB, 0, None, adapters=adapters, identity="m"
+        )
 
 
 @dataclass
@@ -61,6 +63,11 @@ class Received:
         return [entry.token for one in texts if not one.choice for entry in one.logprobs]
 
     @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        prompts = [one for one in self.events if isinstance(one, PromptLogprobs)]
+        return [entry for one in prompts for entry in one.tokens]
+
+    @property
     def done(self) -> Done:
         return next(one for one in self.events if isinstance(one, Done))
 
@@ -69,7 +76,12 @@ class Core:
     """One engine core over one runner, its KV cache checked whenever it is idle."""
 
     def __init__(
-        self, runner: Runner, *, speculation: bool = True, cache: int = CACHE_BYTES
+        self,
+        runner: Runner,
+        *,
+        speculation: bool = True,
+        cache: int = CACHE_BYTES,
+        adapters: tuple[tuple[str, float], ...] = (),
     ) -> None:
         self.kv_cache = make_kv_cache_manager(runner.capabilities, "m", cache)
         self.sent: list[str] = []
@@ -83,7 +95,12 @@ class Core:
             audit=True,
         )
         context = runner.capabilities.context_tokens
-        self.input_processor = InputProcessor(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]
+        self.input_processor = InputProcessor(
+            _Model(adapters),  # type: ignore[arg-type]
+            context,
+            {},
+            self.sent.append,
+        )
         self._ids = itertools.count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:

@@ -101,7 +101,7 @@ def tiny_runner(
     weights = load(
         config, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
     )
-    hybrid = config.delta_net is not None
+    hybrid = config.recurrent is not None
     pages = Pages(
         config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv, slots=slots,
         saved_states=saved_states, window_pages=window_blocks + 2 if window_blocks else 0,

@@ -130,7 +130,7 @@ GRANITE = {
 }
 GRANITE_MIXTURE = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 128}
 DELTA_NET_FLOATS = tuple(
-    f"{name}.weight" for name in ("conv1d", "in_proj_ba", "in_proj_a", "in_proj_b")
+    f"{name}.weight" for name in ("conv1d", "conv.conv", "in_proj_ba", "in_proj_a", "in_proj_b")
 )
 """Parts of delta nets that no checkpoint quantizes."""
 STREAM_FLOATS = (".altup.", ".laurel.")
@@ -151,6 +151,42 @@ HYBRID = {
         "rope_type": "default",
     },
     "tie_word_embeddings": False,
+}
+MAMBA = {
+    "initializer_range": 0.15,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 16,
+    "mamba_expand": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_d_head": 32,
+}
+SHORT_CONV = {
+    **NARROW,
+    **ENDS,
+    "initializer_range": 0.15,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "intermediate_size": 384,
+    "block_multiple_of": 64,
+    "norm_eps": 1e-3,
+    "tie_word_embeddings": True,
+}
+NEMOTRON = {
+    **NARROW,
+    "initializer_range": 0.15,
+    "layers_block_type": [
+        *("linear_attention", "mlp", "linear_attention"),
+        *("full_attention", "mlp", "linear_attention", "mlp"),
+    ],
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "layer_norm_epsilon": 1e-3,
+    # transformers raises the time steps of prompts to this minimum, but not those of single tokens.
+    "time_step_min": 1e-12,
 }
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA3}),
@@ -287,6 +323,47 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention"] * 2,
         },
     ),
+    "lfm2": ("Lfm2", SHORT_CONV),
+    "granite4-h": (
+        "GraniteMoeHybrid",
+        {**NARROW, **GRANITE, **MAMBA, "num_local_experts": 0, "shared_intermediate_size": 256},
+    ),
+    "granite4-h-moe": (
+        "GraniteMoeHybrid",
+        {
+            **NARROW,
+            **GRANITE,
+            **MAMBA,
+            **GRANITE_MIXTURE,
+            "shared_intermediate_size": 256,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            **SHORT_CONV,
+            **MIXTURE,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "nemotron-h": ("NemotronH", NEMOTRON),
+    "nemotron-h-moe": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": [
+                *("linear_attention", "moe", "full_attention"),
+                *("moe", "mlp", "linear_attention", "moe"),
+            ],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 128,
+            "moe_shared_expert_intermediate_size": 256,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "olmo2": ("Olmo2", {**NARROW, **ENDS, "rms_norm_eps": 1e-5}),
     "olmo3": (
         "Olmo3",
@@ -352,7 +429,7 @@ def reference(kind: str, **changed: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.mul_(0.5 + torch.rand(1))
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.add_(torch.randn_like(buffer) * 0.3)
     return model
 
@@ -511,7 +588,7 @@ class Tiny:
         heads, d = self.config.heads, self.config.head_dim_of(self.config.layers - 1)
         self.batch_config = BatchConfig(
             heads, self.config.key_heads, d, 64, 4, fp8_kv=fp8_kv, prefill_tile=prefill_tile,
-            states=self.config.delta_net is not None,
+            states=self.config.recurrent is not None,
         )  # fmt: skip
         self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv, slots=3)
         spoil(self.pages)

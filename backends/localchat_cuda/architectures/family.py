@@ -3,7 +3,7 @@
 Imports no torch, because the memory plan reads families before torch is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ QkvBias = Literal["never", "always", "required", "optional"]
 Windows = Literal["never", "all", "late", "pattern"]
 """Layers with a sliding window, if config.json does not list them. "late": those from `max_window_layers` on.
 "pattern": all but every `sliding_window_pattern`-th."""
-UnrotatedBy = Literal["", "no_rope_layers", "position_embedding_type"]
+UnrotatedBy = Literal["", "no_rope_layers", "position_embedding_type", "class"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +91,19 @@ class Family:
     multipliers: bool = False
     """The config has factors of embeddings, attention, residual and logits, as Granite's."""
     unrotated_by: UnrotatedBy = ""
-    """Field that names layers without rotations; empty: all layers rotate."""
-    mamba_relatives: bool = False
-    """Other models of the same classes have Mamba layers, which are not supported."""
+    """Field that names layers without rotations; empty: all layers rotate; "class": none does."""
+    single_parts: bool = False
+    """Each layer is attention, a running state or a feed-forward layer alone."""
+    gated_feed: bool = True
+    """MLP and experts multiply an activated gate with `up`. Otherwise they square the ReLU of `up`."""
+    canonical: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Adds the fields that the reader knows to those of the family's own names; None: it has none."""
     experts: ExpertTraits = ExpertTraits()
 
     @property
-    def hybrid(self) -> bool:
-        """True if most layers have a gated delta net instead of attention."""
-        return self.names.delta_net is not None
+    def has_delta_nets(self) -> bool:
+        """True if most layers have a gated delta net, and attention has an output gate."""
+        return self.names.recurrent is not None and self.names.recurrent.kind == "delta_net"
 
     @property
     def latent(self) -> bool:

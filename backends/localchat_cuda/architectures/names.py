@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from localchat_cuda.config.recurrent import RecurrentKind
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """Checkpoint names of a layer's experts, after `Names.layer`."""
 
     router: str
-    gate_up: tuple[str, str]
-    """Linear layers of an expert, with braces for its number."""
+    gate_up: tuple[str, ...]
+    """Linear layers of an expert, gate and up or `up` alone, with braces for its number."""
     down: str
     shared: tuple[tuple[str, ...], str] | None = None
     """Linear layers of a shared expert: gate and up, or both as one, and down."""
@@ -34,15 +36,31 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetNames:
-    """Checkpoint names of a layer's delta net, after `Names.layer`."""
+class RecurrentNames:
+    """Checkpoint names of a layer with a running state, after `Names.layer`."""
 
-    ba: tuple[str, ...]
-    """Linear layers of b and a. They stay floating, and join `qkvz` if it is floating, too."""
-    conv: str = "linear_attn.conv1d.weight"
-    a_log: str = "linear_attn.A_log"
-    dt_bias: str = "linear_attn.dt_bias"
-    norm: str = "linear_attn.norm.weight"
+    kind: RecurrentKind
+    conv: str
+    conv_bias: str = ""
+    ba: tuple[str, ...] = ()
+    """Linear layers of b and a. They stay floating, and join `in` if it is floating, too."""
+    a_log: str = ""
+    dt_bias: str = ""
+    skip: str = ""
+    norm: str = ""
+
+    @classmethod
+    def delta_net(cls, *ba: str) -> RecurrentNames:
+        """Return the names of a Qwen's delta net, with these linear layers of b and a."""
+        own = "linear_attn.conv1d.weight", "", ba, "linear_attn.A_log", "linear_attn.dt_bias", ""
+        return cls("delta_net", *own, "linear_attn.norm.weight")
+
+    @classmethod
+    def mamba(cls, prefix: str) -> RecurrentNames:
+        """Return the names of a Mamba 2 after a prefix."""
+        own = "A_log", "dt_bias", "D", "norm.weight"
+        conv = f"{prefix}conv1d.weight", f"{prefix}conv1d.bias"
+        return cls("mamba", *conv, (), *(prefix + name for name in own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +100,7 @@ class Names:
     """Experts, which replace `gate_up` and `down`."""
     sinks: str = ""
     """Sinks of attention; empty: attention has none."""
-    delta_net: DeltaNetNames | None = None
+    recurrent: RecurrentNames | None = None
     orders: Mapping[str, Callable[..., torch.Tensor]] = dataclasses.field(default_factory=dict)
     """Functions of the ModelConfig: a gemm's rows in the order of computation, int64 [N]."""
     floating: frozenset[str] = frozenset()

@@ -8,11 +8,12 @@ queries and gates of attention, and the parts of delta nets, head by head. Here 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from localchat_cuda.architectures import qwen2_moe, qwen3
+from localchat_cuda.architectures import llama, qwen2_moe, qwen3
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.names import DeltaNetNames
+from localchat_cuda.architectures.names import RecurrentNames
 from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from localchat_cuda.config.model import ModelConfig
     from localchat_cuda.layers.dense import DenseLayers
-    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
+    from localchat_cuda.weights.model_weights import LayerWeights
 
 HYBRID_DEFAULTS = {
     "head_dim": 256,
@@ -51,14 +52,14 @@ def _parts(*widths: int, groups: int) -> torch.Tensor:
 
 
 def _qkvz(config: ModelConfig) -> torch.Tensor:
-    net = config.delta_net
+    net = config.recurrent
     assert net is not None
     values = net.values // net.key_heads
     return _parts(net.key_dim, net.key_dim, values, values, groups=net.key_heads)
 
 
 def _ba(config: ModelConfig) -> torch.Tensor:
-    net = config.delta_net
+    net = config.recurrent
     assert net is not None
     shared = net.value_heads // net.key_heads
     return _parts(shared, shared, groups=net.key_heads)
@@ -68,11 +69,11 @@ HYBRID_NAMES = replace(
     qwen3.FAMILY.names,
     merged={
         **qwen3.FAMILY.names.merged,
-        "qkvz": ("linear_attn.in_proj_qkvz",),
+        "in": ("linear_attn.in_proj_qkvz",),
         "out": ("linear_attn.out_proj",),
     },
     norm_offset=1.0,
-    delta_net=DeltaNetNames(ba=("linear_attn.in_proj_ba",)),
+    recurrent=RecurrentNames.delta_net("linear_attn.in_proj_ba"),
     orders={"qkv": gates_last},
 )
 FAMILY = Family(
@@ -82,7 +83,7 @@ FAMILY = Family(
     names=replace(
         HYBRID_NAMES,
         experts=qwen2_moe.EXPERTS,
-        orders={**HYBRID_NAMES.orders, "qkvz": _qkvz, "ba": _ba},
+        orders={**HYBRID_NAMES.orders, "in": _qkvz, "ba": _ba},
     ),
     defaults={
         **HYBRID_DEFAULTS,
@@ -97,22 +98,14 @@ FAMILY = Family(
 
 def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> torch.Tensor:
     """Run the attention or the delta net of a layer: partial sums [S, T, hidden]."""
-    if layer.delta_net is not None:
-        x = ops.run_delta_net(x, layer.linears, layer.delta_net, number)
+    if layer.recurrent is not None:
+        gates = ops.gemm(x, layer.linears["ba"]) if "ba" in layer.linears else None
+        x = ops.run_recurrent(ops.gemm(x, layer.linears["in"]), layer.recurrent, number, gates)
         return ops.gemm(x, layer.linears["out"])
     norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
     x = ops.attend_gated(ops.gemm(x, layer.linears["qkv"]), number, norms)
     return ops.gemm(x, layer.linears["o"])
 
 
-def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        y = mix(ops, x, layer, number)
-        assert layer.experts is not None
-        y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return ops.finish(y, weights.last_norm)
+forward = partial(llama.forward, mix=mix)
+"""Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""

@@ -89,12 +89,13 @@ class CompileJob(NamedTuple):
 
 
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
-    """Keep one layer of each kind, and the last one, which drops rows."""
-    last = config.layers - 1
+    """Keep one layer of each kind, and the last ones, which drop rows."""
+    last = config.last_mixer
     kinds = {
         (
             config.window(n),
-            config.has_delta_net(n),
+            config.is_recurrent(n),
+            config.has_attention(n),
             config.qkv_heads(n),
             config.intermediate_of(n),
             config.has_experts(n),
@@ -102,16 +103,17 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
         ): n
         for n in reversed(range(last))
     }
-    chosen = (*sorted(kinds.values()), last)
+    chosen = (*sorted(kinds.values()), *range(last, config.layers))
     # A GGUF file may have more kinds of layers by their formats, which the layers have in turn.
     chosen = (chosen[0],) * (len(formats) - len(chosen)) + chosen
-    net = config.delta_net
+    states = config.recurrent
     return replace(
         config,
         layers=len(chosen),
         windows=tuple(map(config.window, chosen)) if config.windows else (),
         mixture=config.mixture and config.mixture.keep(chosen),
-        delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, chosen))),
+        recurrent=states and replace(states, layers=tuple(map(config.is_recurrent, chosen))),
+        feeds=tuple(map(config.has_feed, chosen)) if config.feeds else (),
         gemma=config.gemma and config.gemma.keep(chosen),
         unrotated=tuple(config.unrotated[n] for n in chosen) if config.unrotated else (),
     )

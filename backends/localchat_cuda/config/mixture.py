@@ -79,10 +79,14 @@ def read_mixture(
         raise fields.unsupported("layers with and without experts")
     if raw.get("use_sliding_window") and not traits.windowed:
         raise fields.unsupported("sliding windows in a mixture of experts")
+    if quantization is not None and not family.gated_feed:
+        raise fields.unsupported(
+            f"experts quantized as {quantization.label} ({traits.fixed_formats})"
+        )
     if quantization is not None:
         _check_quantization(fields, quantization, mxfp4=traits.clamped)
-    if family.latent:
-        return _read_latents(fields, sigmoid=bool(names.correction))
+    if family.latent or names.correction:
+        return _read_routed(fields, family, sigmoid=bool(names.correction))
     field = "num_experts" if "num_experts" in raw else "num_local_experts"
     experts = fields.integer(field)
     chosen = fields.integer("num_experts_per_tok")
@@ -97,15 +101,20 @@ def read_mixture(
     width_field = "shared_expert_intermediate_size" if gated else "shared_intermediate_size"
     shared = 0
     if gated or (names.shared is not None and raw.get(width_field)):
-        inner = fields.integer(family.intermediate_field)
-        width = fields.integer(width_field)
-        shared, remainder = divmod(width, inner)
-        if remainder:
-            raise fields.unsupported(
-                f"a shared expert of {width} columns, which is not a multiple of {inner}"
-            )
+        shared = _shared_width(fields, family, width_field)
     normalized = traits.normalized or bool(raw.get("norm_topk_prob", False))
     return Mixture(experts, chosen, normalized, shared, gated)
+
+
+def _shared_width(fields: ConfigFields, family: Family, field: str) -> int:
+    """Return the width of a shared expert in experts. Raises ModelInvalid unless they divide it."""
+    inner = fields.integer(family.intermediate_field)
+    width = fields.integer(field)
+    if width % inner:
+        raise fields.unsupported(
+            f"a shared expert of {width} columns, which is not a multiple of {inner}"
+        )
+    return width // inner
 
 
 def _check_quantization(fields: ConfigFields, quantization: Quantization, *, mxfp4: bool) -> None:
@@ -119,8 +128,8 @@ def _check_quantization(fields: ConfigFields, quantization: Quantization, *, mxf
         raise fields.unsupported(f"experts quantized as {label} ({EXPERT_FORMS})")
 
 
-def _read_latents(fields: ConfigFields, *, sigmoid: bool) -> Mixture:
-    """Read experts with shared ones, after first layers without."""
+def _read_routed(fields: ConfigFields, family: Family, *, sigmoid: bool) -> Mixture:
+    """Read experts as DeepSeek-V2 names them, which some layers do not have."""
     raw = fields.raw
     experts = fields.integer("n_routed_experts")
     chosen = fields.integer("num_experts_per_tok")
@@ -134,9 +143,14 @@ def _read_latents(fields: ConfigFields, *, sigmoid: bool) -> Mixture:
     grouped = sigmoid or raw.get("topk_method") == "group_limited_greedy"
     if grouped and (raw.get("topk_group") or 1) < (raw.get("n_group") or 1):
         raise fields.unsupported("experts chosen from some groups")
+    if raw.get("moe_latent_size"):
+        raise fields.unsupported("experts over a latent")
     shared = 0
     if raw.get("n_shared_experts"):
         shared = fields.integer("n_shared_experts")
+    width = raw.get("moe_shared_expert_intermediate_size")
+    if shared and width is not None:
+        shared = _shared_width(fields, family, "moe_shared_expert_intermediate_size")
     return Mixture(
         experts,
         chosen,

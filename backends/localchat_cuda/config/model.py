@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 from localchat.errors import UsageError
 from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.config.delta_net import DeltaNet
 from localchat_cuda.config.gemma import GemmaLayers
 from localchat_cuda.config.latent import LatentAttention
 from localchat_cuda.config.mixture import EXPERT_FORMS, Mixture
 from localchat_cuda.config.quantization import Quantization, rounding
+from localchat_cuda.config.recurrent import Recurrent
 from localchat_cuda.config.rope import Rotation
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 FloatType = Literal["bfloat16", "float16", "float32"]
 
 PAGE_TOKENS = 64
@@ -75,8 +75,12 @@ class ModelConfig:
     """Whether each layer skips the rotation; empty: all layers rotate queries and keys."""
     logits_divisor: float = 1.0
     """Divisor of the head's logits."""
-    delta_net: DeltaNet | None = None
-    """Delta nets of a hybrid, whose attention has an output gate; None: all layers have attention."""
+    recurrent: Recurrent | None = None
+    """Layers of a hybrid that have a running state instead of attention; None: all have attention."""
+    feeds: tuple[bool, ...] = ()
+    """Whether each layer is only a feed-forward layer, and the others only attention or a state.
+
+    Empty: all layers have both."""
     latent: LatentAttention | None = None
     """Widths of multi-head latent attention, whose keys are one head of latents."""
     gemma: GemmaLayers | None = None
@@ -91,9 +95,17 @@ class ModelConfig:
         """Return the number of keys that a query of a layer sees; 0: all."""
         return self.windows[layer] if self.windows else 0
 
-    def has_delta_net(self, layer: int) -> bool:
-        """Return True if a layer has a delta net instead of attention."""
-        return self.delta_net is not None and self.delta_net.layers[layer]
+    def is_recurrent(self, layer: int) -> bool:
+        """Return True if a layer has a running state instead of attention."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def has_feed(self, layer: int) -> bool:
+        """Return True if a layer has an MLP or experts."""
+        return not self.feeds or self.feeds[layer]
+
+    def has_attention(self, layer: int) -> bool:
+        """Return True if a layer has attention."""
+        return not (self.is_recurrent(layer) or (self.feeds and self.feeds[layer]))
 
     def head_dim_of(self, layer: int) -> int:
         """Return the columns of a head in a layer."""
@@ -115,7 +127,7 @@ class ModelConfig:
 
     def has_experts(self, layer: int) -> bool:
         """Return True if experts are the feed-forward layer, or a part of it."""
-        if self.mixture is None:
+        if self.mixture is None or not self.has_feed(layer):
             return False
         return not self.mixture.dense or not self.mixture.dense[layer]
 
@@ -146,7 +158,7 @@ class ModelConfig:
         if self.gemma is not None:
             projections = self.gemma.projections(layer)
         queries = self.heads
-        if self.delta_net is not None:
+        if self.family.has_delta_nets:
             queries *= 2
         return queries, *(self.key_heads_of(layer),) * projections
 
@@ -168,22 +180,25 @@ class ModelConfig:
     def kv_layers(self) -> tuple[int, ...]:
         """Layers with keys and values of their own."""
         return tuple(
-            n for n in range(self.layers) if not self.has_delta_net(n) and self.kv_source(n) == n
+            n for n in range(self.layers) if self.has_attention(n) and self.kv_source(n) == n
         )
+
+    @property
+    def last_mixer(self) -> int:
+        """Last layer with attention or a running state. After it, rows without logits are not needed."""
+        return max(n for n in range(self.layers) if not self.feeds or not self.feeds[n])
 
     @property
     def attention_layers(self) -> int:
         """Number of layers with attention."""
-        if self.delta_net is None:
-            return self.layers
-        return self.layers - self.delta_net.count
+        return sum(map(self.has_attention, range(self.layers)))
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a sequence's state in all delta nets."""
-        if self.delta_net is None:
+        """Bytes of a sequence's running state in all layers."""
+        if self.recurrent is None:
             return 0
-        return self.delta_net.state_bytes(4 if self.dtype == "float32" else 2)
+        return self.recurrent.state_bytes(4 if self.dtype == "float32" else 2)
 
     @property
     def fp8_activations(self) -> bool:
@@ -242,7 +257,7 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             hint="Leave out --quantize, or use the bf16 version of the model.",
         )
     fixed_formats = config.family.experts.fixed_formats if config.mixture else ""
-    has_nets = config.delta_net is not None
+    has_nets = config.family.has_delta_nets
     restricted = has_nets or config.mixture is not None
     if restricted and (to != "int4" or fixed_formats):
         kind = "a hybrid" if has_nets else "a mixture of experts"

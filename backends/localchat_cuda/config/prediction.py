@@ -16,7 +16,7 @@ def has_head(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> bool:
     names = {tensor.name for header in headers for tensor in header.tensors}
     others = (f"{PREFIX}layers.1.", f"{PREFIX}embed_tokens.")
     return (
-        config.delta_net is not None
+        config.family.has_delta_nets
         and any(name.startswith(f"{PREFIX}fc.") for name in names)
         and not any(name.startswith(others) for name in names)
     )
@@ -24,11 +24,7 @@ def has_head(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> bool:
 
 def head_config(config: ModelConfig) -> ModelConfig:
     """Return the prediction head as a model of one layer with attention."""
-    net = config.delta_net
-    assert net is not None
-    return replace(
-        config, layers=1, windows=(), unrotated=(), delta_net=replace(net, layers=(False,))
-    )
+    return replace(config, layers=1, windows=(), unrotated=(), recurrent=None)
 
 
 def head_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:

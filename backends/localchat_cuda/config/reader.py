@@ -14,7 +14,6 @@ from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.architectures import ARCHITECTURES, families, labels
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.config.delta_net import DeltaNet, read_delta_net
 from localchat_cuda.config.fields import ConfigFields
 from localchat_cuda.config.gemma import read_gemma
 from localchat_cuda.config.latent import read_latent
@@ -25,6 +24,7 @@ from localchat_cuda.config.quantization import (
     Quantization,
     parse_quantization,
 )
+from localchat_cuda.config.recurrent import Recurrent, read_kinds, read_recurrent
 from localchat_cuda.config.rope import read_rotations
 from localchat_cuda.config.tensor_names import is_text
 
@@ -36,7 +36,9 @@ _UNSUPPORTED_HINT = (
 )
 _DAMAGED_HINT = "The file may be incomplete or damaged: download it again."
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_GATE_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, Activation] = {"relu2": "relu2"}
+"""Activations of feed-forward layers with and without a gate."""
 
 
 class Multipliers(NamedTuple):
@@ -88,6 +90,8 @@ def parse_config(
     if vision:
         # Models that read images have a section for their text part.
         fields |= text or {}
+    if family.canonical is not None:
+        fields = family.canonical(fields)
     reader = _Reader(fields, name)
     reader.check(family)
     heads, key_heads = reader.heads()
@@ -153,13 +157,14 @@ def parse_config(
         attention_scale=attention_scale,
         attention_cap=reader.cap(family.attention_cap_field),
         head_cap=reader.cap(family.head_cap_field),
-        activation=reader.activation(),
+        activation=reader.activation(family),
         embedding_scale=embedding_scale,
         vision=vision,
         mixture=mixture,
         unrotated=reader.unrotated(family, layers),
         logits_divisor=multipliers.logits,
-        delta_net=reader.delta_net(layers, quantization) if family.hybrid else None,
+        recurrent=reader.recurrent(family, layers, quantization),
+        feeds=reader.feeds(family, layers),
         gemma=gemma,
         latent=latent,
     )
@@ -257,10 +262,6 @@ class _Reader(ConfigFields):
             raise self.unsupported("attention layers without the biases of this architecture")
         if self.raw.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise self.unsupported("attention to later tokens")
-        if family.mamba_relatives:
-            kinds = self.raw.get("layer_types")
-            if not isinstance(kinds, list) or {*kinds} - {"attention", "full_attention"}:
-                raise self.unsupported("Mamba layers")
 
     def qkv_bias(self, family: Family) -> bool:
         """Return True if queries, keys and values have biases."""
@@ -289,7 +290,7 @@ class _Reader(ConfigFields):
         switch = family.experts.switch
         if family.names.experts is None or (switch and not self.raw.get(switch)):
             return None
-        return read_mixture(self, family, quantization, gelu=self.activation() != "silu")
+        return read_mixture(self, family, quantization, gelu=self.activation(family) == "gelu_tanh")
 
     def multipliers(self, family: Family) -> Multipliers:
         """Read the factors of a Granite; 1.0 for other families. Raises ModelInvalid."""
@@ -302,10 +303,9 @@ class _Reader(ConfigFields):
         """Return the layers without rotations; empty: all rotate. Raises ModelInvalid."""
         if not family.unrotated_by:
             return ()
-        if family.unrotated_by == "position_embedding_type":
-            if self.raw.get("position_embedding_type") == "rope":
-                return ()
-            return (True,) * layers
+        if family.unrotated_by != "no_rope_layers":
+            rotates = self.raw.get(family.unrotated_by) == "rope"
+            return () if rotates else (True,) * layers
         listed = self.raw.get("no_rope_layers")
         if listed is None:
             interval = self.integer("no_rope_layer_interval", 4)
@@ -314,13 +314,30 @@ class _Reader(ConfigFields):
             raise ModelInvalid(f"{self.name}: no_rope_layers is not a list of {layers} numbers.")
         return tuple(not is_rotated for is_rotated in listed[:layers])
 
-    def delta_net(self, layers: int, quantization: Quantization | None) -> DeltaNet:
-        """Read the delta nets of a hybrid. Raises ModelInvalid for forms without a kernel."""
-        if quantization is not None and not quantization.packed:
-            raise self.unsupported(f"delta nets quantized as {quantization.label} ({HYBRID_FORMS})")
-        if self.activation() != "silu":
-            raise self.unsupported("delta nets with another activation than SiLU")
-        return read_delta_net(self, layers)
+    def recurrent(
+        self, family: Family, layers: int, quantization: Quantization | None
+    ) -> Recurrent | None:
+        """Read the running states of a hybrid. Raises ModelInvalid for forms without a kernel."""
+        names = family.names.recurrent
+        if names is None:
+            return None
+        if family.has_delta_nets:
+            if quantization is not None and not quantization.packed:
+                raise self.unsupported(
+                    f"delta nets quantized as {quantization.label} ({HYBRID_FORMS})"
+                )
+            if self.activation(family) != "silu":
+                raise self.unsupported("delta nets with another activation than SiLU")
+        return read_recurrent(self, names.kind, layers)
+
+    def feeds(self, family: Family, layers: int) -> tuple[bool, ...]:
+        """Return the layers that are only a feed-forward layer; empty: every layer has one."""
+        names = family.names.recurrent
+        kinds = (names and read_kinds(self, names.kind, layers)) or ()
+        feeds = tuple(kind in ("mlp", "moe") for kind in kinds)
+        if not family.single_parts and any(feeds):
+            raise self.unsupported("layers of a feed-forward part alone")
+        return feeds if family.single_parts else ()
 
     def head_dim(self, default: int) -> int:
         head_dim = self.integer("head_dim", default)
@@ -329,11 +346,12 @@ class _Reader(ConfigFields):
             raise self.unsupported(f"heads of {head_dim} columns (supported: {supported})")
         return head_dim
 
-    def activation(self) -> Activation:
+    def activation(self, family: Family) -> Activation:
         name = self.raw.get("hidden_activation") or self.raw.get("hidden_act") or "silu"
-        if not isinstance(name, str) or name not in _ACTIVATIONS:
+        activations = _GATE_ACTIVATIONS if family.gated_feed else _ACTIVATIONS
+        if not isinstance(name, str) or name not in activations:
             raise self.unsupported(f"the activation {name}")
-        return _ACTIVATIONS[name]
+        return activations[name]
 
     def cap(self, field: str) -> float:
         """Return the soft cap of logits that a field states; 0.0: no cap."""

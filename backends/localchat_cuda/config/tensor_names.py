@@ -4,8 +4,9 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    ("backbone.", "model."),
 )
-"""Prefixes of checkpoints on the hub. transformers 4.52 and later write the last one."""
+"""Prefixes of checkpoints on the hub. transformers 4.52 and later write the third one."""
 _OTHER_PARTS = (
     *("vision_tower", "visual", "multi_modal_projector", "mtp"),
     *("embed_vision", "vision_embedder", "audio_tower", "embed_audio"),

@@ -1,4 +1,4 @@
-"""Activations of gated feed-forward layers: SiLU or tanh-GELU of gate, times up, and gpt-oss's variant.
+"""Activations of feed-forward layers: SiLU or tanh-GELU of gate, times up; gpt-oss's variant; squared ReLU.
 
 Letters: T rows, F columns of the result, S partial sums.
 
@@ -45,6 +45,11 @@ def reference(
     if gelu:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
     return torch.nn.functional.silu(gate) * up
+
+
+def square_reference(y: torch.Tensor) -> torch.Tensor:
+    """`square_relu` in fp32 with plain torch."""
+    return torch.relu(y.float().sum(0)).square()
 
 
 @triton.jit
@@ -98,6 +103,7 @@ def _act_and_mul_kernel(
     S: tl.constexpr,
     GELU: tl.constexpr,
     OTHER: tl.constexpr,
+    SQUARE: tl.constexpr,
     SPARSE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOMY: tl.constexpr,
@@ -113,9 +119,9 @@ def _act_and_mul_kernel(
     if PDL:
         gdc_wait()
     for s in tl.static_range(S):
-        row = gate_up + (s * T + t) * (F if OTHER else 2 * F) + i
+        row = gate_up + (s * T + t) * (F if OTHER or SQUARE else 2 * F) + i
         gate += tl.load(row, mask=inside, other=0.0).to(tl.float32)
-        if not OTHER:
+        if not (OTHER or SQUARE):
             up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
     if OTHER:
         up = tl.load(other + t * stride + i, mask=inside, other=0.0).to(tl.float32)
@@ -123,7 +129,11 @@ def _act_and_mul_kernel(
         gate = tl.where(inside, gate - tl.sum(gate, 0) / F, 0.0)
         gate -= cutoff * tl.sqrt(tl.sum(gate * gate, 0) / F)
         gate = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    v = activation(gate, GELU) * up
+    if SQUARE:
+        v = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        v *= v
+    else:
+        v = activation(gate, GELU) * up
     if out.dtype.element_ty == tl.float16:
         tl.store(out + t * F + i, to_half(v), mask=inside)
     else:
@@ -137,12 +147,13 @@ def act_and_mul(
     gelu: bool = False,
     up: torch.Tensor | None = None,
     cutoff: float | None = None,
+    square: bool = False,
     pdl: bool = True,
 ) -> None:
-    """Write the activation into `out`; shapes in the module docstring."""
+    """Write the activation into `out`; shapes in the module docstring. `square`: as `square_relu`."""
     t, f = out.shape
     parts = gate_up[None] if gate_up.dim() == 2 else gate_up
-    columns = 2 * f if up is None else f
+    columns = 2 * f if up is None and not square else f
     require("out", out, (t, f), _FLOATS)
     require("gate_up", parts, (parts.shape[0], t, columns), _FLOATS, out.device)
     if up is not None:
@@ -162,6 +173,7 @@ def act_and_mul(
         S=parts.shape[0],
         GELU=gelu,
         OTHER=up is not None,
+        SQUARE=square,
         SPARSE=cutoff is not None,
         BLOCK=block,
         ROOMY=own_carveout(t),
@@ -169,3 +181,8 @@ def act_and_mul(
         **options(pdl, 4 if block <= 1024 else 16),
     )
     set_carveout(kernel, t)
+
+
+def square_relu(y: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the square of relu(y) of partial sums y [S, T, F] into `out`: layers without a gate."""
+    act_and_mul(y, out, square=True)

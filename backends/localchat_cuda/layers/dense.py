@@ -10,7 +10,7 @@ rms (kernels/int4/activations.py). Each class runs the kernels, or with `kernels
 references, on a CPU and in tests.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from localchat_cuda.kernels import (
     rms_norm,
     rms_norm_post,
     rope,
+    short_conv,
 )
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import decode_fused, kv_fp8_dequant
@@ -44,7 +45,7 @@ from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.layers.output_head import dense_gemm
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.model_weights import LayerInputs
+from localchat_cuda.weights.model_weights import LayerInputs, RecurrentWeights
 
 X = TypeVar("X")
 Call = TypeVar("Call", bound=Callable[..., object])
@@ -74,6 +75,19 @@ class Layers(Protocol[X]):
         """Rotate, write keys and values to the pages of `layer`, and attend: [T, H*D].
 
         The last layer returns [P, H*D] if P is small. All later operations then have as many rows."""
+        ...
+
+    def run_recurrent(
+        self,
+        product: torch.Tensor,
+        weights: RecurrentWeights,
+        layer: int,
+        gates: torch.Tensor | None = None,
+    ) -> X:
+        """Run a layer with a running state over the product of its input, and update the states: [T, H*V].
+
+        `product`: partial sums [S, T, ..] of a delta net, a Mamba 2 or a short convolution. `gates`: partial
+        sums of a delta net's gates; None: they follow in `product`. Rows of the last layer as in `attend`."""
         ...
 
     def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> X:
@@ -135,6 +149,10 @@ class Layers(Protocol[X]):
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> X:
         """Return act(y) * other of partial sums y [S, T, K] and `other` [T, K]."""
+        ...
+
+    def square_relu(self, y: torch.Tensor) -> X:
+        """Return the square of relu(y) of partial sums y [S, T, K]."""
         ...
 
     def finish(
@@ -282,6 +300,78 @@ class LayersBase:
         torch.bmm(attended, kv[:, shape.plain :].transpose(1, 2), out=out.transpose(0, 1))
         return out.view(self.tokens, -1)
 
+    def recurrent(
+        self,
+        product: torch.Tensor,
+        weights: RecurrentWeights,
+        layer: int,
+        gates: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run a layer with a running state, see Layers.run_recurrent: [T, H*V] in the model's dtype."""
+        self.tap(layer)
+        shape = self.config.recurrent
+        inputs = self.inputs
+        assert shape is not None
+        assert self.pages.states is not None
+        assert inputs.tokens is not None
+        states = self.pages.states.layer(layer)
+        normed = torch.empty(self.tokens, shape.values, dtype=self.dtype, device=self.device)
+        if isinstance(weights, torch.Tensor):
+            convolve = self.implementation(short_conv.apply, short_conv.reference)
+            convolve(product, weights, states.inputs, inputs.tokens, inputs.batch, normed)
+            return normed
+        heads = shape.value_heads
+        if shape.kind == "mamba":
+            gate, channels, gates = torch.split(product, list(shape.parts), 2)
+            norm_heads = shape.key_heads
+        else:
+            channels = product
+            gate = product[..., shape.channels : shape.columns]
+            gates = product[..., shape.columns :] if gates is None else gates
+            norm_heads = heads
+        projection = delta_net.Projection(channels, gates)
+        out = torch.empty(self.tokens, heads, shape.value_dim, dtype=self.dtype, device=self.device)
+        if self.kernels:
+            decode = None if inputs.decode is None else inputs.decode.batch
+            prefill = inputs.prefill
+            many: delta_net.ChunkedPart | None = None
+            if prefill is not None and prefill.chunks is not None:
+                many = delta_net.ChunkedPart(prefill.batch, prefill.chunks)
+            delta_net.apply(projection, weights, states, inputs.tokens, decode, many, out)
+        else:
+            delta_net.reference(projection, weights, states, inputs.tokens, inputs.batch, out)
+        self.gate(
+            out.view(self.tokens, norm_heads, -1),
+            gate,
+            weights.norm,
+            normed,
+            shape.eps,
+            groups=shape.kind == "mamba",
+        )
+        return normed
+
+    def gate(
+        self,
+        x: torch.Tensor,
+        z: torch.Tensor,
+        weight: torch.Tensor | None,
+        out: torch.Tensor,
+        eps: float = 0.0,
+        *,
+        groups: bool = False,
+    ) -> None:
+        """Multiply by output gates, see gated_norm. `eps`: 0.0 for that of the model."""
+        gate = self.implementation(gated_norm.gate, gated_norm.reference)
+        gate(x, z, weight, out, eps or self.config.eps, groups=groups)
+
+    def squared_relu(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the square of relu(y) of partial sums y [S, T, K]: [T, K] in the model's dtype."""
+        if not self.kernels:
+            return _rounded(activation.square_reference(y), self.dtype)
+        out = torch.empty(y.shape[1:], dtype=self.dtype, device=self.device)
+        activation.square_relu(y, out)
+        return out
+
     def decode_attention(
         self, rules: attention_reference.Rules, layer: int
     ) -> decode_attention.Partials:
@@ -418,11 +508,11 @@ class LayersBase:
         )
 
     def drops_rows(self, layer: int) -> bool:
-        """Return True if only rows with logits continue after this layer's attention.
+        """Return True if only rows with logits continue after this layer's attention or running state.
 
-        That applies to the last layer, if at most half of the rows have logits. With 28 layers it saves a
+        That applies to the last such layer, if at most half of the rows have logits. With 28 layers it saves a
         prompt 1/28 of the work after attention."""
-        last = layer == self.config.layers - 1
+        last = layer == self.config.last_mixer
         indices = self.logits_indices
         return last and indices is not None and 2 * indices.shape[0] <= self.tokens
 
@@ -634,58 +724,20 @@ class DenseLayers(LayersBase):
         attended = self._attended(qkvg[..., :-gates], layer, None, norms, None)
         out = torch.empty_like(attended)
         heads = attended.view(self.tokens, self.config.heads, self.config.head_dim)
-        self._gate(heads, qkvg[..., -gates:], None, out)
+        self.gate(heads, qkvg[..., -gates:], None, out)
         return self.rows_after(out, layer)
 
-    def run_delta_net(
+    def run_recurrent(
         self,
-        x: torch.Tensor,
-        linears: Mapping[str, Weight],
-        weights: delta_net.DeltaNetWeights,
+        product: torch.Tensor,
+        weights: RecurrentWeights,
         layer: int,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run a delta net, update the states of `layer`, and norm the output: [T, H*V], rows as in `attend`.
+        return self.rows_after(self.recurrent(product, weights, layer, gates), layer)
 
-        The gemms are `qkvz` and `ba`, or one `qkvz` with the rows of both."""
-        self.tap(layer)
-        shape = self.config.delta_net
-        states = self.pages.states
-        inputs = self.inputs
-        assert shape is not None
-        assert states is not None
-        assert inputs.tokens is not None
-        qkvz = self.gemm(x, linears["qkvz"])
-        if "ba" in linears:
-            ba = self.gemm(x, linears["ba"])
-        else:
-            ba = qkvz[..., shape.columns :]
-        projection = delta_net.Projection(qkvz, ba)
-        layer_states = states.layer(layer)
-        out = torch.empty(
-            self.tokens, shape.value_heads, shape.value_dim, dtype=self.dtype, device=self.device
-        )
-        if self.kernels:
-            decode = None if inputs.decode is None else inputs.decode.batch
-            delta_net.apply(
-                projection, weights, layer_states, inputs.tokens, decode, self._chunked_part(), out
-            )
-        else:
-            delta_net.reference(projection, weights, layer_states, inputs.tokens, inputs.batch, out)
-        normed = torch.empty(self.tokens, shape.values, dtype=self.dtype, device=self.device)
-        self._gate(out, qkvz[..., shape.channels : shape.columns], weights.norm, normed)
-        return self.rows_after(normed, layer)
-
-    def _chunked_part(self) -> delta_net.ChunkedPart | None:
-        prefill = self.inputs.prefill
-        if prefill is None or prefill.chunks is None:
-            return None
-        return delta_net.ChunkedPart(prefill.batch, prefill.chunks)
-
-    def _gate(
-        self, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
-    ) -> None:
-        gate = self.implementation(gated_norm.gate, gated_norm.reference)
-        gate(x, z, weight, out, self.config.eps)
+    def square_relu(self, y: torch.Tensor) -> torch.Tensor:
+        return self.squared_relu(y)
 
     def add_norm(
         self,

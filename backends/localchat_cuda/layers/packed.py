@@ -17,6 +17,7 @@ from localchat_cuda.layers.dense import LayersBase
 from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.model_weights import RecurrentWeights
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
 """Weight whose gemms of few rows read packed activations."""
@@ -92,6 +93,18 @@ class PackedLayers(LayersBase):
             return PackedActivations(merge)
         self.store_kv(qkv, layer, bias, norms)
         return self._attended(self.attention(layer, sinks), layer)
+
+    def run_recurrent(
+        self,
+        product: torch.Tensor,
+        weights: RecurrentWeights,
+        layer: int,
+        gates: torch.Tensor | None = None,
+    ) -> PackedActivations:
+        return self._attended(self.recurrent(product, weights, layer, gates), layer)
+
+    def square_relu(self, y: torch.Tensor) -> PackedActivations:
+        return self._write_packed("plain", self.squared_relu(y)[None])
 
     def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
         return self._write_packed("plain", self.normed_latent(y, gain)[None])

@@ -53,7 +53,7 @@ def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape
             return _eagle(path.name, raw, headers, model)
         config = read_config(path)
     config, _ = runtime_config(config, gpu=gpu)
-    if config.delta_net is not None:
+    if config.recurrent is not None:
         raise ModelInvalid(
             f"{path.name} cannot be a draft model: it keeps a running state, which cannot go back where a "
             "draft is rejected.",

@@ -116,7 +116,7 @@ def plan(
     _check_options(config, options)
     load = _GpuLoad(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft)
     shared_pool = _memory_plan(_budget(load, has_window_pool=False))
-    if not window_plan.window_of(config) or config.delta_net is not None:
+    if not window_plan.window_of(config) or config.recurrent is not None:
         return shared_pool
     window_pool = _memory_plan(_budget(load, has_window_pool=True))
     if _saves(window_pool, shared_pool, options.max_slots):
@@ -228,8 +228,8 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     feed = 2 * max(map(config.intermediate_of, dense_layers), default=0)
     width = max(config.qkv_columns, feed, config.hidden)
     rows = 3
-    if config.delta_net is not None:
-        width = max(width, config.delta_net.columns)
+    if config.recurrent is not None:
+        width = max(width, config.recurrent.columns)
     if config.gemma is not None:
         width = max(width, config.layers * config.gemma.input_columns)
         if config.gemma.altup:
@@ -248,7 +248,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
 
 
 def _extra_token_bytes(config: ModelConfig) -> int:
-    """Return the activation bytes per token of mixtures, latent attention and delta nets."""
+    """Return the activation bytes per token of mixtures, latent attention and running states."""
     extra = 0
     if config.mixture is not None:
         # Inner features and results of every chosen expert, and the rows in 16 bits twice.
@@ -258,10 +258,10 @@ def _extra_token_bytes(config: ModelConfig) -> int:
         # Queries in all their forms, and each head's mix of latents and its values.
         head_numbers = latent.plain + latent.row + latent.kv_rank + latent.value
         extra += config.heads * head_numbers * _HALF
-    if (net := config.delta_net) is not None:
-        # Input and output of the delta rule, and the keys and values of its chunks.
-        chunks = net.value_heads * net.key_dim + net.values
-        extra += (net.channels + chunks + 2 * net.values) * _HALF
+    if (states := config.recurrent) is not None:
+        # Input and output of the rule that changes a state, and the keys and values of its chunks.
+        chunks = states.value_heads * states.key_dim + states.values
+        extra += (states.channels + chunks + 2 * states.values) * _HALF
     return extra
 
 
@@ -470,9 +470,9 @@ def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
 
 
 def _with_saved_states(budget: GpuBudget) -> GpuBudget:
-    """Add the states of delta nets: one per slot, and those that are saved for prefixes."""
+    """Add the running states of a hybrid: one per slot, and those that are saved for prefixes."""
     config = budget.load.config
-    if config.delta_net is None:
+    if config.recurrent is None:
         return budget
     slot_states = config.state_bytes * (budget.load.options.max_slots + 1)
     room = max(0, budget.free - budget.fixed_bytes - slot_states)
@@ -715,7 +715,7 @@ def _more_slots(budget: GpuBudget, kv: int, context: int, left: int) -> _MoreSlo
     options = budget.load.options
     config = budget.load.config
     page = budget.page_bytes
-    is_bound = config.delta_net is not None or budget.window_pages or budget.draft_bytes
+    is_bound = config.recurrent is not None or budget.window_pages or budget.draft_bytes
     if not options.more_slots or not page or is_bound:
         return None
     requested = options.max_slots
@@ -736,7 +736,7 @@ def _host_cache(budget: GpuBudget, kv: int) -> tuple[int, tuple[str, ...]]:
     A hybrid model's would lack its states, and the window pool has no copy in RAM.
     """
     load = budget.load
-    if load.config.delta_net is not None or budget.has_window_pool:
+    if load.config.recurrent is not None or budget.has_window_pool:
         return 0, ()
     requested = load.options.cache_ram_bytes
     if requested is None:

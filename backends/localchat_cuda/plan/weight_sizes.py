@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.config.delta_net import TAPS
 from localchat_cuda.config.gemma import GemmaLayers
-from localchat_cuda.config.latent import LatentAttention
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.quantization import can_round, floating_bytes, padded
 from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_text
+from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
 
 _HALF = 2
 _FLOAT = 4
@@ -48,59 +47,46 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
 def parameters(config: ModelConfig) -> int:
     """Return the number of weights, as model sizes are counted."""
     width = config.hidden
-    d = config.head_dim
-    norms = 2
-    if config.family.post_normed and not config.family.normed_projections:
-        norms = 4
-    layer = width * norms
-    experts = 0
+    names = config.family.names
+    others = sum(sum(norm_widths(config, names, n).values()) for n in range(config.layers))
     if config.mixture is not None:
-        experts += width * (config.mixture.experts + config.mixture.gated)
-        experts += _expert_biases(config)
-    if "o" in config.family.names.biased:
-        layer += width
+        router = width * (config.mixture.experts + config.mixture.gated)
+        others += config.expert_layers * (router + _expert_biases(config))
+    if "o" in names.biased:
+        others += config.layers * width
     attention = 0
     if config.qkv_bias:
         attention += config.qkv_columns
-    if config.family.names.sinks:
+    if names.sinks:
         attention += config.heads
-    if config.family.normed_heads:
-        attention += 2 * d
-    if config.family.normed_projections:
-        attention += (config.heads + config.key_heads) * d
-    if (latent := config.latent) is not None:
-        attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank
-    others = config.layers * layer + config.expert_layers * experts
+    if config.latent is not None:
+        attention += config.latent.kv(config.heads)
     others += config.attention_layers * attention
     if config.gemma is not None:
-        others = _gemma_extras(config, config.gemma)
-    if (net := config.delta_net) is not None:
-        gates = 2 * net.value_heads * (width + 1)
-        others += net.count * (gates + net.channels * TAPS + net.value_dim)
+        others += _gemma_extras(config, config.gemma)
+    if (states := config.recurrent) is not None:
+        others += states.count * states.extra_numbers(width)
     ends = config.vocabulary * width * (1 if config.tied else 2) + width
     return sum(map(prod, _all_linear_shapes(config))) + others + ends
 
 
 def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
-    """Return the weights outside the linear layers of Gemma 3n or 4."""
-    norms = sum(
-        (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
-    )
-    total = norms + 4 * config.layers * config.hidden
+    """Return the weights of Gemma 3n or 4 outside linear layers, norms and routers."""
+    layer = 0
+    total = 0
+    width = config.hidden
     if config.mixture is not None:
-        experts = config.mixture.experts
-        total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
+        layer += width + config.mixture.experts
     if columns := own.input_columns:
         total += input_rows(config) + columns
-        total += config.layers * config.hidden * (columns + 1)
+        layer += width * columns
     if (altup := own.altup) is not None:
         a = altup.streams
-        width = config.hidden
-        # The router, its norm, a scale, the norm of Laurel, and the matrices that are never rounded.
-        total += config.layers * (a**3 + a**2 + (a + 3) * width)
-        total += config.layers * 2 * width * (columns + altup.laurel_rank)
+        # The router, its norm, a scale, and the matrices that are never rounded.
+        layer += a**3 + a**2 + (a + 2) * width
+        layer += 2 * width * (columns + altup.laurel_rank)
         total += 2 * (a - 1) * width**2
-    return total
+    return total + config.layers * layer
 
 
 def input_rows(config: ModelConfig) -> int:
@@ -137,70 +123,17 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     stored = config.mixture.stored
     width = config.hidden
     inner = config.intermediate
-    return (stored * 2 * inner, width), (stored * width, inner)
+    return (stored * (1 + config.family.gated_feed) * inner, width), (stored * width, inner)
 
 
-def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Return outputs and inputs of all linear layers, except the gates of delta nets."""
-    if config.gemma is not None:
-        return tuple(_gemma_linear_shapes(config, config.gemma))
-    if config.latent is not None:
-        return tuple(_latent_linear_shapes(config, config.latent))
-    width = config.hidden
-    heads = config.heads * config.head_dim
-    inner = config.intermediate
-    feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
-    attention = (config.qkv_columns, width), (width, heads), *feed
-    net = config.delta_net
-    if net is None:
-        return attention * config.layers
-    return (
-        attention * config.attention_layers
-        + (
-            (net.columns, width),
-            (width, net.values),
-            *feed,
-        )
-        * net.count
-    )
-
-
-def _latent_linear_shapes(
-    config: ModelConfig, latent: LatentAttention
-) -> Iterator[tuple[int, int]]:
-    """Yield those of multi-head latent attention, except the expansion of latents to keys and values."""
-    width = config.hidden
-    inner = latent.query_rank
-    for n in range(config.layers):
-        yield config.qkv_columns, width
-        if inner:
-            yield latent.queries(config.heads), inner
-        yield width, config.heads * latent.value
-        dense = config.intermediate_of(n)
-        yield from (
-            _expert_shapes(config)
-            if config.has_experts(n)
-            else (
-                (2 * dense, width),
-                (width, dense),
-            )
-        )
-
-
-def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tuple[int, int]]:
-    """Yield outputs and inputs of the linear layers of Gemma 3n or 4."""
-    width = config.hidden
-    for n in range(config.layers):
-        d = config.head_dim_of(n)
-        inner = config.intermediate_of(n)
-        yield sum(config.qkv_heads(n)) * d, width
-        yield width, config.heads * d
-        yield 2 * inner, width
-        yield width, inner
-        yield from _expert_shapes(config)
-        if own.input_columns and own.altup is None:
-            yield own.input_columns, width
-            yield width, own.input_columns
+def _all_linear_shapes(config: ModelConfig) -> Iterator[tuple[int, int]]:
+    """Yield outputs and inputs of all linear layers that may be rounded."""
+    for layer in range(config.layers):
+        for field, (parts, k) in linear_shapes(config, layer).items():
+            if field not in config.family.names.floating:
+                yield sum(parts), k
+        if config.has_experts(layer):
+            yield from _expert_shapes(config)
 
 
 def token_bytes(config: ModelConfig, weights: int) -> int:

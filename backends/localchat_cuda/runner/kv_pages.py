@@ -46,8 +46,8 @@ class Pages:
     """KV cache: a tensor [L, pages, 2, J, page_tokens, D] for each J and D, with keys before values.
 
     Latents have only keys: [L, pages, 1, 1, page_tokens, D]. With `fp8`, the tensor has words of two codes
-    [..., D/2], and exponents [L, pages, J, page_tokens, 2]. L counts neither layers with a delta net, which
-    have states instead, nor layers that read other layers' pages."""
+    [..., D/2], and exponents [L, pages, J, page_tokens, 2]. L counts neither layers without attention, nor
+    layers that read other layers' pages."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Pages:
         saved_states: int = 0,
         window_pages: int = 0,
     ) -> None:
-        """Allocate the pages, and the states of delta nets.
+        """Allocate the pages, and the running states of a hybrid.
 
         `context_tokens`: longest sequence, for the tables of rotations. `dtype`: of floating numbers. `fp8`:
         store 8-bit codes. `slots`, `saved_states`: see States. `window_pages`: pages of layers with a window;
@@ -73,8 +73,8 @@ class Pages:
         self.dtype = dtype
         self._latent = config.latent
         self.states: States | None = None
-        if config.delta_net and config.delta_net.count:
-            self.states = States(config.delta_net, slots, saved_states, device, dtype)
+        if config.recurrent is not None:
+            self.states = States(config.recurrent, slots, saved_states, device, dtype)
         shapes: dict[tuple[int, int, bool], list[int]] = {}
         for layer in config.kv_layers:
             windowed = window_pages > 0 and config.window(layer) > 0
@@ -115,7 +115,7 @@ class Pages:
         self._location = {
             layer: location[config.kv_source(layer)]
             for layer in range(config.layers)
-            if not config.has_delta_net(layer)
+            if config.has_attention(layer)
         }
         """Pool, and index in it, of each layer with attention."""
         self._angles = self._angle_tables(config, context_tokens)
@@ -237,7 +237,7 @@ class PrefillBatch:
     dequant_pages: torch.Tensor | None
     """FP8 pages to dequantize first, see kv_fp8_dequant; None: pages are read as they are."""
     chunks: torch.Tensor | None = None
-    """Chunks for delta nets, see ChunkedPart; None: the model has no delta nets."""
+    """Chunks for running states, see ChunkedPart; None: the model has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class ModelInputs:
     logits_indices: torch.Tensor | None
     """Tokens whose last state is needed, int64 [P]; None: all tokens."""
     tokens: Tokens | None
-    """Positions of the tokens for delta nets; None: the model has no delta nets."""
+    """Positions of the tokens for running states; None: the model has none."""
     batch: AttentionBatch
     """All sequences, in the two parts that follow."""
     decode: DecodeBatch | None

@@ -1,4 +1,4 @@
-"""States of delta nets: one entry per slot, one for padding, and saved entries for the prefix cache.
+"""Running states of a hybrid: one entry per slot, one for padding, and saved entries for the prefix cache.
 
 An entry has the state of a sequence in all layers. New sequences need no empty entry, because kernels treat the
 state before the first token as 0.
@@ -6,7 +6,7 @@ state before the first token as 0.
 
 import torch
 
-from localchat_cuda.config.delta_net import TAPS, DeltaNet
+from localchat_cuda.config.recurrent import Recurrent
 from localchat_cuda.kernels.delta_net import LayerStates
 
 
@@ -14,20 +14,20 @@ class States:
     """Entries, and the keys of saved states."""
 
     def __init__(
-        self, config: DeltaNet, slots: int, saved: int, device: torch.device, dtype: torch.dtype
+        self, config: Recurrent, slots: int, saved: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Allocate `slots` for running sequences, one more for padding, and `saved` states.
 
         `dtype`: of the activations."""
-        with_net = [layer for layer, has_net in enumerate(config.layers) if has_net]
-        self._number = {layer: number for number, layer in enumerate(with_net)}
+        with_state = [layer for layer, has_state in enumerate(config.layers) if has_state]
+        self._number = {layer: number for number, layer in enumerate(with_state)}
         entries = slots + 1 + saved
         heads = config.value_heads
         k = config.key_dim
         v = config.value_dim
         self.matrices = torch.zeros(config.count, entries, heads, k, v, device=device)
         self.inputs = torch.zeros(
-            config.count, entries, TAPS - 1, config.channels, device=device, dtype=dtype
+            config.count, entries, config.taps - 1, config.channels, device=device, dtype=dtype
         )
         self._free = list(range(entries - 1, slots, -1))
         self._saved: dict[int, int] = {}

@@ -8,28 +8,28 @@ from localchat_cuda.config.model import ModelConfig
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """Return output features of each part, and input features, by field of `Names.merged`."""
     d = config.head_dim_of(layer)
-    net = config.delta_net
     gemma = config.gemma
-    mixer: dict[str, tuple[tuple[int, ...], int]]
+    shapes: dict[str, tuple[tuple[int, ...], int]] = {}
     if config.latent is not None:
-        mixer = _latent_shapes(config, config.latent)
-    elif net is not None and net.layers[layer]:
-        mixer = {
-            "qkvz": ((net.channels, net.values), config.hidden),
-            "out": ((config.hidden,), net.values),
+        shapes = _latent_shapes(config, config.latent)
+    elif config.recurrent is not None and config.is_recurrent(layer):
+        shapes = {
+            "in": (config.recurrent.parts, config.hidden),
+            "out": ((config.hidden,), config.recurrent.values),
         }
-    else:
-        mixer = {
+    elif config.has_attention(layer):
+        shapes = {
             "qkv": (tuple(heads * d for heads in config.qkv_heads(layer)), config.hidden),
             "o": ((config.hidden,), config.heads * d),
         }
-    if config.has_experts(layer) and gemma is None:
-        return mixer
+    if not config.has_feed(layer) or (config.has_experts(layer) and gemma is None):
+        return shapes
     inner = config.intermediate_of(layer)
-    shapes = mixer | {
-        "gate_up": ((inner, inner), config.hidden),
-        "down": ((config.hidden,), inner),
-    }
+    if config.family.gated_feed:
+        shapes["gate_up"] = (inner, inner), config.hidden
+    else:
+        shapes["up"] = (inner,), config.hidden
+    shapes["down"] = (config.hidden,), inner
     if gemma is not None and gemma.input_columns:
         shapes["input_gate"] = (gemma.input_columns,), config.hidden
         shapes["input_projection"] = (config.hidden,), gemma.input_columns
@@ -63,7 +63,7 @@ def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]
     for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
         if field in widths:
             widths[field] = heads * d if config.family.normed_projections else d
-            if config.has_delta_net(layer):
+            if not config.has_attention(layer):
                 del widths[field]
     if config.latent is not None:
         widths |= {"q_latent": config.latent.query_rank, "kv_latent": config.latent.kv_rank}

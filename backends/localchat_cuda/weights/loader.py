@@ -17,7 +17,7 @@ from localchat_cuda.config.mixture import Mixture
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.tensor_names import is_in_layers
 from localchat_cuda.kernels.altup import AltUpWeights
-from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
+from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import bounded_head
@@ -38,6 +38,7 @@ from localchat_cuda.weights.model_weights import (
     LayerInputs,
     LayerWeights,
     ModelWeights,
+    RecurrentWeights,
     StreamWeights,
 )
 from localchat_cuda.weights.source import LoadTarget, WeightSource
@@ -170,14 +171,14 @@ class Loader:
             linears[field], bias = self.gemm(begin, field, parts, k)
             if bias is not None:
                 biases[field] = bias
-        delta_net = None
-        if self.config.has_delta_net(number):
-            delta_net = self.delta_net(begin, linears)
+        recurrent = None
+        if self.config.is_recurrent(number):
+            recurrent = self.recurrent(begin, linears)
         experts = None
         if self.config.mixture is not None and self.config.has_experts(number):
             experts = self.experts(begin, self.config.mixture, norms.get("experts"))
         # A bias of gate and up would have to be sorted, too.
-        if "down" in linears and "gate_up" not in biases:
+        if "gate_up" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(
             norms,
@@ -185,7 +186,7 @@ class Loader:
             biases,
             experts,
             self.sinks(begin),
-            delta_net,
+            recurrent,
             self.kv(begin),
             self.scale(begin),
             self.altup(begin),
@@ -238,30 +239,43 @@ class Loader:
         stored = self.target.tensor(begin + self.names.scale, (1,), torch.float32)
         return number_of(stored, on_meta=1.0)
 
-    def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
-        """Load the weights of a delta net, and add its gates to the linear layers."""
-        names = self.names.delta_net
-        shape = self.config.delta_net
-        target = self.target
+    def recurrent(self, begin: str, linears: dict[str, Weight]) -> RecurrentWeights:
+        """Load the weights of a layer with a running state. A delta net adds its gates to the linear layers."""
+        names = self.names.recurrent
+        shape = self.config.recurrent
         assert names is not None
         assert shape is not None
+        conv = self.tensor(begin + names.conv, shape.channels, 1, shape.taps)[:, 0].contiguous()
+        if shape.kind == "short_conv":
+            return conv
         heads = shape.value_heads
-        parts = 2 * heads // len(names.ba)
-        ba = torch.cat([self.router(begin + name, parts) for name in names.ba])
-        if "ba" in self.names.orders:
-            ba = ba[self.names.orders["ba"](self.config).to(target.device)]
-        qkvz = linears["qkvz"]
-        if isinstance(qkvz, torch.Tensor):
-            # One gemm computes both, because both are floating.
-            linears["qkvz"] = torch.cat((qkvz, ba))
-        else:
-            linears["ba"] = ba
-        a_log = target.tensor(begin + names.a_log, (heads,), torch.float32)
-        dt_bias = target.tensor(begin + names.dt_bias, (heads,), torch.float32)
-        conv = self.tensor(begin + names.conv, shape.channels, 1, TAPS)[:, 0].contiguous()
+
+        def per_head(name: str) -> torch.Tensor:
+            return self.target.tensor(begin + name, (heads,), torch.float32)
+
+        decay = -per_head(names.a_log).exp()
+        dt_bias = per_head(names.dt_bias)
+        if shape.kind == "mamba":
+            bias = self.tensor(begin + names.conv_bias, shape.channels) if shape.biased else None
+            norm = self.tensor(begin + names.norm, shape.values)
+            return DeltaNetWeights(conv, decay, dt_bias, norm, bias, per_head(names.skip))
+        self.add_gates(begin, names.ba, linears)
         return DeltaNetWeights(
-            conv, -a_log.exp(), dt_bias, self.tensor(begin + names.norm, shape.value_dim)
+            conv, decay, dt_bias, self.tensor(begin + names.norm, shape.value_dim)
         )
+
+    def add_gates(self, begin: str, ba: tuple[str, ...], linears: dict[str, Weight]) -> None:
+        """Load the linear layers of a delta net's gates, and add them to `in` if both are floating."""
+        assert self.config.recurrent is not None
+        parts = 2 * self.config.recurrent.value_heads // len(ba)
+        gates = torch.cat([self.router(begin + name, parts) for name in ba])
+        if "ba" in self.names.orders:
+            gates = gates[self.names.orders["ba"](self.config).to(self.target.device)]
+        product = linears["in"]
+        if isinstance(product, torch.Tensor):
+            linears["in"] = torch.cat((product, gates))
+        else:
+            linears["ba"] = gates
 
     def inputs(self) -> LayerInputs | None:
         """Load the second embedding of a Gemma 3n or 4; None for other models."""
@@ -334,7 +348,8 @@ class Loader:
             sigmoid=mixture.sigmoid,
             scale=mixture.scale,
         )
-        return Experts(choice.counting(), gate_up, down, gelu=mixture.gelu)
+        square = not self.config.family.gated_feed
+        return Experts(choice.counting(), gate_up, down, gelu=mixture.gelu, square=square)
 
     def interleaved_experts(self, begin: str, mixture: Mixture) -> Experts:
         """Load the experts of a layer as gpt-oss stores them."""
@@ -351,29 +366,30 @@ class Loader:
         )
 
     def gate_up_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
-        """Yield the weight [2N, K] of gate and up for each expert."""
+        """Yield the weight [2N, K] of gate and up for each expert, or [N, K] of `up` alone."""
         names = self.names.experts
         n = self.config.intermediate
         k = self.config.hidden
         assert names is not None
+        parts = len(names.gate_up)
         stacked = self.stacked_experts(begin, mixture, of_gate_up=True)
         for number in range(mixture.experts):
             if stacked is not None:
                 yield stacked[number]
             else:
                 prefixes = [begin + name.format(number) for name in names.gate_up]
-                yield self.checked(prefixes, (n, n), k)
+                yield self.checked(prefixes, (n,) * parts, k)
         if not mixture.shared:
             return
         # The shared expert is as wide as several experts, and is cut into as many.
         assert names.shared is not None
         prefixes = [begin + name for name in names.shared[0]]
-        rows = 2 * n * mixture.shared // len(prefixes)
+        rows = parts * n * mixture.shared // len(prefixes)
         shared = self.checked(prefixes, (rows,) * len(prefixes), k)
-        first_up = n * mixture.shared
-        for row in range(0, first_up, n):
-            gate_and_up = (block_of(shared, first + row, n) for first in (0, first_up))
-            yield concat_rows(gate_and_up, 2 * n, self.target.dtype)
+        width = n * mixture.shared
+        for row in range(0, width, n):
+            blocks = (block_of(shared, part * width + row, n) for part in range(parts))
+            yield concat_rows(blocks, parts * n, self.target.dtype)
 
     def down_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
         """Yield the weight [N, K] of down for each expert."""

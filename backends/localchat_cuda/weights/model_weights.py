@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -18,6 +18,10 @@ from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.weights.formats.weight import Weight, bytes_of
 
+RecurrentWeights: TypeAlias = DeltaNetWeights | torch.Tensor
+"""Weights of a layer with a running state besides its linear layers: a delta net's or a Mamba 2's, or the taps
+[C, L] of a short convolution."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -31,7 +35,7 @@ class LayerWeights:
     experts: Experts | None = None
     sinks: torch.Tensor | None = None
     """[heads]; None: attention has no sinks."""
-    delta_net: DeltaNetWeights | None = None
+    recurrent: RecurrentWeights | None = None
     kv: torch.Tensor | None = None
     """[heads, N + V, D], floating: makes each head's unrotated key columns and its values of a latent.
 
@@ -94,7 +98,9 @@ class ModelWeights:
                 total += bytes_of(layer.sinks)
             if layer.kv is not None:
                 total += bytes_of(layer.kv)
-            total += sum(bytes_of(weight) for weight in layer.delta_net or ())
+            states = layer.recurrent
+            own = (states,) if isinstance(states, torch.Tensor) else states or ()
+            total += sum(bytes_of(weight) for weight in own if weight is not None)
             total += sum(bytes_of(weight) for weight in layer.altup or ())
         return total
 

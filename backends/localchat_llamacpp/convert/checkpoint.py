@@ -12,7 +12,7 @@ from localchat.model_files.checkpoint import CONFIG, weight_paths, whole_config
 from localchat.model_files.ggml_types import NUMBER_FORMATS
 from localchat.model_files.gguf import GgufTensor, Header, Value
 from localchat_llamacpp.convert.names import name_map, reordered, reorders
-from localchat_llamacpp.convert.sizes import Config
+from localchat_llamacpp.convert.sizes import CheckpointConfig
 from localchat_llamacpp.convert.tensor_files import StoredTensor, read_json, read_tensors
 from localchat_llamacpp.convert.vocabulary import vocabulary_entries
 from localchat_llamacpp.gguf_writer import TYPE_CODES, entry
@@ -20,8 +20,10 @@ from localchat_llamacpp.gguf_writer import TYPE_CODES, entry
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUT: Final = "output.weight"
-_PART_OF_IMAGES: Final = ("vision_tower", "multi_modal_projector", "vision_model", "model.vision_tower",
-    "model.multi_modal_projector")  # fmt: skip
+_PART_OF_IMAGES: Final = (
+    *("vision_tower", "multi_modal_projector", "vision_model"),
+    *("model.vision_tower", "model.multi_modal_projector"),
+)
 _COMPUTED: Final = "rotary_emb.inv_freq"
 
 
@@ -32,7 +34,7 @@ class CheckpointSource:
         """Read the config and the headers of the weights. Raises ModelMissing, ModelInvalid."""
         self._folder = folder
         config = whole_config(folder, read_json(folder / CONFIG))
-        self._config = Config(str(folder), config)
+        self._config = CheckpointConfig(str(folder), config)
         self._numbers = self._config.numbers()
         self._architecture = self._config.family.architecture
         self._stored = self._named(read_tensors(weight_paths(folder)))
@@ -64,7 +66,7 @@ class CheckpointSource:
         for name in (_EMBEDDING, "output_norm.weight"):
             if name not in named:
                 raise self._invalid(f"it has no tensor for {name}")
-        return dict(sorted(named.items(), key=lambda item: _place(item[0])))
+        return dict(sorted(named.items(), key=lambda item: _file_order(item[0])))
 
     def _described(self, name: str, stored: StoredTensor) -> GgufTensor:
         kind = stored.dtype
@@ -128,9 +130,9 @@ def _tensor(name: str, shape: tuple[int, ...], kind: str) -> GgufTensor:
     return GgufTensor(name, shape[::-1], format_, 0, size_bytes)
 
 
-def _place(name: str) -> tuple[int, int, str]:
-    """Return the place of a tensor in the file: embedding, layers, output."""
+def _file_order(name: str) -> tuple[int, int, str]:
+    """Return the sort key of a tensor: embedding, layers by number, output."""
     first, _, rest = name.partition(".")
     if first == "blk":
         return 1, int(rest.partition(".")[0]), name
-    return (0 if name == _EMBEDDING else 2), 0, name
+    return 2 * (name != _EMBEDDING), 0, name

@@ -14,8 +14,10 @@ _INTERLEAVED: Final = {
     **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe"), False),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "olmo2", "phi3"), False),
 }
-"""Architectures of llama.cpp whose names are known. True: rotary embeddings turn neighboring numbers, so the
-rows of queries and keys have another order than in transformers."""
+"""Architectures of llama.cpp whose names are known.
+
+True: rotary embeddings turn neighboring numbers, so the rows of queries and keys have another order than in
+transformers."""
 _PARTS_OF_MODEL: Final = re.compile(r"(^|\.)(language_model|text_model)\.")
 _SUFFIXES: Final = (".weight", ".bias")
 

@@ -49,7 +49,7 @@ class _Pair(NamedTuple):
 
 
 def converted_adapter(folder: Path, model: Header) -> Path:
-    """Return a GGUF file with the adapter of a folder, converted for a model unless the cache has it.
+    """Convert the adapter of a folder for a model, unless the cache has it, and return the file.
 
     Raises ModelMissing, ModelInvalid, LocalchatError.
     """
@@ -101,17 +101,17 @@ def converted_adapter(folder: Path, model: Header) -> Path:
 
 def _key(folder: Path, model: Header) -> str:
     """Return the name of a conversion: the folder, then everything that the content depends on."""
-    place = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
+    origin = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
     states = [file_state(folder / name) for name in (PEFT_CONFIG, PEFT_WEIGHTS)]
     shape = [model.architecture, *map(model.number, ("block_count", *_HEADS.values()))]
     content = hashlib.blake2b(repr((_VERSION, states, shape)).encode(), digest_size=8).hexdigest()
-    return f"{place}-{content}"
+    return f"{origin}-{content}"
 
 
 def _remove_older(target: Path) -> None:
     """Remove conversions of an earlier state of the same folder."""
-    place = target.name.partition("-")[0]
-    for path in target.parent.glob(f"{place}-*.gguf"):
+    origin = target.name.partition("-")[0]
+    for path in target.parent.glob(f"{origin}-*.gguf"):
         path.unlink(missing_ok=True)
 
 
@@ -141,7 +141,12 @@ def _pairs(folder: Path, config: Mapping[str, Any], model: Header) -> Iterator[_
     for module, sides in modules.items():
         target = mapped(f"{module}.weight")
         if target is None:
-            raise _unsupported(folder, f"it changes {module}, which has no name in llama.cpp")
+            layers = model.number("block_count")
+            raise _unsupported(
+                folder,
+                f"it changes {module}, which is not a part of this model ({model.architecture}, {layers} "
+                "layers) that llama.cpp has a name for",
+            )
         if len(sides) != 2 or sides["A"].shape[0] != sides["B"].shape[1]:
             raise _unsupported(folder, f"its matrices of {module} do not belong together")
         a = sides["A"].floats()
@@ -166,13 +171,15 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = float(value)
             break
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    if config.get("use_rslora"):
+        return alpha / math.sqrt(rank)
+    return alpha / rank
 
 
 def _unsupported(folder: Path, cause: str) -> ModelInvalid:
     return ModelInvalid(
         f"The adapter {folder} cannot be converted: {cause}.",
-        hint="Merge the adapter into its model with PEFT (merge_and_unload), then convert that with "
-        "localchat quantize.",
+        hint="If the adapter was trained on this model, merge it with PEFT (merge_and_unload), and convert the "
+        "result with localchat quantize.",
         path=str(folder),
     )

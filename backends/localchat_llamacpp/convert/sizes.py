@@ -1,4 +1,7 @@
-"""Converts config.json of a checkpoint to the sizes in a GGUF file, and refuses what llama.cpp would ignore."""
+"""Converts config.json of a checkpoint to the sizes in a GGUF file.
+
+It refuses what llama.cpp would ignore.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,20 +17,34 @@ class ConvertedFamily(NamedTuple):
     """A class of transformers that converts to an architecture of llama.cpp."""
 
     architecture: str
-    activation: str
+    activation: str = "silu"
     norm_shift: float = 0.0
     """Number that the class adds to the weights of its norms."""
+    defaults: Mapping[str, Any] = {}
+    """Fields that config.json may omit."""
 
 
+_GEMMA3: Final = ConvertedFamily(
+    "gemma3",
+    "gelu_pytorch_tanh",
+    1.0,
+    {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "vocab_size": 262_208,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+)
 FAMILIES: Final[Mapping[str, ConvertedFamily]] = {
-    "LlamaForCausalLM": ConvertedFamily("llama", "silu"),
-    "MistralForCausalLM": ConvertedFamily("llama", "silu"),
-    "Qwen2ForCausalLM": ConvertedFamily("qwen2", "silu"),
-    "Qwen3ForCausalLM": ConvertedFamily("qwen3", "silu"),
-    "Gemma3ForCausalLM": ConvertedFamily("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
-    "Gemma3ForConditionalGeneration": ConvertedFamily(
-        "gemma3", "gelu_pytorch_tanh", norm_shift=1.0
-    ),
+    "LlamaForCausalLM": ConvertedFamily("llama"),
+    "MistralForCausalLM": ConvertedFamily("llama"),
+    "Qwen2ForCausalLM": ConvertedFamily("qwen2"),
+    "Qwen3ForCausalLM": ConvertedFamily("qwen3", defaults={"head_dim": 128}),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
 }
 _SIZES: Final = {
     "num_hidden_layers": "block_count",
@@ -38,13 +55,13 @@ _SIZES: Final = {
     "vocab_size": "vocab_size",
 }
 _GEMMA_27B_LAYERS: Final = 62
-"""llama.cpp scales the queries of the largest Gemma 3 by its width instead of the heads' size."""
+"""Layers of the largest Gemma 3, whose queries llama.cpp scales by the model's width."""
 _GEMMA_PATTERN: Final = 6
 _LOCAL_BASE: Final = 10_000.0
 Numbers = dict[str, int | float | str]
 
 
-class Config:
+class CheckpointConfig:
     """Text part of a config.json."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
@@ -61,9 +78,9 @@ class Config:
             raise self._unsupported(
                 f"its weights are quantized ({method}); use the original checkpoint"
             )
-        text = config.get("text_config")
-        self._fields = {**config, **text} if isinstance(text, Mapping) else config
         self.family = FAMILIES[self._class]
+        text = config.get("text_config") or {}
+        self._fields = {**self.family.defaults, **config, **text}
 
     @property
     def heads(self) -> int:
@@ -78,13 +95,11 @@ class Config:
     @property
     def tied(self) -> bool:
         """Whether the output has the weights of the token embedding."""
-        default = self.family.architecture == "gemma3"
-        return bool(self._fields.get("tie_word_embeddings", default))
+        return bool(self._fields.get("tie_word_embeddings"))
 
     @property
     def _head_width(self) -> int:
-        default = 256 if self.family.architecture == "gemma3" else 0
-        return self._whole("head_dim", default or self._whole("hidden_size") // self.heads)
+        return self._whole("head_dim", self._whole("hidden_size") // self.heads)
 
     def numbers(self) -> Numbers:
         """Return the keys of the architecture, without its name. Raises ModelInvalid."""
@@ -146,8 +161,7 @@ class Config:
         return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
 
     def _rope_base(self) -> float:
-        default = 1e6 if self.family.architecture == "gemma3" else 1e4
-        return float(self._rope().get("rope_theta") or self._real("rope_theta", default))
+        return float(self._rope().get("rope_theta") or self._real("rope_theta", 1e4))
 
     def _rope_scaling(self) -> Numbers:
         rope = self._rope()
@@ -197,7 +211,7 @@ class Config:
         if not kinds:
             return self._whole("sliding_window_pattern", _GEMMA_PATTERN)
         whole = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
-        pattern = whole[0] + 1 if whole else layers + 1
+        pattern = min(whole, default=layers) + 1
         if whole != list(range(pattern - 1, layers, pattern)):
             raise self._unsupported("the layers with full attention are not evenly spaced")
         return pattern

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.errors import ModelInvalid, ModelMissing, reason
+from localchat.errors import ModelInvalid, ModelMissing
 from localchat.model_files.safetensors import Tensor, read_safetensors
 
 _NUMPY: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
@@ -69,8 +69,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        cause = reason(error) if isinstance(error, OSError) else str(error)
-        raise ModelInvalid(f"{path} cannot be read: {cause}.", path=str(path)) from error
+        raise ModelInvalid(f"{path} cannot be read: {error}.", path=str(path)) from error
     if not isinstance(value, dict):
         raise ModelInvalid(f"{path} is not a JSON object.", path=str(path))
     return value

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from localchat.errors import ModelInvalid, reason
+from localchat.errors import ModelInvalid
 from localchat.model_files.pre_tokenizers import GPT2, LONE_DIGITS, PATTERNS, WHOLE_WORDS
 from localchat_llamacpp.convert.tensor_files import read_json
 from localchat_llamacpp.gguf_writer import entry
@@ -52,25 +52,32 @@ def vocabulary_entries(folder: Path, rows: int) -> Iterator[bytes]:
     if model.get("type") not in ("BPE", None) or not isinstance(model.get("vocab"), dict):
         raise _unsupported(folder, f"its tokenizer is of the type {model.get('type')}, not BPE")
     vocabulary = _vocabulary(folder, raw, rows)
-    if model.get("byte_fallback"):
-        kind, pre = "llama", "default"
+    is_sentencepiece = bool(model.get("byte_fallback"))
+    kind = "gpt2"
+    pre = "default"
+    if is_sentencepiece:
+        kind = "llama"
     else:
-        kind, pre = "gpt2", _pre_tokenizer(folder, raw)
+        pre = _pre_tokenizer(folder, raw)
     yield entry("tokenizer.ggml.model", kind)
     yield entry("tokenizer.ggml.pre", pre)
     yield entry("tokenizer.ggml.tokens", vocabulary.tokens)
-    merges = [
-        tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair)
-        for pair in model["merges"]
-    ]
-    if kind == "llama":
+    merges = list(map(_pair, model["merges"]))
+    if is_sentencepiece:
         yield entry("tokenizer.ggml.scores", _scores(vocabulary, merges))
         yield entry("tokenizer.ggml.add_space_prefix", _marks_first_word(raw))
     yield entry("tokenizer.ggml.token_type", vocabulary.types)
-    if kind == "gpt2" and merges:
+    if merges and not is_sentencepiece:
         yield entry("tokenizer.ggml.merges", [" ".join(pair) for pair in merges])
     yield from _special_entries(folder, raw, settings, vocabulary.ids)
     yield from _template_entries(folder, settings)
+
+
+def _pair(merge: str | Sequence[str]) -> Sequence[str]:
+    """Return the two tokens of a merge. Older files separate them by a space."""
+    if isinstance(merge, str):
+        return merge.split(" ", 1)
+    return merge
 
 
 def _optional(path: Path) -> Mapping[str, Any]:
@@ -90,18 +97,23 @@ def _vocabulary(folder: Path, raw: Mapping[str, Any], rows: int) -> _Vocabulary:
         text = token["content"]
         number = token["id"]
         ids[text] = number
-        is_control = token.get("special") or _LIKE_CONTROL.fullmatch(text)
+        kind = _CONTROL
+        if not token.get("special") and not _LIKE_CONTROL.fullmatch(text):
+            kind = _USER_DEFINED
+            # llama.cpp finds these tokens in the text before it marks spaces.
+            text = text.replace(_SPACE, " ")
+        by_id[number] = text
         if types.get(number) != _UNKNOWN:
-            types[number] = _CONTROL if is_control else _USER_DEFINED
-        # llama.cpp finds user-defined tokens in the text before it marks spaces.
-        by_id[number] = text if is_control else text.replace(_SPACE, " ")
+            types[number] = kind
     if max(by_id, default=0) >= rows:
         raise _unsupported(
             folder,
             f"it has tokens up to number {max(by_id):,}, and its embedding has {rows:,} rows",
         )
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(rows)]
-    kinds = [types.get(number, _NORMAL) if number in by_id else _UNUSED for number in range(rows)]
+    kinds = [types.get(number, _NORMAL) for number in range(rows)]
+    for number in set(range(rows)) - by_id.keys():
+        kinds[number] = _UNUSED
     return _Vocabulary(tokens, kinds, ids)
 
 
@@ -128,8 +140,8 @@ def _pre_tokenizer(folder: Path, raw: Mapping[str, Any]) -> str:
             case _:
                 raise _unsupported(folder, f"its pre-tokenizer has the step {str(step)[:200]}")
     whole_words = bool(raw["model"].get("ignore_merges"))
-    for name, known in PATTERNS.items():
-        if (known, name in LONE_DIGITS, name in WHOLE_WORDS) == (pattern, lone_digits, whole_words):
+    for name, regex in PATTERNS.items():
+        if (regex, name in LONE_DIGITS, name in WHOLE_WORDS) == (pattern, lone_digits, whole_words):
             return name
     raise _unsupported(
         folder, f"its pre-tokenizer splits by {pattern[:200]!r}, which has no name here"
@@ -161,11 +173,11 @@ def _special_entries(
     numbers: dict[str, int] = {}
     for name, key in _SPECIAL.items():
         token = settings.get(f"{name}_token")
-        text = token.get("content") if isinstance(token, Mapping) else token
-        number: object = ids.get(text) if isinstance(text, str) else None
-        if number is None:
-            stated = config.get(f"{name}_token_id")
-            number = stated[0] if isinstance(stated, list) and stated else stated
+        if isinstance(token, Mapping):
+            token = token.get("content")
+        number = ids.get(token or "", config.get(f"{name}_token_id"))
+        if isinstance(number, list) and number:
+            number = number[0]
         if isinstance(number, int) and number >= 0:
             numbers[name] = number
             yield entry(f"tokenizer.ggml.{key}_token_id", number)
@@ -197,13 +209,12 @@ def _template_entries(folder: Path, settings: Mapping[str, Any]) -> Iterator[byt
         try:
             template = file.read_text("utf-8")
         except (OSError, ValueError) as error:
-            cause = reason(error) if isinstance(error, OSError) else str(error)
-            raise ModelInvalid(f"{file} cannot be read: {cause}.", path=str(file)) from error
+            raise ModelInvalid(f"{file} cannot be read: {error}.", path=str(file)) from error
     if isinstance(template, str) and template:
         yield entry("tokenizer.chat_template", template)
     elif isinstance(template, list):
         for item in template:
-            suffix = "" if item["name"] == "default" else f".{item['name']}"
+            suffix = f".{item['name']}".removesuffix(".default")
             yield entry(f"tokenizer.chat_template{suffix}", item["template"])
 
 

@@ -29,6 +29,7 @@ def report(
     fields: dict[str, Any] = {
         "model": info.model,
         "backend": info.backend,
+        "lora": info.adapters,
         "text": texts.get(answer.chosen, ""),
         "reasoning": answer.reasoning[answer.chosen],
         "finish_reason": _reason(answer, answer.chosen),
@@ -57,7 +58,8 @@ def context_line(info: EngineInfo) -> str:
     context = f"{info.context_tokens:,}"
     if info.context_train > info.context_tokens:
         context += f" of {info.context_train:,}"
-    return f"{info.model} · {info.backend} · context {context} tokens"
+    name = " + ".join((info.model, *info.adapters))
+    return f"{name} · {info.backend} · context {context} tokens"
 
 
 def room_line(info: EngineInfo) -> str:

@@ -1,4 +1,4 @@
-"""Command `localchat quantize`: write a GGUF model in another quantization."""
+"""Command `localchat quantize`: write a model as GGUF in another quantization."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import complete_model
+from localchat.cli.options import UserPath, complete_model
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal, tell
 from localchat.errors import LocalchatError, UsageError, reason
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("quantize")
 @click.argument("model_name", metavar="MODEL", shell_complete=complete_model)
+@click.argument("out", type=UserPath(path_type=Path), metavar="[FILE]", required=False)
 @click.option(
     "-t",
     "--type",
@@ -33,26 +34,36 @@ if TYPE_CHECKING:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="New file. Default: MODEL-TYPE.gguf in the models folder.",
+    help="Same as the second argument.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
-    app: AppContext, model_name: str, quantization: str, output: Path | None, as_json: bool
+    app: AppContext,
+    model_name: str,
+    out: Path | None,
+    quantization: str,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
-    """Write a GGUF model in another quantization.
+    """Write a model as a GGUF file in another quantization.
 
-    MODEL is a name or the path of a GGUF file, best in F16, BF16 or Q8_0. The blocks are those of
-    llama-quantize without an importance matrix. `localchat quality MODEL NEW` measures what was lost.
+    MODEL is a name or the path of a GGUF file, best in F16, BF16 or Q8_0, or the folder of a safetensors
+    checkpoint of Llama, Mistral, Qwen 2, Qwen 3 or Gemma 3. FILE is the new file, by default MODEL-TYPE.gguf in
+    the models folder. The blocks are those of llama-quantize without an importance matrix. `localchat quality
+    MODEL NEW` measures what was lost.
     """
     from localchat.backend_api.registry import find_backends
     from localchat.cli.resolve import follow_library_setting
     from localchat.cli.terminal_bar import ProgressDisplay
     from localchat.config.paths import expand_home, find_paths
     from localchat.fit.hardware import read_machine
-    from localchat.model_files.checkpoint import read_summary
+    from localchat.model_files.checkpoint import is_checkpoint, read_summary
     from localchat.models.index import find_model, read_index
 
+    if out is not None and output is not None:
+        raise UsageError("the new file is named twice, as an argument and by -o")
+    output = output or out
     follow_library_setting(app)
     paths = find_paths(app.environ)
     quantizers = [backend.quantizer() for backend in find_backends().values()]
@@ -64,11 +75,12 @@ def command(
     name = _written(quantization, quantizer)
     model = find_model(model_name, read_index(paths, app.environ), paths, app.environ)
     source = model.path
-    shape = read_summary(source) if source is not None and source.is_file() else None
-    if source is None or shape is None:
+    if source is None or not (source.is_file() or is_checkpoint(source)):
         raise UsageError(
-            f"{model.name} is no GGUF file", hint="quantize reads GGUF; pull one in F16 or Q8_0"
+            f"{model.name} is neither a GGUF file nor a safetensors checkpoint",
+            hint="pull a GGUF in F16 or Q8_0, or give the folder of a checkpoint",
         )
+    shape = read_summary(source)
     stem = f"{_without_quantization(model.name, shape.quantization)}-{name.lower()}"
     target = expand_home(output) if output is not None else paths.models_dir / f"{stem}.gguf"
     _check_target(target, quantizer.size_bytes(source, name))
@@ -95,8 +107,9 @@ def command(
         return
     shown = sanitize_line(str(target))
     runs = stem if output is None else shown
+    source_bytes = sum(file.stat().st_size for file in model.files)
     tell(
-        f"localchat: wrote {shown} ({size(file_bytes)}, from {size(source.stat().st_size)}); "
+        f"localchat: wrote {shown} ({size(file_bytes)}, from {size(source_bytes)}); "
         f"localchat run {runs} uses it"
     )
 

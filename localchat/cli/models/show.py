@@ -59,6 +59,8 @@ class _Outlook(NamedTuple):
     """Sentence about what is missing to run the model."""
     kv_types: tuple[str, ...] = ()
     """Possible types of the KV cache."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters in the settings of the model."""
     head: str = ""
     """Sentence about the model's prediction head. Empty without one."""
 
@@ -83,8 +85,9 @@ def _outlook(app: AppContext, model: "Model", paths: "Paths") -> _Outlook:
         return _Outlook("", recommended_sampling(located, paths))
     why = "" if report.plan.missing else report.why
     advice = recommended_sampling(located, paths)
+    adapters = tuple(adapter.label for adapter in options.lora)
     head = next((note for note in report.plan.notes if "prediction head" in note), "")
-    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types, head)
+    return _Outlook(why, advice, report.plan.missing, report.plan.kv_types, adapters, head)
 
 
 def _template(model: "Model", inspection: "Inspection") -> str:
@@ -135,6 +138,7 @@ def _outlook_rows(outlook: _Outlook) -> Iterator[tuple[str, str]]:
     if outlook.advice.sampling:
         values = ", ".join(f"{key} {value:g}" for key, value in outlook.advice.sampling.items())
         yield "sampling", f"{values} ({outlook.advice.entry} in models.toml)"
+    yield "LoRA", ", ".join(outlook.adapters)
     if outlook.why:
         yield "runs on", outlook.why
     elif outlook.missing:
@@ -192,6 +196,7 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
         "missing": outlook.missing or None,
         "drafts": outlook.head or None,
         "sampling": outlook.advice.sampling,
+        "lora": outlook.adapters,
     }
     if facts is None:
         return record

@@ -60,7 +60,7 @@ def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str
 def _cells(model: "ModelStatus") -> tuple[str, ...]:
     clients = sorted(set(model.clients))
     return (
-        sanitize_line(model.name),
+        sanitize_line(" + ".join((model.name, *model.lora))),
         size(model.memory_bytes),
         size(model.kv_bytes) if model.kv_bytes else "-",
         f"{model.context_tokens:,}" if model.context_tokens else "-",

@@ -62,6 +62,9 @@ def request_body(
         )
     if request.ignore_eos:
         body["ignore_eos"] = True
+    if request.lora is not None:
+        # llama.cpp's field. Other servers reject it rather than answer without the adapter.
+        body["lora"] = [{"id": number, "scale": scale} for number, scale in request.lora]
     body |= _ends(request)
     body |= _response_format(request, to_localchat)
     if stream:

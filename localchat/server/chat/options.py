@@ -16,6 +16,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class AdapterScale(msgspec.Struct, frozen=True):
+    """Scale of a LoRA adapter, as llama.cpp's requests have it."""
+
+    id: int
+    scale: float
+
+
 LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 """Biases by token id or text, also as llama.cpp's list of pairs. False forbids the token."""
 
@@ -44,6 +51,8 @@ class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     no_stop_trim: bool | None = None
     """SGLang's name of `include_stop_str_in_output`."""
     ignore_eos: bool | None = None
+    lora: list[AdapterScale] | None = None
+    """LoRA adapters that apply, by their index in `--lora`. From llama.cpp."""
     cache_salt: str | None = None
     speculation: bool | None = None
     return_progress: bool | None = None
@@ -61,6 +70,7 @@ INFILL_PRIORITY: Final = 1
 """A completion in an editor must arrive within milliseconds, while a chat can wait."""
 _SEED_MASK: Final = (1 << 64) - 1
 _MAX_LOGPROBS: Final = 20
+_MAX_ADAPTERS: Final = 16
 _MAX_TOKEN_ID: Final = (1 << 31) - 1
 _FORBIDDEN: Final = -1e9
 _MAX_BIAS: Final = 100.0
@@ -104,14 +114,24 @@ def generate_request(
         grammar=requested_grammar(fields, limits, format_field),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        # A request's own salt separates its cache further, but cannot join that of another client.
-        salt="\0".join(filter(None, (client.salt, fields.cache_salt))),
+        lora=None if fields.lora is None else adapter_scales(fields.lora),
+        # A request's own salt separates its cache further, but cannot join that of another client or adapter.
+        salt="\0".join(filter(None, (client.salt, (fields.cache_salt or "").replace("\0", " ")))),
         priority=priority,
         speculation=fields.speculation is not False,
         ignore_eos=bool(fields.ignore_eos),
         user=client.user,
         owner=f"{CLIENTS} {client.salt}".rstrip(),
     )
+
+
+def adapter_scales(scales: list[AdapterScale]) -> tuple[tuple[int, float], ...]:
+    """Return the scales as the engine takes them. Raises ApiError for too many."""
+    if len(scales) > _MAX_ADAPTERS:
+        raise bad_request(
+            f"There are {len(scales)} adapters; the limit is {_MAX_ADAPTERS}.", param="lora"
+        )
+    return tuple((adapter.id, adapter.scale) for adapter in scales)
 
 
 def _sampling(fields: GenerationFields, limits: ServerLimits) -> Sampling:

@@ -15,7 +15,6 @@ _MISSING: Final = {
     "repeat_last_n": -1,
     "n_keep": 0,
     "n_discard": 0,
-    "lora": [],
 }
 """Settings that this server does not have, with the values that describe its behavior."""
 
@@ -39,6 +38,7 @@ def generation_settings(
         "dry_sequence_breakers": list(request.sampling.dry_sequence_breakers or DRY_BREAKERS),
         "seed": -1 if request.sampling.seed is None else request.sampling.seed,
         "logit_bias": [list(pair) for pair in request.sampling.logit_bias.items()],
+        "lora": [{"id": number, "scale": scale} for number, scale in request.lora or ()],
         "n_predict": request.max_tokens,
         "max_tokens": request.max_tokens,
         "min_tokens": request.min_tokens,

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from rich.cells import cell_len
 
+from localchat.chat.conversation import ToolRun
 from localchat.sanitize import sanitize, sanitize_line
 from localchat.session.blocks import (
     AnswerBlock,
@@ -257,6 +258,8 @@ def _folded(title: str, text: str, width: int, is_open: bool) -> BlockRows:
 
 
 def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
+    if block.run is not None:
+        return _tool_run(block, block.run, width, is_open)
     title = [
         Piece("◆ ", Look("tool")),
         Piece(sanitize_line(block.name) or "a tool", Look("tool", bold=True)),
@@ -280,6 +283,45 @@ def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
         ]
         hits[len(rows) + len(body) - 1] = RowHit()
     return BlockRows(rows + body, hits)
+
+
+def _tool_run(block: ToolCallBlock, run: ToolRun, width: int, is_open: bool) -> BlockRows:
+    """Lay out a call that localchat runs: one line, and opened also its arguments and its result."""
+    name = sanitize_line(block.name) or "a tool"
+    title = [
+        Piece(f"{_fold_sign(is_open)} ", Look("tool")),
+        Piece(name, Look("tool", bold=True)),
+        Piece(f"  {sanitize_line(run.title)}" if run.title else "", PLAIN),
+        Piece(f"  {_run_state(run)}", Look("warning") if run.state == "failed" else MUTED),
+    ]
+    rows = [EMPTY, *wrap(title, text_width(width) + GUTTER, (_INDENT,))]
+    hits = {number: RowHit() for number in range(1, len(rows))}
+    if not is_open:
+        if run.state in ("failed", "refused"):
+            reason = block.result.removeprefix("Error: ").partition("\n")[0]
+            rows += _decoration(f"  {sanitize_line(reason)}", width)
+        return BlockRows(rows, hits)
+    bar = (_INDENT, Piece("│ ", Look("rule")))
+    rows += code_rows(
+        highlight(split_long(_pretty(block.arguments)), "json"), "", text_width(width) + GUTTER, bar
+    )
+    if block.result:
+        rows += _decoration("  result", width)
+        rows += plain_rows(clean(block.result).strip("\n"), text_width(width) + GUTTER, bar)
+    return BlockRows(rows, hits)
+
+
+def _run_state(run: ToolRun) -> str:
+    """Return the state of a call, and of one that ended its time and the size of its result."""
+    match run.state:
+        case "asking":
+            return "waits for your consent"
+        case "running":
+            return "runs; Esc stops it"
+        case "refused":
+            return "not run"
+    state = "failed · " if run.state == "failed" else ""
+    return f"{state}{run.seconds:,.1f} s · {counted(run.characters, 'character')}"
 
 
 def _pretty(arguments: str) -> str:

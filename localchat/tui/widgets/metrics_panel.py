@@ -308,6 +308,8 @@ def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         return
     yield _heading("Engine", sanitize_line(info.backend), width)
     yield _line("fingerprint", sanitize_line(info.model)[: width - len("model   ")], width)
+    for adapter in info.adapters:
+        yield from _wrapped("fingerprint", f"LoRA {sanitize_line(adapter)}", width)
     if info.context_tokens:
         yield _line("context_tokens", _token_count(f"{info.context_tokens:,}"), width)
     if info.backend == "remote":

@@ -62,7 +62,7 @@ def runner_of(
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     plan = replace(plan, cache_ram_bytes=cache_ram_bytes)
-    if config.delta_net is not None:
+    if config.recurrent is not None:
         plan = replace(plan, saved_states=saved_states)
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(

@@ -1,6 +1,7 @@
 """One prompt with tools on the command line: who is asked, what is printed, what --json has."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from localchat.engine.events import Finished, Text, ToolCall
 from localchat.engine.request import Messages
 from tests.support.cli_program import BEGIN, DONE, ScriptedApp
-from tests.support.terminal_screen import Call
+from tests.support.terminal_screen import Call, Screen
 
 LOOKS = (
     *BEGIN,
@@ -36,7 +37,7 @@ def test_calls_are_lines_on_stderr_and_the_answer_is_alone_on_stdout(
     code, out, err = call(app, *flags, "What is in a.txt?")
     assert code == 0
     assert out == "Looking.\nLooking.\n"
-    assert "◆ read_file a.txt, lines 1 to 200 · done · " in err
+    assert "◆ read_file a.txt, from line 1 · done · " in err
     first, second = app.engines[0].requests
     assert isinstance(first.prompt, Messages)
     assert first.prompt.tool_choice == "auto"
@@ -70,6 +71,24 @@ def test_a_pipe_never_consents(call: Call, folder: Path) -> None:
     assert outcome.code == 0
     assert "refused" in outcome.err
     assert (folder / "a.txt").read_text() == "alpha\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("key", "text"), [("y", "beta\n"), ("n", "alpha\n"), ("never", "alpha\n")])
+def test_the_terminal_is_asked_with_the_difference(
+    screen: Callable[..., Screen], folder: Path, key: str, text: str
+) -> None:
+    flags = ("--tools", "edit", "--root", str(folder), "--tool-rounds", "1")
+    page = screen("edits", *flags, "change it", stdin=b"y\n")
+    shown = page.wait_for("Allow? (y = yes, s = all edits in this folder, n = no, never) ")
+    assert "edit_file: may change a file; /undo takes it back" in shown
+    assert "│ -alpha" in shown
+    assert "│ +beta" in shown
+    page.press("maybe\n")
+    page.wait_for("Allow? ")
+    page.press(f"{key}\n")
+    assert page.finish()[0] == 0
+    assert (folder / "a.txt").read_text() == text
 
 
 @pytest.mark.parametrize(

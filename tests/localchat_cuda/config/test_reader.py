@@ -202,7 +202,7 @@ def test_gemma_3_is_read_where_its_config_is_silent() -> None:
 
 def test_hybrids_are_read_with_their_delta_nets() -> None:
     found = parse_config(CONFIGS["qwen3.5:9b"][0], "it")
-    net = found.delta_net
+    net = found.recurrent
     assert net is not None
     assert (net.count, found.attention_layers, net.layers[2:5]) == (24, 8, (True, False, True))
     assert (net.key_heads, net.value_heads, net.channels, net.columns) == (16, 32, 8192, 12288)
@@ -211,7 +211,7 @@ def test_hybrids_are_read_with_their_delta_nets() -> None:
     assert found.qkv_columns == (2 * 16 + 2 * 4) * 256 and found.vision
     mixed = parse_config(CONFIGS["qwen3.6:35b-a3b"][0], "it")
     assert mixed.mixture == Mixture(256, 8, normalized=True, shared=1, gated=True)
-    assert mixed.delta_net is not None and mixed.delta_net.count == 30
+    assert mixed.recurrent is not None and mixed.recurrent.count == 30
 
 
 @pytest.mark.parametrize(
@@ -374,11 +374,106 @@ def test_granite_4_is_read_with_and_without_experts_and_rotations() -> None:
     assert (mixed.intermediate, mixed.unrotated) == (256, (True, True))
 
 
-@pytest.mark.parametrize("kinds", [["mamba", "attention"], ["linear_attention"] * 2, None])
-def test_granite_4_with_mamba_layers_is_refused(kinds: list[str] | None) -> None:
-    with pytest.raises(ModelInvalid, match="Mamba layers") as caught:
-        parse_config({**GRANITE4, "layer_types": kinds}, "it")
+def test_granite_4_is_read_with_its_mamba_layers() -> None:
+    sizes = {"mamba_n_heads": 4 * GRANITE4["hidden_size"] // 64, "mamba_expand": 4}
+    found = parse_config(
+        {**GRANITE4, **sizes, "layer_types": ["mamba", "attention"], "mamba_d_state": 128}, "it"
+    )
+    states = found.recurrent
+    assert states is not None
+    assert (states.layers, states.kind, states.value_dim) == ((True, False), "mamba", 64)
+    assert (found.attention_layers, states.channels) == (1, states.values + 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["linear_attention"] * 2}, "attention in none"),
+        ({"layer_types": None}, "attention in none"),
+        ({"layer_types": ["mamba", "mlp"]}, "attention in none"),
+        ({"layer_types": ["attention", "mlp"]}, "a feed-forward part alone"),
+        ({"mamba_d_state": 256}, "running states of 256 columns"),
+        ({"mamba_d_head": 40}, "running states of 40 columns"),
+        ({"mamba_d_conv": 3}, "convolutions over 3 tokens"),
+        ({"mamba_n_groups": 3}, "not a multiple"),
+        ({"mamba_proj_bias": True}, "biases in the projections"),
+        ({"time_step_limit": [0.0, 0.1]}, "time steps limited"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "Mamba layers with the activation"),
+    ],
+)
+def test_other_mamba_layers_are_refused(change: dict[str, Any], words: str) -> None:
+    raw = {**GRANITE4, "layer_types": ["mamba", "attention"], "mamba_d_state": 64}
+    with pytest.raises(ModelInvalid, match=words) as caught:
+        parse_config({**raw, "mamba_n_heads": 4, "mamba_d_head": 64, **change}, "it")
     assert "llama.cpp" in caught.value.hint
+
+
+def test_lfm2_is_read_with_the_names_of_its_first_configs() -> None:
+    """As LiquidAI/LFM2-1.2B was published."""
+    raw = {
+        "architectures": ["Lfm2ForCausalLM"],
+        "block_auto_adjust_ff_dim": True,
+        "block_ff_dim": 12288,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "full_attn_idxs": [2, 5],
+        "hidden_size": 2048,
+        "norm_eps": 1e-05,
+        "num_hidden_layers": 6,
+        "tie_embedding": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 65536,
+    }
+    found = parse_config(raw, "it")
+    states = found.recurrent
+    assert states is not None
+    assert (found.intermediate, found.eps, found.tied, found.head_dim) == (8192, 1e-5, True, 64)
+    assert states.layers == (True, True, False, True, True, False)
+    assert (states.columns, states.taps, found.state_bytes) == (6144, 3, 4 * 2 * 2048 * 2)
+    with pytest.raises(ModelInvalid, match="convolutions over 9 tokens"):
+        parse_config({**raw, "conv_L_cache": 9}, "it")
+
+
+def test_nemotron_h_is_read_from_its_pattern() -> None:
+    """As nvidia/NVIDIA-Nemotron-Nano-9B-v2 was published, with fewer layers."""
+    raw = {
+        "architectures": ["NemotronHForCausalLM"],
+        "head_dim": 128,
+        "hidden_size": 4480,
+        "hybrid_override_pattern": "M-M*-",
+        "intermediate_size": 15680,
+        "layer_norm_epsilon": 1e-05,
+        "mamba_head_dim": 80,
+        "mamba_num_heads": 128,
+        "mlp_hidden_act": "relu2",
+        "num_attention_heads": 40,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 8,
+        "rope_theta": 10000,
+        "ssm_state_size": 128,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 131072,
+    }
+    found = parse_config(raw, "it")
+    states = found.recurrent
+    assert states is not None
+    assert found.feeds == (False, True, False, False, True)
+    assert (states.count, found.kv_layers, found.intermediate) == (2, (3,), 15680)
+    assert (states.value_dim, states.columns) == (80, 2 * 10240 + 2 * 8 * 128 + 128)
+    assert found.rotation_of(3) is None
+    mixed = {"moe_intermediate_size": 1856, "n_routed_experts": 128, "num_experts_per_tok": 6}
+    shared = {"moe_shared_expert_intermediate_size": 3712, "hybrid_override_pattern": "MEM*E"}
+    experts = parse_config({**raw, **mixed, **shared}, "it")
+    assert experts.mixture is not None
+    assert (experts.expert_layers, experts.mixture.shared, experts.intermediate) == (2, 2, 1856)
+    for change, words in (
+        ({"moe_latent_size": 1024}, "experts over a latent"),
+        ({"hybrid_override_pattern": "MX*"}, "layers of kind X"),
+        ({"mlp_hidden_act": "silu"}, "the activation silu"),
+    ):
+        with pytest.raises(ModelInvalid, match=words):
+            parse_config({**raw, **mixed, **shared, **change}, "it")
 
 
 def test_gemma_2_is_read_where_its_config_is_silent() -> None:

@@ -34,12 +34,13 @@ WANTED = {
         "prefill 512",
         "decode latents 32",
         "prefill latents",
-        "delta net scan",
+        *("delta net scan", "mamba scan"),
     },
     100: {
         *("decode latents 32", "prefill latents"),
         *("decode 256 32", "decode 256 64", "decode 512 64"),
         *("prefill 256", "prefill 512", "delta net chunks", "delta net scan"),
+        *("mamba scan", "mamba gate"),
         *("ggml tiles", "tiled 128 True 128", "experts float many True"),
         "experts int4 many True 32",
     },
@@ -59,6 +60,7 @@ from localchat_cuda.kernels.attention.reference import AttentionBatch, Attention
 from localchat_cuda.kernels.rope import Cache
 from localchat_cuda.kernels.sampling import rescore
 from localchat_cuda.kernels.sampling.state import Draws, Masking, SamplingTensors
+from localchat_cuda.kernels import short_conv
 from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recurrent
 from localchat_cuda.kernels.delta_net import shapes as delta_shapes
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
@@ -149,26 +151,38 @@ for rows in (1, 8):
         TOKENS=128, BN=4, BK=512, UNROLL=4, PDL=pdl)
 states = dict(
     x="*bf16", qkvz="*fp32", ba="*fp32", inputs="*bf16", eps="fp32", T="i32", N="i32", chunks="*i32",
-    keys="*bf16", values="*bf16", sums="*fp32", z="*fp32", weight="*bf16",
+    skip="*fp32", keys="*bf16", values="*bf16", sums="*fp32", z="*fp32", weight="*bf16",
     weights=delta_shapes.DeltaNetWeights("*bf16", *["*fp32"] * (len(delta_shapes.DeltaNetWeights._fields) - 1)),
     tokens=delta_shapes.Tokens("*i32", "*i32", "*i32"), source=delta_shapes.Source("*fp32", "i32", "i32"),
     prepared=delta_shapes.Prepared("*bf16", "*fp32", "*fp32"),
     states=delta_shapes.LayerStates("*fp32", "*bf16"),
     **dict.fromkeys(("part_stride", "row_stride", "ba_part_stride", "ba_row_stride"), "i32"), **index)
+layer = delta_shapes.LayerStates(
+    torch.empty(1, 32, 128, 128, device="meta"), torch.empty(1, 3, 2 * 16 * 128 + 32 * 128, device="meta"))
+nets = {
+    name: delta_shapes.DeltaShape.of(layer, 4, delta=name == "delta net") for name in ("delta net", "mamba")}
 for rows, sums in ((1, 4), (16, 1)):
-    compiled(f"delta net prepare {rows}",
-        prepare._prepare_kernel, dict(states, out=states["prepared"]), 1 if rows == 1 else 4, cc, BT=rows,
-        ROOMY=rows > 1, PDL=pdl, shape=prepare.PrepareShape(16, 32, 128, 128, 4, sums, sums))
+    for name, net in nets.items():
+        compiled(f"{name} prepare {rows}",
+            prepare._prepare_kernel, dict(states, out=states["prepared"]), 1 if rows == 1 else 4, cc, BT=rows,
+            ROOMY=rows > 1, PDL=pdl, shape=net._replace(P=sums), P_BA=sums, BIASED=not net.DELTA)
     compiled(f"delta net gate {rows}",
         gated_norm._gate_kernel, dict(states, out="*fp32"), 1 if rows == 1 else 4, cc, H=32, V=128, W=128,
-        P=sums, NORM=True, ROWS=rows, ROOMY=rows > 1, PDL=pdl)
+        P=sums, NORM=True, GROUPS=False, ROWS=rows, ROOMY=rows > 1, PDL=pdl)
 states["out"] = "*fp32"
-net = delta_shapes.DeltaShape(16, 32, 128, 128, 32, 4, 4)
-compiled("delta net recurrent",
-    recurrent._recurrent_kernel, states, 4, cc, shape=net, ROOMY=False, PDL=pdl)
-compiled("delta net chunks", chunked._chunk_kernel, states, 4, cc, B=64, shape=net)
-compiled("delta net scan",
-    chunked._scan_kernel, states, 4, cc, B=64, STAGES=chunked.stages_of(cc), shape=net._replace(P=1))
+for name, net in nets.items():
+    compiled(f"{name} recurrent",
+        recurrent._recurrent_kernel, states, 4, cc, shape=net, ROOMY=False, PDL=pdl)
+    compiled(f"{name} scan",
+        chunked._scan_kernel, states, 4, cc, B=64, STAGES=chunked.stages_of(cc), shape=net._replace(P=1))
+compiled("delta net chunks", chunked._chunk_kernel, states, 4, cc, B=64, shape=nets["delta net"])
+compiled("mamba gate",
+    gated_norm._gate_kernel, states, 8, cc, H=1, V=8192, W=8192, P=1, NORM=True, GROUPS=True, ROWS=1,
+    ROOMY=True, PDL=pdl)
+states |= dict(product="*fp32", conv="*bf16", inputs="*bf16", out="*bf16")
+sizes = dict(C=2048, TAPS=3, P=4, COLUMNS=128)
+compiled("short conv", short_conv._conv_kernel, states, 4, cc, ROWS=16, **sizes)
+compiled("short conv inputs", short_conv._store_kernel, states, 4, cc, **sizes)
 planes = ggml_tile_ops.Planes("*i8", "*i8", "*i64", "*i32")
 held = dict(x="*fp16", factors="*fp32", weight=planes, out="*fp32", squares="*fp32", eps="fp32", M="i32",
             N="i32", C="i32", column="i32")
@@ -219,9 +233,10 @@ compiled("wide act_and_mul",
     MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl, GROUP=128)
 acted = dict(gate_up="*bf16", other="*bf16", out="*bf16", cutoff="fp32", T="i32", stride="i32")
 for name, warps, shape in (
-        ("act_and_mul", 4, dict(F=15360, S=2, OTHER=False, SPARSE=False, BLOCK=1024)),
-        ("act and another", 4, dict(F=256, S=1, OTHER=True, SPARSE=False, BLOCK=1024)),
-        ("sparse", 16, dict(F=16384, S=1, OTHER=False, SPARSE=True, BLOCK=16384))):
+        ("act_and_mul", 4, dict(F=15360, S=2, OTHER=False, SQUARE=False, SPARSE=False, BLOCK=1024)),
+        ("squared", 4, dict(F=21504, S=1, OTHER=False, SQUARE=True, SPARSE=False, BLOCK=1024)),
+        ("act and another", 4, dict(F=256, S=1, OTHER=True, SQUARE=False, SPARSE=False, BLOCK=1024)),
+        ("sparse", 16, dict(F=16384, S=1, OTHER=False, SQUARE=False, SPARSE=True, BLOCK=16384))):
     compiled(name,
         activation._act_and_mul_kernel, acted, warps, cc, GELU=True, ROOMY=True, PDL=pdl, **shape)
 added = altup.Added("*fp32", "*bf16")
@@ -276,14 +291,14 @@ tile = gemm_float.tile_for(gated=True)
 compiled("experts float few",
     gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
         C=8, N=1536, F=768, K=2048, M=16, P_POW2=1, tile=tile, RUN=tile.run, GATED=True,
-        GELU=False, **few, **biased))
+        GELU=False, SQUARE=False, **few, **biased))
 most = 64
 for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
     tile = gemm_float.tile_for(gated=gated)
     compiled(f"experts float many {gated}",
         gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
             C=8, N=n, F=n // (1 + gated), K=k, M=most, P_POW2=0, tile=tile, RUN=tile.run,
-            GATED=gated, GELU=gated, BIASED=False, LIMIT=0.0, **none))
+            GATED=gated, GELU=gated, SQUARE=not gated, BIASED=False, LIMIT=0.0, **none))
     packed = dict(chosen, x="*fp16", codes="*i16", scale_zeros="*i32", out="*fp16")
     tile = gemm_int4_many.tile_for(most, n // (1 + gated), gated=gated)
     for group in (128, 32):

@@ -1,4 +1,4 @@
-"""Kernels of gated delta nets against plain torch: sequences of any length, new or going on, in any order."""
+"""Kernels of gated delta nets and Mamba 2 against plain torch: sequences of any length, new or going on."""
 
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ class Shape(NamedTuple):
 SHAPES = [Shape(2, 4, 16, 32), Shape(1, 3, 32, 64), Shape(2, 2, 64, 16)]
 WIDE_SHAPES = [Shape(2, 4, 32, 32), Shape(1, 3, 32, 64), Shape(2, 2, 64, 32)]
 """Those that the chunked form takes."""
+MAMBA_SHAPES = [Shape(2, 4, 32, 80), Shape(1, 3, 64, 64)]
+"""Heads of 80 columns are no power of two."""
 
 
 class Part(NamedTuple):
@@ -61,6 +63,7 @@ class Scene:
         sums: int = 1,
         *,
         alike: bool = False,
+        mamba: bool = False,
     ) -> None:
         torch.manual_seed(shape.k + sum(part.width for part in parts))
         self.shape, self.parts, self.dtype = shape, parts, dtype
@@ -85,6 +88,10 @@ class Scene:
             torch.randn(h, device=DEVICE),
             torch.rand(shape.v).to(dtype).to(DEVICE),
         )
+        if mamba:
+            self.weights = self.weights._replace(
+                bias=torch.randn(c).to(dtype).to(DEVICE), skip=torch.randn(h, device=DEVICE)
+            )
         self.states = self._states()
         self.expected = LayerStates(*(each.clone() for each in self.states))
         self.batch = self._batch(parts)
@@ -139,7 +146,10 @@ class Scene:
         return ChunkedPart(self.batch, self._ints(flat).view(-1, 2))
 
     def assert_right(self, tolerance: float) -> None:
-        recurrent.reference(self.right, self.projection, self.expected, self.batch, self.wanted)
+        skip = self.weights.skip
+        recurrent.reference(
+            self.right, self.projection, self.expected, self.batch, self.wanted, skip
+        )
         assert distance(self.out, self.wanted) < tolerance
         used = [part.slot for part in self.parts if part.width]
         assert distance(self.states.matrices[used], self.expected.matrices[used]) < tolerance
@@ -171,13 +181,18 @@ MANY = [
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "sums"), [(SHAPES[0], torch.float16, 3), (SHAPES[1], torch.float32, 1)]
+    ("shape", "dtype", "sums", "mamba"),
+    [
+        (SHAPES[0], torch.float16, 3, False),
+        (SHAPES[1], torch.float32, 1, False),
+        (MAMBA_SHAPES[0], torch.float32, 2, True),
+    ],
 )
 @pytest.mark.parametrize("parts", FEW)
 def test_convolution_norms_and_gates_are_their_reference(
-    shape: Shape, parts: list[Part], dtype: torch.dtype, sums: int
+    shape: Shape, parts: list[Part], dtype: torch.dtype, sums: int, mamba: bool
 ) -> None:
-    scene = Scene(shape, parts, dtype, sums)
+    scene = Scene(shape, parts, dtype, sums, mamba=mamba)
     prepare.prepare(scene.projection, scene.weights, scene.states, scene.tokens, scene.prepared)
     for found, wanted in zip(scene.prepared, scene.right, strict=True):
         assert bool(wanted.isfinite().all())
@@ -190,6 +205,29 @@ def test_the_recurrent_form_is_its_reference(shape: Shape, parts: list[Part], su
     scene = Scene(shape, parts, torch.float32, sums)
     recurrent.apply(scene.right, scene.projection, scene.states, scene.batch, scene.out)
     scene.assert_right(1e-5)
+
+
+@pytest.mark.parametrize("parts", FEW)
+@pytest.mark.parametrize(("shape", "sums"), [(MAMBA_SHAPES[0], 2), (MAMBA_SHAPES[1], 1)])
+def test_the_recurrent_form_of_mamba_is_its_reference(
+    shape: Shape, parts: list[Part], sums: int
+) -> None:
+    scene = Scene(shape, parts, torch.float32, sums, mamba=True)
+    skip = scene.weights.skip
+    recurrent.apply(scene.right, scene.projection, scene.states, scene.batch, scene.out, skip)
+    scene.assert_right(1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("parts", MANY)
+@pytest.mark.parametrize("shape", MAMBA_SHAPES)
+def test_the_chunked_form_of_mamba_is_the_recurrent_one(
+    shape: Shape, parts: list[Part], dtype: torch.dtype, tolerance: float
+) -> None:
+    scene = Scene(shape, parts, dtype, mamba=True)
+    part, skip = scene.chunked_part(), scene.weights.skip
+    chunked.apply(scene.right, scene.projection, scene.states, part, scene.out, skip)
+    scene.assert_right(tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 3e-3)])
@@ -254,9 +292,21 @@ def test_output_gates_are_their_reference(t: int, h: int, v: int, weighted: bool
     assert distance(found, wanted) < 1e-3
 
 
+@pytest.mark.parametrize(("t", "h", "v"), [(1, 1, 512), (3, 2, 96), (300, 4, 80)])
+def test_gates_before_norms_of_groups_are_their_reference(t: int, h: int, v: int) -> None:
+    torch.manual_seed(t)
+    x = torch.randn(t, h, v, device=DEVICE).half()
+    z = torch.randn(2, t, 5 + h * v, device=DEVICE)[..., 5:]
+    weight = torch.rand(h * v, device=DEVICE).half()
+    found, wanted = (torch.empty(t, h * v, device=DEVICE).half() for _ in range(2))
+    gated_norm.gate(x, z, weight, found, 1e-6, groups=True)
+    gated_norm.reference(x, z, weight, wanted, 1e-6, groups=True)
+    assert distance(found, wanted) < 1e-3
+
+
 def test_wrong_arguments_are_named() -> None:
     scene = Scene(WIDE_SHAPES[0], FEW[0], torch.float16)
-    few = scene.projection._replace(qkvz=scene.projection.qkvz[..., :-40])
+    few = scene.projection._replace(qkvz=scene.projection.qkvz[..., :-150])
     with pytest.raises(ValueError, match="qkvz"):
         prepare.prepare(few, scene.weights, scene.states, scene.tokens, scene.prepared)
     half = scene.states._replace(matrices=scene.states.matrices.half())

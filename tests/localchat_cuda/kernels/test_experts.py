@@ -183,6 +183,23 @@ def test_equal_logits_choose_the_first_experts() -> None:
     assert torch.allclose(found.weights, torch.full((2, 3), 1 / 3))
 
 
+@pytest.mark.parametrize("case", [Case(3, 5, 2, False, 2), Case(33, 4, 2)])
+def test_experts_without_gates_square_a_relu(case: Case) -> None:
+    router, scene = router_of(case), added_and_normed(case.rows)
+    up, down = (
+        (torch.randn(router.stored * n, k) * 0.1).half() for n, k in ((96, WIDTH), (WIDTH, 96))
+    )
+    layer = Experts(router, up, down, square=True)
+    assert layer.inner == 96
+    first = int(choice.reference(scene[3], router).ids[0, 0])
+    inner = (scene[3].float() @ up.float().t()).relu().square()[:, 96 * first : 96 * (first + 1)]
+    own = inner @ down.view(-1, WIDTH, 96)[first].float().t()
+    weight = choice.reference(scene[3], router).weights[0, 0]
+    found = run(scene, layer).float()
+    assert distance(found[0, :1], own[:1] * weight) < 3e-3
+    assert distance(found.sum(0), experts.reference(scene[3], layer)[0]) < 3e-3
+
+
 @pytest.mark.parametrize("group", [0, 128])
 def test_a_row_of_nan_stays_nan_and_spoils_no_other(group: int) -> None:
     layer, scene = layer_of(Case(3, 4, 2), group), added_and_normed(3)

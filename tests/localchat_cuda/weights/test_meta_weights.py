@@ -94,7 +94,10 @@ def test_layers_rounded_at_the_load_have_its_layout(rounded_to: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "qwen2", "gemma3", "olmo2", "mixtral", "qwen2-moe", "qwen3.5", "deepseek-v2"],
+    [
+        *("llama", "qwen2", "gemma3", "olmo2", "mixtral", "qwen2-moe", "qwen3.5", "deepseek-v2"),
+        *("lfm2", "granite4-h", "nemotron-h-moe"),
+    ],
 )
 def test_floating_families_have_the_layout_of_a_load(family: str, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference(family), tmp_path)

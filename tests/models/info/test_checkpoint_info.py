@@ -58,6 +58,46 @@ def test_a_hybrid_tells_its_states(tmp_path: Path, how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "keys", "state"),
+    [
+        ({"full_attn_idxs": [1], "conv_L_cache": 3, "num_hidden_layers": 3}, 1, 2 * 2 * 2 * 512),
+        (
+            {
+                "layer_types": ["mamba", "attention", "mamba"],
+                "mamba_n_heads": 16,
+                "mamba_expand": 2,
+                "mamba_d_head": "auto",
+                "mamba_d_state": 128,
+                "mamba_n_groups": 1,
+            },
+            1,
+            2 * (4 * 16 * 128 * 64 + 3 * 2 * (2 * 128 + 16 * 64)),
+        ),
+        (
+            {
+                "hybrid_override_pattern": "M-ME*-",
+                "mamba_num_heads": 8,
+                "mamba_head_dim": 80,
+                "ssm_state_size": 64,
+                "n_groups": 2,
+            },
+            1,
+            2 * (4 * 8 * 64 * 80 + 3 * 2 * (2 * 2 * 64 + 8 * 80)),
+        ),
+    ],
+    ids=["lfm2", "granite", "nemotron"],
+)
+def test_layers_with_convolutions_and_mamba_tell_their_states(
+    tmp_path: Path, config: dict[str, Any], keys: int, state: int
+) -> None:
+    shape = {"hidden_size": 512, "num_key_value_heads": 4, "head_dim": 64}
+    facts = seen(write(tmp_path / "h", {"a": ("BF16", (7,), 14)}, **{**shape, **config})).facts
+    assert facts is not None
+    assert facts.kv_bytes_per_token == 2 * 2 * keys * 4 * 64
+    assert facts.state_bytes == state
+
+
+@pytest.mark.parametrize(
     ("stated", "codes", "label"),
     [
         ({"quant_method": "awq", "bits": 4}, "a.qweight", "AWQ"),

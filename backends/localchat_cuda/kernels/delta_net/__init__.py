@@ -1,6 +1,6 @@
-"""Gated delta nets: a short convolution, and a state that each token of a sequence changes.
+"""Gated delta nets and Mamba 2: a short convolution, and a state that each token of a sequence changes.
 
-A layer takes three steps over the products of its input: `prepare` (convolution, norms, gates), the delta rule
+A layer takes three steps over the products of its input: `prepare` (convolution, norms, gates), the rule
 (`recurrent` for few tokens of a sequence and for narrow heads, `chunked` for many), and `gated_norm`.
 """
 
@@ -44,7 +44,7 @@ def reference(
     """Run a layer up to its norm over all sequences with plain torch. Returns out [T, H, V]."""
     prepared = _prepared(states, out)
     prepare.reference(projection, weights, states, tokens, prepared)
-    recurrent.reference(prepared, projection, states, batch, out)
+    recurrent.reference(prepared, projection, states, batch, out, weights.skip)
 
 
 def apply(
@@ -60,11 +60,11 @@ def apply(
     prepared = _prepared(states, out)
     prepare.prepare(projection, weights, states, tokens, prepared)
     if few is not None:
-        recurrent.apply(prepared, projection, states, few, out)
+        recurrent.apply(prepared, projection, states, few, out, weights.skip)
     if many is not None and chunked.takes(states):
-        chunked.apply(prepared, projection, states, many, out)
+        chunked.apply(prepared, projection, states, many, out, weights.skip)
     elif many is not None:
-        recurrent.apply(prepared, projection, states, many.batch, out)
+        recurrent.apply(prepared, projection, states, many.batch, out, weights.skip)
 
 
 def _prepared(states: LayerStates, out: torch.Tensor) -> Prepared:

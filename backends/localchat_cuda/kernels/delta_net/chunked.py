@@ -1,4 +1,4 @@
-"""Gated delta rule over chunks of 64 tokens: prompts.
+"""Rule that changes a state, over chunks of 64 tokens: prompts.
 
 Letters as in shapes.py; B tokens of a chunk, c the sum of the logarithms of the decays of a chunk up to a
 token. Of each value head, with the state S before the chunk:
@@ -9,11 +9,13 @@ token. Of each value head, with the state S before the chunk:
     out    = exp(c) q S + (q k^T exp(c_i - c_j) up to the diagonal) d
     S      = exp(c_B) S + (exp(c_B - c) k)^T d
 
-One kernel computes u, w and c of all chunks at once, grid (chunks, H); another goes through those of a
-sequence, grid (S, H, V / BV). Products of the model's dtype, sums and states in fp32. A is made of
+In a Mamba 2, d = beta v, and skip v joins the output.
+
+One kernel computes u, w and c of all chunks of a delta net at once, grid (chunks, H); another goes through
+those of a sequence, grid (S, H, V / BV). Products of the model's dtype, sums and states in fp32. A is made of
 inverses of diagonal blocks of 8, merged by products: powers of all of N would grow beyond fp32 where keys are
 alike. WY form: Yang et al., 2024 (arXiv 2406.06484), with decays 2412.06464; blocks as in
-flash-linear-attention.
+flash-linear-attention. Mamba 2: Dao and Gu, 2024 (arXiv 2405.21060).
 """
 
 import torch
@@ -24,7 +26,6 @@ from localchat_cuda.kernels.delta_net.recurrent import store_own_inputs
 from localchat_cuda.kernels.delta_net.shapes import (
     CHUNK,
     FLOATS,
-    TAPS,
     ChunkedPart,
     DeltaShape,
     LayerStates,
@@ -36,14 +37,12 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import options, require, traits
+from localchat_cuda.kernels.launch import options, require, tensor_or, traits
 
 LEAST_COLUMNS = 32
 """Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
 Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and so are 32, 64
 and 128 with both. Values of 16 make products as narrow, and were not tried on a GPU."""
-_COLUMNS = 32
-"""Columns of a state in one program."""
 _SMALL_SHARED = (86, 89, 120)
 """Compute capabilities with 100 KB of shared memory."""
 
@@ -93,7 +92,7 @@ def _chunk_kernel(
         v = tl.arange(0, shape.V)
         token = prepared.x + t * C
         key = tl.load(
-            token[:, None] + (shape.G + h // (shape.H // shape.G)) * shape.K + k[None, :],
+            token[:, None] + shape.K0 + h // (shape.H // shape.G) * shape.K + k[None, :],
             mask=there[:, None],
             other=0.0,
         )
@@ -108,7 +107,7 @@ def _chunk_kernel(
         inverse = _inverse(n, same, r[:, None] == r[None, :])
         inverse = inverse.to(prepared.x.dtype.element_ty)
         value = tl.load(
-            token[:, None] + 2 * shape.G * shape.K + h * shape.V + v[None, :],
+            token[:, None] + shape.V0 + h * shape.V + v[None, :],
             mask=there[:, None],
             other=0.0,
         )
@@ -132,7 +131,7 @@ def _chunk_kernel(
 
 @triton.jit
 def _scan_kernel(
-    x,
+    prepared,
     source,
     keys,
     values,
@@ -140,10 +139,12 @@ def _scan_kernel(
     states,
     batch,
     out,
+    skip,
     shape: tl.constexpr,
     B: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    x = prepared.x
     K: tl.constexpr = shape.K
     C: tl.constexpr = 2 * shape.G * K + shape.H * shape.V
     s = tl.program_id(0)
@@ -167,25 +168,36 @@ def _scan_kernel(
         )
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
+        if not shape.DELTA:
+            factor = tl.load(skip + h)
         for start in tl.range(0, count, B, num_stages=STAGES):
             there = (start + r < count)[:, None]
             t = row + start + r
             token = (x + t * C)[:, None] + k[None, :]
-            query = tl.load(token + g * K, mask=there, other=0.0)
-            key = tl.load(token + (shape.G + g) * K, mask=there, other=0.0)
+            query = tl.load(token + shape.Q0 + g * K, mask=there, other=0.0)
+            key = tl.load(token + shape.K0 + g * K, mask=there, other=0.0)
             cell = t * shape.H + h
-            w = tl.load(keys + cell[:, None] * K + k[None, :], mask=there, other=0.0)
-            u = tl.load(values + cell[:, None] * shape.V + v[None, :], mask=there, other=0.0)
-            c = tl.load(sums + cell, mask=start + r < count, other=0.0)
-            last = tl.min(c, 0)  # sums only fall
-            c = tl.where(start + r < count, c, last)
+            inside = start + r < count
             stored_state = state.to(x.dtype.element_ty)
-            change = u.to(tl.float32) - tl.dot(w, stored_state, input_precision="ieee")
+            if shape.DELTA:
+                w = tl.load(keys + cell[:, None] * K + k[None, :], mask=there, other=0.0)
+                u = tl.load(values + cell[:, None] * shape.V + v[None, :], mask=there, other=0.0)
+                c = tl.load(sums + cell, mask=inside, other=0.0)
+                change = u.to(tl.float32) - tl.dot(w, stored_state, input_precision="ieee")
+            else:
+                value = (x + t * C + shape.V0 + h * shape.V)[:, None] + v[None, :]
+                value = tl.load(value, mask=there, other=0.0).to(tl.float32)
+                c = tl.cumsum(tl.load(prepared.decay + cell, mask=inside, other=0.0), 0)
+                change = value * tl.load(prepared.beta + cell, mask=inside, other=0.0)[:, None]
+            last = tl.min(c, 0)  # sums only fall
+            c = tl.where(inside, c, last)
             apart = tl.where(upto, c[:, None] - c[None, :], 0.0)
             weights = tl.dot(query, tl.trans(key), input_precision="ieee") * tl.exp(apart)
             weights = tl.where(upto, weights, 0.0).to(x.dtype.element_ty)
             output = tl.dot(query, stored_state, input_precision="ieee") * tl.exp(c)[:, None]
             output += tl.dot(weights, change.to(x.dtype.element_ty), input_precision="ieee")
+            if not shape.DELTA:
+                output += factor * value
             tl.store(
                 out + cell[:, None] * shape.V + v[None, :],
                 output.to(out.dtype.element_ty),
@@ -209,26 +221,28 @@ def apply(
     states: LayerStates,
     part: ChunkedPart,
     out: torch.Tensor,
+    skip: torch.Tensor | None = None,
 ) -> None:
     """Update the states and fill the rows of `out` [T, H, V], like recurrent.reference."""
     s, h, k, v = _check(prepared, projection, states, part, out)
     device = out.device
     x = prepared.x
     t = x.shape[0]
-    g = states.key_heads
-    keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
-    values = torch.empty(t, h, v, dtype=x.dtype, device=device)
-    sums = torch.empty(t, h, device=device)
     qkvz = projection.qkvz
-    columns = min(_COLUMNS, v)
-    shape = DeltaShape(g, h, k, v, columns, TAPS, qkvz.shape[0])
-    _chunk_kernel[(part.chunks.shape[0], h)](
-        prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, **options(False, 4)
-    )
+    shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
+    keys = values = x
+    sums = prepared.decay
+    if skip is None:
+        keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
+        values = torch.empty(t, h, v, dtype=x.dtype, device=device)
+        sums = torch.empty(t, h, device=device)
+        _chunk_kernel[(part.chunks.shape[0], h)](
+            prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, **options(False, 4)
+        )
     major, minor = traits(device).capability
-    _scan_kernel[(s, h, v // columns)](
-        *(x, Source.of(qkvz), keys, values, sums, states, part.batch, out),
-        *(shape, CHUNK, stages_of(10 * major + minor)),
+    _scan_kernel[(s, h, v // shape.BV)](
+        *(prepared, Source.of(qkvz), keys, values, sums, states, part.batch, out),
+        *(tensor_or(skip, sums), shape, CHUNK, stages_of(10 * major + minor)),
         **options(False, 4),
     )
 

@@ -1,12 +1,13 @@
-"""Output gates: RMSNorm of a delta net's heads times SiLU of the gate, and the gate of attention.
+"""Output gates: RMSNorm of a delta net's heads times SiLU of the gate, and the gates of Mamba 2 and attention.
 
-Letters as in shapes.py; of attention, H heads of V columns.
+Letters as in shapes.py; of attention, H heads of V columns; of a Mamba 2, H groups of V columns.
 
     normed   out = x / rms(x) * weight * silu(z)        x [T, H, V], z [P, T, H V], weight [V]
+    groups   out = u / rms(u) * weight, u = x * silu(z)  weight [H V]
     gated    out = x * sigmoid(z)                       x [T, H, V], z [P, T, H V], weight None
 
-out [T, H V] in the model's dtype, x in any; columns of z are dense. Grid T * H, or a 16th of it where they are
-many; fp32 inside.
+out [T, H V] in the model's dtype, x in any; columns of z are dense. Grid T * H, or up to a 16th of it
+where they are many; fp32 inside.
 """
 
 import torch
@@ -28,18 +29,30 @@ from localchat_cuda.kernels.launch import (
 )
 
 _ALONE = 1024
-_TOGETHER = 16
+_TOGETHER = 2048
 """Number of heads up to which each has its own program.
 
-The second number is the heads per program above it.
+The second number is the columns of all heads of a program above it.
 """
 
 
 def reference(
-    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor, eps: float
+    x: torch.Tensor,
+    z: torch.Tensor,
+    weight: torch.Tensor | None,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    groups: bool = False,
 ) -> None:
     """`gate` in plain torch, same arguments."""
     gate = z.float().sum(0).view(x.shape)
+    if groups:
+        assert weight is not None
+        u = x.float() * torch.nn.functional.silu(gate)
+        u *= torch.rsqrt(u.square().mean(-1, keepdim=True) + eps)
+        out.copy_(u.view(out.shape) * weight.float())
+        return
     if weight is None:
         out.copy_((x.float() * gate.sigmoid()).view(out.shape))
         return
@@ -62,6 +75,7 @@ def _gate_kernel(
     W: tl.constexpr,
     P: tl.constexpr,
     NORM: tl.constexpr,
+    GROUPS: tl.constexpr,
     ROWS: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -71,8 +85,11 @@ def _gate_kernel(
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, W)
     cell = (n < N)[:, None] & (i < V)[None, :]
-    if NORM:
-        gain = tl.load(weight + i, mask=i < V, other=0.0).to(tl.float32)
+    if GROUPS:
+        gain = tl.load(weight + (n % H * V)[:, None] + i[None, :], mask=cell, other=0.0)
+        gain = gain.to(tl.float32)
+    elif NORM:
+        gain = tl.load(weight + i, mask=i < V, other=0.0).to(tl.float32)[None, :]
     if PDL:
         gdc_wait()
     gate = tl.zeros((ROWS, W), tl.float32)
@@ -83,10 +100,14 @@ def _gate_kernel(
     value = tl.load(x + offsets, mask=cell, other=0.0).to(tl.float32)
     factor = sigmoid(gate)
     if NORM:
-        inverse = tl.rsqrt(tl.sum(value * value, 1) / V + eps)
-        value *= inverse[:, None] * gain[None, :]
         factor *= gate
-    value *= factor
+    if GROUPS:
+        value *= factor
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(value * value, 1) / V + eps)
+        value *= inverse[:, None] * gain
+    if not GROUPS:
+        value *= factor
     if out.dtype.element_ty == tl.float16:
         tl.store(out + offsets, to_half(value), mask=cell)
     else:
@@ -100,20 +121,23 @@ def gate(
     out: torch.Tensor,
     eps: float,
     *,
+    groups: bool = False,
     pdl: bool = True,
 ) -> None:
-    """Fill `out`; shapes in the module docstring."""
+    """Fill `out`; shapes in the module docstring. `groups`: gate before the norm, which has a weight."""
     t, h, v = x.shape
     device = x.device
     require("x", x, (t, h, v), FLOATS, device)
     require("z", z, (None, t, h * v), FLOATS, device, contiguous=False)
     require("out", out, (t, h * v), FLOATS, device)
     if weight is not None:
-        require("weight", weight, (v,), FLOATS, device)
+        require("weight", weight, (h * v if groups else v,), FLOATS, device)
     if t == 0:
         return
     pdl = pdl and traits(device).pdl
-    together = 1 if t * h <= _ALONE else _TOGETHER
+    width = power_of_two(v)
+    together = 1 if t * h <= _ALONE else max(1, min(16, _TOGETHER // width))
+    warps = min(8, max(1, together * width // 512))
     kernel = _gate_kernel[(triton.cdiv(t * h, together),)](
         x,
         z,
@@ -125,12 +149,13 @@ def gate(
         z.stride(1),
         H=h,
         V=v,
-        W=power_of_two(v),
+        W=width,
         P=z.shape[0],
         NORM=weight is not None,
+        GROUPS=groups,
         ROWS=together,
         ROOMY=own_carveout(t),
         PDL=pdl,
-        **options(pdl, 1 if together == 1 else 4),
+        **options(pdl, warps),
     )
     set_carveout(kernel, t)

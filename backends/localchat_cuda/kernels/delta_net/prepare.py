@@ -1,4 +1,4 @@
-"""Short causal convolution of a gated delta net, and the norms and gates that follow it.
+"""Short causal convolution of a gated delta net or a Mamba 2, and the norms and gates that follow it.
 
 Letters as in shapes.py. In the model's dtype x is the sum of the partial sums, and
 
@@ -6,12 +6,12 @@ Letters as in shapes.py. In the model's dtype x is the sum of the partial sums, 
     q, k     = c of a head over its length (rsqrt of the sum of squares + 1e-6), q by K^-1/2 too;  v = c
     decay[t] = weights.decay * softplus(a + dt_bias),  beta[t] = sigmoid(b)
 
+A Mamba 2 adds a bias before silu, leaves q and k as they are, and its beta is softplus(a + dt_bias).
+
 x before the step's first token of a sequence comes from its state, and is 0 before the first token of all.
 Grid (T, 2 G + H + 1), or a 16th of T for many tokens: a head each, the last one the gates; fp32 inside.
-Yang et al., Gated Delta Networks (2024, arXiv 2412.06464).
+Yang et al., Gated Delta Networks (2024, arXiv 2412.06464); Dao and Gu, Mamba 2 (2024, arXiv 2405.21060).
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -22,6 +22,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     FLOATS,
     TAPS,
     DeltaNetWeights,
+    DeltaShape,
     LayerStates,
     Prepared,
     Projection,
@@ -34,6 +35,7 @@ from localchat_cuda.kernels.launch import (
     own_carveout,
     require,
     set_carveout,
+    tensor_or,
     traits,
 )
 
@@ -64,7 +66,15 @@ def reference(
         value = torch.where((offsets >= back)[:, None], x[(rows - back).clamp(min=0)], earlier)
         value = torch.where((positions >= back)[:, None], value, torch.zeros_like(value))
         total += value.float() * weights.conv[:, TAPS - 1 - back].float()
+    if weights.bias is not None:
+        total += weights.bias.float()
     total = torch.nn.functional.silu(total)
+    if weights.skip is not None:
+        out.x.copy_(total)
+        step = torch.nn.functional.softplus(projection.ba[..., :h].float().sum(0) + weights.dt_bias)
+        out.decay.copy_(weights.decay * step)
+        out.beta.copy_(step)
+        return
     qk = total[:, : 2 * g * k].view(t, 2, g, k)
     values = total[:, 2 * g * k :]
     qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + _NORM_EPS)
@@ -79,19 +89,6 @@ def reference(
 def sigmoid(v):
     """Compute the sigmoid of fp32 values without overflow; NaN stays NaN."""
     return 1.0 / (1.0 + tl.exp(tl.minimum(-v, 80.0, propagate_nan=tl.PropagateNan.ALL)))
-
-
-class PrepareShape(NamedTuple):
-    """Constants of the kernel. For the letters see the module docstring."""
-
-    G: int
-    H: int
-    K: int
-    V: int
-    TAPS: int
-    P: int
-    P_BA: int
-    """Partial sums of both products."""
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -109,6 +106,8 @@ def _prepare_kernel(
     ba_part_stride,
     ba_row_stride,
     shape: tl.constexpr,
+    P_BA: tl.constexpr,
+    BIASED: tl.constexpr,
     BT: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -117,7 +116,6 @@ def _prepare_kernel(
     H: tl.constexpr = shape.H
     TAPS: tl.constexpr = shape.TAPS
     P: tl.constexpr = shape.P
-    P_BA: tl.constexpr = shape.P_BA
     if PDL:
         gdc_launch_dependents()
     C: tl.constexpr = 2 * G * shape.K + H * shape.V
@@ -129,13 +127,15 @@ def _prepare_kernel(
         slot = tl.load(tokens.slots + t, mask=there, other=0)
         position = tl.load(tokens.positions + t, mask=there, other=0)
         offset = tl.load(tokens.offsets + t, mask=there, other=0)
-        W: tl.constexpr = shape.K if shape.K > shape.V else shape.V
+        W: tl.constexpr = triton.next_power_of_2(shape.K if shape.K > shape.V else shape.V)
         i = tl.arange(0, W)
-        column = head * shape.K
+        column = shape.Q0 + head * shape.K
         width = shape.K
         if head >= 2 * G:
-            column = 2 * G * shape.K + (head - 2 * G) * shape.V
+            column = shape.V0 + (head - 2 * G) * shape.V
             width = shape.V
+        elif head >= G:
+            column = shape.K0 + (head - G) * shape.K
         cell = there[:, None] & (i < width)[None, :]
         columns = column + i
         total = tl.zeros((BT, W), tl.float32)
@@ -161,8 +161,11 @@ def _prepare_kernel(
                 weights.conv + columns * TAPS + TAPS - 1 - back, mask=i < width, other=0.0
             )
             total += value * tap.to(tl.float32)[None, :]
+        if BIASED:
+            conv_bias = tl.load(weights.bias + columns, mask=i < width, other=0.0)
+            total += conv_bias.to(tl.float32)[None, :]
         total *= sigmoid(total)
-        if head < 2 * G:
+        if shape.DELTA and head < 2 * G:
             inverse = tl.rsqrt(tl.sum(total * total, 1) + eps)
             if head < G:
                 inverse *= shape.K**-0.5
@@ -182,14 +185,16 @@ def _prepare_kernel(
             gdc_wait()
         for p in tl.static_range(P_BA):
             product = ba + p * ba_part_stride + t[:, None] * ba_row_stride + h[None, :]
-            b += tl.load(product, mask=gates, other=0.0).to(tl.float32)
-            a += tl.load(product + H, mask=gates, other=0.0).to(tl.float32)
+            a += tl.load(product + (H if shape.DELTA else 0), mask=gates, other=0.0).to(tl.float32)
+            if shape.DELTA:
+                b += tl.load(product, mask=gates, other=0.0).to(tl.float32)
         a += bias[None, :]
         clamped = tl.minimum(a, 20.0, propagate_nan=tl.PropagateNan.ALL)
         softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(clamped)))
         cells = t[:, None] * H + h[None, :]
         tl.store(out.decay + cells, rate[None, :] * softplus, mask=gates)
-        tl.store(out.beta + cells, sigmoid(b), mask=gates)
+        beta = sigmoid(b) if shape.DELTA else softplus
+        tl.store(out.beta + cells, beta, mask=gates)
 
 
 def prepare(
@@ -205,10 +210,12 @@ def prepare(
     t, c = out.x.shape
     device = out.x.device
     dtype = out.x.dtype
-    h, k, v = require_states(states, out.x)
-    g = states.key_heads
-    require_projection(projection, t, c + h * v, h, device)
+    h, _, _ = require_states(states, out.x)
+    delta = weights.skip is None
+    require_projection(projection, t, c, 2 * h if delta else h, device)
     require("conv", weights.conv, (c, TAPS), (dtype,), device)
+    if weights.bias is not None:
+        require("bias", weights.bias, (c,), (dtype,), device)
     for name in ("decay", "dt_bias"):
         require(name, getattr(weights, name), (h,), (torch.float32,), device)
     for name in tokens._fields:
@@ -219,10 +226,15 @@ def prepare(
     pdl = pdl and traits(device).pdl
     qkvz, ba = projection
     together = 1 if t <= _ALONE else _TOGETHER
-    shape = PrepareShape(g, h, k, v, TAPS, qkvz.shape[0], ba.shape[0])
+    shape = DeltaShape.of(states, qkvz.shape[0], delta=delta)
     strides = (*qkvz.stride()[:2], *ba.stride()[:2])
-    kernel = _prepare_kernel[(triton.cdiv(t, together), 2 * g + h + 1)](
-        *(qkvz, ba, weights, states.inputs, tokens, out, _NORM_EPS, t, *strides, shape),
+    present = weights._replace(
+        bias=tensor_or(weights.bias, weights.conv), skip=tensor_or(weights.skip, weights.decay)
+    )
+    kernel = _prepare_kernel[(triton.cdiv(t, together), 2 * shape.G + h + 1)](
+        *(qkvz, ba, present, states.inputs, tokens, out, _NORM_EPS, t, *strides, shape),
+        P_BA=ba.shape[0],
+        BIASED=weights.bias is not None,
         BT=together,
         ROOMY=own_carveout(t),
         PDL=pdl,

@@ -1,12 +1,13 @@
-"""Gated delta rule, one token after the other: decode rows, and prompt chunks of a few tokens.
+"""Rule that changes a state, one token after the other: decode rows, and prompt chunks of a few tokens.
 
 Letters as in shapes.py. Of each value head the state S [K, V], 0 before the first token of a sequence:
 
     S      = exp(decay) S;   S += k (beta (v - k S))^T;   out = q S
+    S      = exp(decay) S;   S += k (beta v)^T;           out = q S + skip v      in a Mamba 2
 
 The sequence's last inputs of the convolution are stored with it. Grid (S, H, V / BV): a program has BV columns
 of a state in registers while it goes through the tokens; fp32 inside. out [T, H, V] in the model's dtype. Yang
-et al., Gated Delta Networks (2024, arXiv 2412.06464).
+et al., Gated Delta Networks (2024, arXiv 2412.06464); Dao and Gu, Mamba 2 (2024, arXiv 2405.21060).
 """
 
 import torch
@@ -28,10 +29,14 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
-
-_COLUMNS = 32
-"""Columns of a state in one program."""
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    require,
+    set_carveout,
+    tensor_or,
+    traits,
+)
 
 
 def reference(
@@ -40,14 +45,18 @@ def reference(
     states: LayerStates,
     batch: AttentionBatch,
     out: torch.Tensor,
+    skip: torch.Tensor | None = None,
 ) -> None:
     """`apply` in plain torch, same arguments."""
-    g, (_, h, k, v) = states.key_heads, states.matrices.shape
+    shape = DeltaShape.of(states, 1, delta=skip is None)
+    g, h, k, v = shape[:4]
     t, c = prepared.x.shape
     x = prepared.x.float()
-    q, key = (tensor.view(t, g, k) for tensor in x[:, : 2 * g * k].chunk(2, 1))
-    q, key = (tensor.repeat_interleave(h // g, 1) for tensor in (q, key))
-    value = x[:, 2 * g * k :].view(t, h, v)
+    q, key = (
+        x[:, first : first + g * k].view(t, g, k).repeat_interleave(h // g, 1)
+        for first in (shape.Q0, shape.K0)
+    )
+    value = x[:, shape.V0 : shape.V0 + h * v].view(t, h, v)
     places = zip(
         *(tensor.tolist() for tensor in (batch.starts, batch.counts, batch.lengths, batch.slots)),
         strict=True,
@@ -60,10 +69,15 @@ def reference(
             state.zero_()
         for token in range(start, start + count):
             state *= prepared.decay[token].exp()[:, None, None]
-            predicted = torch.einsum("hkv,hk->hv", state, key[token])
-            change = (value[token] - predicted) * prepared.beta[token][:, None]
+            change = value[token]
+            if skip is None:
+                change = change - torch.einsum("hkv,hk->hv", state, key[token])
+            change = change * prepared.beta[token][:, None]
             state += key[token][:, :, None] * change[:, None, :]
-            out[token] = torch.einsum("hkv,hk->hv", state, q[token]).to(out.dtype)
+            output = torch.einsum("hkv,hk->hv", state, q[token])
+            if skip is not None:
+                output += skip[:, None] * value[token]
+            out[token] = output.to(out.dtype)
         states.matrices[slot] = state
         raw = projection.qkvz[:, start : start + count, :c].float().sum(0)
         earlier = states.inputs[slot] if length > count else torch.zeros_like(states.inputs[slot])
@@ -118,10 +132,10 @@ def store_own_inputs(source, inputs, rows, first, h, shape: tl.constexpr):
     G: tl.constexpr = shape.G
     K: tl.constexpr = shape.K
     g = h // (shape.H // G)
-    store_inputs(source, inputs, rows, 2 * G * K + h * shape.V + first, shape.BV, shape)
+    store_inputs(source, inputs, rows, shape.V0 + h * shape.V + first, shape.BV, shape)
     if (first == 0) & (h % (shape.H // G) == 0):
-        store_inputs(source, inputs, rows, g * K, K, shape)
-        store_inputs(source, inputs, rows, (G + g) * K, K, shape)
+        store_inputs(source, inputs, rows, shape.Q0 + g * K, K, shape)
+        store_inputs(source, inputs, rows, shape.K0 + g * K, K, shape)
 
 
 @triton.jit
@@ -131,6 +145,7 @@ def _recurrent_kernel(
     states,
     batch,
     out,
+    skip,
     shape: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -160,18 +175,24 @@ def _recurrent_kernel(
         )
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
+        if not shape.DELTA:
+            factor = tl.load(skip + h)
         if PDL:
             gdc_wait()
         for t in range(row, row + count):
             token = prepared.x + t * C
-            query = tl.load(token + g * K + k).to(tl.float32)
-            key = tl.load(token + (shape.G + g) * K + k).to(tl.float32)
-            value = tl.load(token + 2 * shape.G * K + h * shape.V + v).to(tl.float32)
+            query = tl.load(token + shape.Q0 + g * K + k).to(tl.float32)
+            key = tl.load(token + shape.K0 + g * K + k).to(tl.float32)
+            value = tl.load(token + shape.V0 + h * shape.V + v).to(tl.float32)
             state *= tl.exp(tl.load(prepared.decay + t * H + h))
-            predicted = tl.sum(state * key[:, None], 0)
-            change = (value - predicted) * tl.load(prepared.beta + t * H + h)
+            change = value * tl.load(prepared.beta + t * H + h)
+            if shape.DELTA:
+                predicted = tl.sum(state * key[:, None], 0)
+                change = (value - predicted) * tl.load(prepared.beta + t * H + h)
             state += key[:, None] * change[None, :]
             output = tl.sum(state * query[:, None], 0)
+            if not shape.DELTA:
+                output += factor * value
             tl.store(out + (t * H + h) * shape.V + v, output.to(out.dtype.element_ty))
         tl.store(state_pointers, state)
         sequence = (entry, row + count, count, length)
@@ -186,27 +207,32 @@ def apply(
     states: LayerStates,
     batch: AttentionBatch,
     out: torch.Tensor,
+    skip: torch.Tensor | None = None,
     *,
     pdl: bool = True,
 ) -> None:
-    """Change the states and fill the rows of `out`; shapes in the module docstring."""
+    """Change the states and fill the rows of `out`; shapes in the module docstring.
+
+    `skip`: of a Mamba 2; None: a delta net."""
     device = out.device
-    h, k, v = require_states(states, prepared.x)
+    h, _, v = require_states(states, prepared.x)
     t = prepared.x.shape[0]
     require_prepared(prepared, h, device)
     require_projection(projection, t, prepared.x.shape[1], 0, device)
     s = require_batch(batch, device)
     require("out", out, (t, h, v), FLOATS, device)
+    if skip is not None:
+        require("skip", skip, (h,), (torch.float32,), device)
     pdl = pdl and traits(device).pdl
     qkvz = projection.qkvz
-    columns = min(_COLUMNS, v)
-    shape = DeltaShape(states.key_heads, h, k, v, columns, TAPS, qkvz.shape[0])
-    kernel = _recurrent_kernel[(s, h, v // columns)](
+    shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
+    kernel = _recurrent_kernel[(s, h, v // shape.BV)](
         prepared,
         Source.of(qkvz),
         states,
         batch,
         out,
+        tensor_or(skip, prepared.decay),
         shape,
         own_carveout(t),
         pdl,

@@ -1,8 +1,10 @@
-"""Weights, states and step of a gated delta net, as its kernels read them.
+"""Weights, states and step of a gated delta net or a Mamba 2, as their kernels read them.
 
 Letters, in all modules of this folder: T tokens of the step, S sequences, P partial sums of a gemm, G key
 heads, H value heads (a multiple of G), K and V columns of a key and a value, C channels of the convolution (2 G
-K + H V: queries, keys, values), E entries of the states: a running sequence has the one of its slot.
+K + H V), E entries of the states: a running sequence has the one of its slot.
+
+Channels are queries, keys and values, and values, keys and queries in a Mamba 2. It calls them C, B and x.
 """
 
 from typing import NamedTuple
@@ -17,6 +19,8 @@ TAPS = 4
 """Tokens that the convolution sees, its own among them."""
 CHUNK = 64
 """Tokens of a chunk."""
+_COLUMNS = 32
+"""Columns of a state in one program."""
 
 
 class DeltaNetWeights(NamedTuple):
@@ -29,7 +33,11 @@ class DeltaNetWeights(NamedTuple):
     dt_bias: torch.Tensor
     """fp32 [H]."""
     norm: torch.Tensor
-    """[V]: of the output of each head."""
+    """[V]: of the output of each head; [H V] in a Mamba 2."""
+    bias: torch.Tensor | None = None
+    """[C]: of the convolution; None: it has none."""
+    skip: torch.Tensor | None = None
+    """fp32 [H]: factor of a Mamba 2's values, which join the output; None: a delta net."""
 
 
 class LayerStates(NamedTuple):
@@ -51,9 +59,9 @@ class Projection(NamedTuple):
     """Products of a layer's input: partial sums, fp32, fp16 or bf16, with dense columns."""
 
     qkvz: torch.Tensor
-    """[P, T, at least C + H V]: queries, keys, values, the output's gate."""
+    """[P, T, at least C]: the channels."""
     ba: torch.Tensor
-    """[P', T, 2 H]: b and a of each value head."""
+    """[P', T, 2 H]: b and a of each value head; [P', T, H]: the time steps of a Mamba 2."""
 
 
 class Tokens(NamedTuple):
@@ -66,14 +74,14 @@ class Tokens(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Inputs of the delta rule per token."""
+    """Inputs per token of the rule that changes states."""
 
     x: torch.Tensor
-    """[T, C] in the model's dtype: q and k of length 1, q by K^-1/2, and v."""
+    """[T, C] in the model's dtype. A delta net's q and k have length 1 and K^-1/2."""
     decay: torch.Tensor
     """fp32 [T, H]: logarithm of the factor of the state."""
     beta: torch.Tensor
-    """fp32 [T, H]."""
+    """fp32 [T, H]: factor of the values, the time step of a Mamba 2."""
 
     @staticmethod
     def empty(t: int, c: int, h: int, dtype: torch.dtype, device: torch.device) -> "Prepared":
@@ -95,7 +103,7 @@ class Source(NamedTuple):
 
 
 class DeltaShape(NamedTuple):
-    """Constants of the kernels that change states."""
+    """Constants of the kernels."""
 
     G: int
     H: int
@@ -106,6 +114,22 @@ class DeltaShape(NamedTuple):
     TAPS: int
     P: int
     """Partial sums."""
+    DELTA: bool
+    """The rule is a delta net's. Otherwise it is a Mamba 2's."""
+    Q0: int
+    K0: int
+    V0: int
+    """First channels of queries, keys and values."""
+
+    @staticmethod
+    def of(states: LayerStates, parts: int, *, delta: bool) -> "DeltaShape":
+        """Return the constants of a layer. `parts`: partial sums."""
+        _, h, k, v = states.matrices.shape
+        g = states.key_heads
+        firsts = (0, g * k, 2 * g * k) if delta else (h * v + g * k, h * v, 0)
+        # The widest power of two that divides the columns.
+        columns = min(_COLUMNS, v & -v)
+        return DeltaShape(g, h, k, v, columns, TAPS, parts, delta, *firsts)
 
 
 class ChunkedPart(NamedTuple):
@@ -128,10 +152,10 @@ def require_states(states: LayerStates, x: torch.Tensor) -> tuple[int, int, int]
 
 
 def require_projection(
-    projection: Projection, t: int, columns: int, h: int, device: torch.device
+    projection: Projection, t: int, columns: int, gates: int, device: torch.device
 ) -> None:
-    """Raise ValueError unless the products have `columns` columns and the gates of H heads."""
-    for name, min_columns in (("qkvz", columns), ("ba", 2 * h)):
+    """Raise ValueError unless the products have `columns` columns and `gates` columns of gates."""
+    for name, min_columns in (("qkvz", columns), ("ba", gates)):
         weight = getattr(projection, name)
         require(name, weight, (None, t, None), FLOATS, device, contiguous=False)
         if weight.shape[2] < min_columns:

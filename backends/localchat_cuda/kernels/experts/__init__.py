@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.kernels.activation import clamped_reference
+from localchat_cuda.kernels.activation import clamped_reference, square_reference
 from localchat_cuda.kernels.activation import reference as gated_reference
 from localchat_cuda.kernels.experts import (
     blocks,
@@ -46,7 +46,7 @@ class Experts(NamedTuple):
 
     router: Router
     gate_up: torch.Tensor | W4
-    """[X * 2F, H], an expert's gate before its up."""
+    """[X * 2F, H], an expert's gate before its up; [X * F, H] without gates."""
     down: torch.Tensor | W4
     """[X * H, F]."""
     gate_up_bias: torch.Tensor | None = None
@@ -57,6 +57,8 @@ class Experts(NamedTuple):
     """Bias of gate and up, whose activation is then activation.gated's. 0: SiLU."""
     gelu: bool = False
     """GELU in place of SiLU, of floating weights."""
+    square: bool = False
+    """The activation is the square of a ReLU, and `gate_up` is `up` alone, of floating weights."""
 
     @property
     def weights(self) -> tuple[torch.Tensor | W4, ...]:
@@ -69,7 +71,7 @@ class Experts(NamedTuple):
     def inner(self) -> int:
         """F."""
         rows = self.gate_up.features_out if isinstance(self.gate_up, W4) else len(self.gate_up)
-        return rows // (2 * self.router.stored)
+        return rows // ((2 - self.square) * self.router.stored)
 
 
 def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -85,10 +87,12 @@ def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
         inner = x[rows].float() @ gate_up[:, : x.shape[1]].t()
         if experts.gate_up_bias is not None:
             inner += experts.gate_up_bias.float().view(-1, inner.shape[1])[expert]
-        limit = experts.limit
-        output = (
-            clamped_reference(inner, limit) if limit else gated_reference(inner, gelu=experts.gelu)
-        )
+        if experts.square:
+            output = square_reference(inner[None])
+        elif experts.limit:
+            output = clamped_reference(inner, experts.limit)
+        else:
+            output = gated_reference(inner, gelu=experts.gelu)
         output = output @ down.t()
         if experts.down_bias is not None:
             output += experts.down_bias.float().view(-1, output.shape[1])[expert]
@@ -159,6 +163,7 @@ def apply_few(
             bias=experts.gate_up_bias,
             limit=experts.limit,
             gelu=experts.gelu,
+            square=experts.square,
         )
         gemm_float.down(inner, down, choices, None, out, bias=experts.down_bias)
     return out, rows.added
@@ -219,6 +224,7 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
             bias=experts.gate_up_bias,
             limit=experts.limit,
             gelu=experts.gelu,
+            square=experts.square,
         )
         gemm_float.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
     return out

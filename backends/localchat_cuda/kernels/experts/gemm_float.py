@@ -3,6 +3,7 @@
 Letters as in choice.py; F inner features of an expert, H columns of the model.
 
     gate_up    x [T, H] or FewRows, weight [X * 2F, H], gate before up    out [P, F] = silu(gate) * up
+               weight [X * F, H] with `square`                           out [P, F] = relu(up)^2
     down       x [P, F], weight [X * H, F], weights fp32 [P]             out [C, T, H] = weight * product
 
 A bias [X * 2F] or [X * H] is added to the products; `limit`, `gelu`: of activation.gated in place of SiLU.
@@ -69,6 +70,7 @@ class FloatPairs(NamedTuple):
     BIASED: bool
     LIMIT: float
     GELU: bool
+    SQUARE: bool
     SPLITS: int
     WIDTH: int
     """Columns of `squares`, and of x before padding."""
@@ -93,6 +95,7 @@ def _float_kernel(
 ):
     M: tl.constexpr = shape.M
     K: tl.constexpr = shape.K
+    TWO: tl.constexpr = shape.GATED and not shape.SQUARE
     BN: tl.constexpr = shape.tile.features
     if PDL:
         gdc_launch_dependents()
@@ -114,7 +117,7 @@ def _float_kernel(
         if K % shape.RUN == 0:
             columns = tl.load(xs + offsets[:, None])
             acc = tl.dot(tl.load(ws + offsets[None, :]), columns, acc)
-            if shape.GATED:
+            if TWO:
                 up = tl.dot(tl.load(ws + F * K + offsets[None, :]), columns, up)
         else:
             there = offsets < K
@@ -122,7 +125,7 @@ def _float_kernel(
             acc = tl.dot(
                 tl.load(ws + offsets[None, :], mask=there[None, :], other=0.0), columns, acc
             )
-            if shape.GATED:
+            if TWO:
                 w = tl.load(ws + F * K + offsets[None, :], mask=there[None, :], other=0.0)
                 up = tl.dot(w, columns, up)
     if shape.GATED:
@@ -133,8 +136,13 @@ def _float_kernel(
         if shape.BIASED:
             own = bias + expert * shape.N + tl.minimum(n, F - 1)
             acc += tl.load(own).to(tl.float32)[:, None]
-            up += tl.load(own + F).to(tl.float32)[:, None]
-        acc = apply_gate(acc, up, shape.LIMIT, shape.GELU)
+            if TWO:
+                up += tl.load(own + F).to(tl.float32)[:, None]
+        if shape.SQUARE:
+            acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            acc *= acc
+        else:
+            acc = apply_gate(acc, up, shape.LIMIT, shape.GELU)
         position = pairs
     else:
         if shape.BIASED:
@@ -165,6 +173,7 @@ def gate_up(
     bias: torch.Tensor | None = None,
     limit: float = 0.0,
     gelu: bool = False,
+    square: bool = False,
     pdl: bool = True,
 ) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F]."""
@@ -172,7 +181,7 @@ def gate_up(
     values = x.x if isinstance(x, FewRows) else x
     require("out", out, (choices.ids.numel(), None), (values.dtype,), values.device)
     few = few_arguments(rows, out)
-    n = 2 * out.shape[1]
+    n = (2 - square) * out.shape[1]
     _launch(
         values,
         weight,
@@ -187,6 +196,7 @@ def gate_up(
         gated=True,
         limit=limit,
         gelu=gelu,
+        square=square,
     )
 
 
@@ -224,6 +234,7 @@ def _launch(
     gated: bool,
     limit: float = 0.0,
     gelu: bool = False,
+    square: bool = False,
 ) -> None:
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
     require("x", x, (None, k), _HALVES, device)
@@ -233,12 +244,13 @@ def _launch(
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
     pdl = pdl and traits(device).pdl
-    grid = (triton.cdiv(n // (1 + gated), tile.features), grid_blocks(choices, blocks))
+    features = n // (1 + (gated and not square))
+    grid = (triton.cdiv(features, tile.features), grid_blocks(choices, blocks))
     squares, eps, splits, width = few
     shape = FloatPairs(
         C=c,
         N=n,
-        F=n // (1 + gated),
+        F=features,
         K=k,
         M=m,
         P_POW2=pairs_class(choices, blocks),
@@ -248,6 +260,7 @@ def _launch(
         BIASED=bias is not None,
         LIMIT=limit,
         GELU=gelu,
+        SQUARE=square,
         SPLITS=splits,
         WIDTH=width,
     )

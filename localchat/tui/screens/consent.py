@@ -1,0 +1,92 @@
+"""Consent to a tool call on the screen."""
+
+import time
+from typing import ClassVar, Final
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from localchat.sanitize import sanitize_line
+from localchat.tools.consent import EFFECTS, ConsentRequest, Decision
+
+_CALM_S: Final = 0.7
+"""Keys are no answer until none was pressed for this time: the user was still typing something else."""
+
+
+class ConsentScreen(ModalScreen[Decision]):
+    """Shows a call with its preview. Returns the decision; leaving the screen refuses the call."""
+
+    AUTO_FOCUS = "#answers"
+    CSS_PATH = "dialog.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "decide('once')", show=False),
+        Binding("s", "decide('session')", show=False),
+        Binding("n,escape", "decide('no')", show=False),
+        Binding("pagedown", "scroll_preview(1)", show=False, priority=True),
+        Binding("pageup", "scroll_preview(-1)", show=False, priority=True),
+    ]
+
+    def __init__(self, request: ConsentRequest) -> None:
+        super().__init__()
+        self._request = request
+        self._calm_since_s = time.monotonic()
+        self._answers: dict[Decision, str] = {"once": "y  Allow this call"}
+        if request.scope_text:
+            self._answers["session"] = f"s  {_capitalized(sanitize_line(request.scope_text))}"
+        self._answers["no"] = "n  Refuse this call"
+        self._answers["never"] = "   Refuse all such calls in this conversation"
+
+    def compose(self) -> ComposeResult:
+        request = self._request
+        with Vertical(id="dialog", classes="-small -consent") as box:
+            box.border_title = Content(
+                f"{sanitize_line(request.tool)} may {EFFECTS[request.effect]}"
+            )
+            box.border_subtitle = Content("Enter choose · PgUp PgDn scroll · Esc refuse")
+            with VerticalScroll(id="preview", can_focus=False):
+                yield Static(_colored(request.preview or request.title), markup=False)
+            yield OptionList(
+                *(Option(Content(text), id=decision) for decision, text in self._answers.items()),
+                id="answers",
+                markup=False,
+            )
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).highlighted = 0
+
+    def on_key(self) -> None:
+        """Note a key that means nothing here: the user is still typing something else."""
+        self._calm_since_s = time.monotonic()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.action_decide(list(self._answers)[event.option_index])
+
+    def action_decide(self, decision: Decision) -> None:
+        now = time.monotonic()
+        if now - self._calm_since_s < _CALM_S:
+            self._calm_since_s = now
+        elif decision in self._answers:
+            self.dismiss(decision)
+
+    def action_scroll_preview(self, pages: int) -> None:
+        preview = self.query_one("#preview")
+        preview.scroll_relative(y=pages * max(1, preview.size.height - 1), animate=False)
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _colored(preview: str) -> Content:
+    """Color the lines of a unified diff. All other text is plain, without control characters."""
+    styles = {"+": "$success", "-": "$error", "@": "$text-muted"}
+    lines = []
+    for line in preview.split("\n"):
+        lines.append(Content.styled(sanitize_line(line) or " ", styles.get(line[:1], "")))
+    return Content("\n").join(lines)

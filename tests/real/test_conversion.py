@@ -1,0 +1,135 @@
+"""Checkpoints converted to GGUF, and LoRA adapters, on real weights."""
+
+import random
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TokenIds
+from localchat.fit.load_options import LoraAdapter
+from localchat.model_files.open_gguf import read_header
+from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
+from localchat_llamacpp.quantize import GgufQuantizer
+from tests.real.conftest import GEMMA, SMOLLM2, OpenEngine, model_path
+from tests.support.answers import ask
+from tests.support.peft_folders import merge, write_peft
+from tests.support.transformers_reference import TransformersReference
+
+QUESTIONS = ("What is the capital of France?", "Write a haiku about rain.")
+TEXT = "The river rises in a narrow valley and reaches the sea after two hundred miles."
+WEIGHT_OF_RANDOM_ADAPTER = 0.1
+
+
+class Converted:
+    """A real model as a checkpoint, converted back to F16."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.original = model_path(name)
+        self.reference = TransformersReference(self.original)
+        checkpoint = self.reference.save(folder / "checkpoint")
+        # transformers does not restore the steps that split a text.
+        files = tokenizer_files(read_header(self.original, ARRAYS))
+        (checkpoint / "tokenizer.json").write_text(files.text)
+        self.path = write(checkpoint, folder / "converted.gguf")
+
+
+def write(source: Path, target: Path) -> Path:
+    GgufQuantizer().write(source, target, "F16", 2, lambda done, total: None)
+    return target
+
+
+@pytest.fixture(scope="module", params=[SMOLLM2, GEMMA])
+def converted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Converted:
+    return Converted(request.param, tmp_path_factory.mktemp("converted"))
+
+
+def texts() -> list[str]:
+    """Return 200 texts: words, and letters of many scripts."""
+    chance = random.Random(3)
+    words = Path("README.md").read_text("utf-8").split()
+    scripts = [
+        *range(32, 127),
+        *range(0xA0, 0x250),
+        *range(0x400, 0x460),
+        *range(0x4E00, 0x4E80),
+        10,
+        9,
+    ]
+    many = [" ".join(chance.choices(words, k=12)) for _ in range(120)]
+    return many + ["".join(map(chr, chance.choices(scripts, k=40))) for _ in range(80)]
+
+
+def greedy(engine: LocalEngine) -> list[str]:
+    prompts = [Messages((Message("user", question),)) for question in QUESTIONS]
+    sampling = Sampling(temperature=0)
+    return [
+        ask(engine, GenerateRequest(prompt, sampling=sampling, max_tokens=40)).text
+        for prompt in prompts
+    ]
+
+
+def test_a_checkpoint_becomes_the_file_that_it_came_from(
+    converted: Converted, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    before = gguf.GGUFReader(converted.original)
+    after = gguf.GGUFReader(converted.path)
+    tensors = {tensor.name: tensor for tensor in before.tensors}
+    assert tensors.keys() == {tensor.name for tensor in after.tensors}
+    for tensor in after.tensors:
+        other = tensors[tensor.name]
+        expected = gguf.quants.dequantize(other.data, other.tensor_type)
+        if tensor.tensor_type == gguf.GGMLQuantizationType.F16:
+            expected = expected.astype(np.float16).astype(np.float32)
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        # Norms of Gemma lose bits, because transformers stores them without the 1 that it adds.
+        assert np.abs(values - expected).max() <= 1e-6, tensor.name
+    architecture = read_header(converted.original).architecture
+    for key, field in before.fields.items():
+        if key.startswith((f"{architecture}.", "tokenizer.ggml.bos", "tokenizer.ggml.eos")):
+            assert after.fields[key].contents() == pytest.approx(field.contents()), key
+    engine = open_engine(converted.path, context_tokens=512)
+    original = open_engine(converted.original, context_tokens=512)
+    for text in texts():
+        assert engine.tokenize(text) == original.tokenize(text)
+    if converted.original.name == SMOLLM2:
+        direct = open_engine(write(converted.original, tmp_path / "f16.gguf"), context_tokens=512)
+        assert greedy(engine) == greedy(direct)
+
+
+def test_an_adapter_gives_the_logits_of_merged_weights_and_leaves_no_trace(
+    converted: Converted, open_engine: OpenEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALCHAT_DATA_DIR", str(tmp_path / "data"))
+    model = converted.reference.model
+    folder = write_peft(tmp_path / "adapter", model, lora_alpha=4 * WEIGHT_OF_RANDOM_ADAPTER)
+    plain = open_engine(converted.path, context_tokens=512)
+    tokens = plain.tokenize(TEXT)
+    request = GenerateRequest(
+        TokenIds(tuple(tokens)),
+        sampling=Sampling(temperature=0, repetition_penalty=1.0),
+        max_tokens=24,
+        prompt_logprobs=20,
+        ignore_eos=True,
+    )
+    base = ask(plain, request)
+    engine = open_engine(converted.path, context_tokens=512, lora=(LoraAdapter(str(folder)),))
+    adapted = ask(engine, request)
+    merge(model, folder, WEIGHT_OF_RANDOM_ADAPTER)
+    expected = converted.reference.logprobs(tokens)
+    merge(model, folder, -WEIGHT_OF_RANDOM_ADAPTER)
+    differences = [
+        abs(value - float(expected[place, token]))
+        for place, entry in enumerate(adapted.prompt_logprobs)
+        for token, _, value in entry.top
+    ]
+    # The weights are in F16, and llama.cpp rounds the activations, too.
+    assert np.mean(differences) < 0.02
+    assert adapted.text != base.text
+    for lora in (), ((0, 0.0),):
+        assert ask(engine, msgspec.structs.replace(request, lora=lora)).text == base.text
