@@ -425,13 +425,16 @@ class ChatSession:
             outcome = await self._answer_fitting(parent, continued)
             if self._turn is None or outcome.end != "complete" or outcome.node is None:
                 return outcome
-            result = await self.tools.run(self._turn, outcome.node)
-            if result is None:
-                return outcome
+            if self._turn.must_answer(outcome.node.message):
+                self.conversation.back_to(parent)
+            else:
+                result = await self.tools.run(self._turn, outcome.node)
+                if result is None:
+                    return outcome
+                parent = result.id
             if self._stopping:
                 self.status.finish()
                 return Outcome("stopped", outcome.node)
-            parent = result.id
             continued = None
             self.status.begin()
 

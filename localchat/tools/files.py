@@ -34,7 +34,7 @@ _Path = Annotated[str, Meta(min_length=1, description="Path relative to the work
 class ReadArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: _Path
     start_line: Annotated[_Line, Meta(description="First line, counted from 1.")] = 1
-    end_line: Annotated[_Line | None, Meta(description="Last line.")] = None
+    end_line: Annotated[int, Meta(ge=0, description="Last line. 0: the end.")] = 0
 
 
 class ListArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +61,9 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
         last = arguments.end_line or arguments.start_line + _LINES - 1
         if last < arguments.start_line:
             raise ToolError("end_line is before start_line")
-        title = f"{name}, lines {arguments.start_line} to {last}"
+        title = f"{name}, from line {arguments.start_line}"
+        if arguments.end_line:
+            title = f"{name}, lines {arguments.start_line} to {last}"
         return _reading(lambda: _read(root, name, arguments.start_line, last), title)
 
     async def plan_list(arguments: ListArguments) -> Plan:
@@ -131,7 +133,7 @@ def _read(root: Root, name: str, first: int, last: int) -> str:
     end = first + len(shown) - 1
     if first == 1 and end == len(lines):
         return body
-    return f"{body}\n[lines {first} to {end} of {len(lines)} of {name}]"
+    return f"Lines {first} to {end} of {len(lines)} of {name}:\n{body}"
 
 
 def _list(root: Root, name: str) -> str:

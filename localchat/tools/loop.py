@@ -17,7 +17,8 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from contextlib import suppress
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -31,10 +32,13 @@ from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_argument
 CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
 MAX_CALLS: Final = 16
 """Calls of one answer that run."""
-_MAX_REPEATS: Final = 2
-"""Identical calls with an identical result, after which the next one is not run."""
+_REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
+_INSTRUCTIONS: Final = (
+    "Call a tool only if you need it. Once the results contain the answer, give it in plain words."
+)
+"""Without them, small models call again and again."""
 STOPPED: Final = "This call was not finished: the user stopped it."
 
 
@@ -76,13 +80,22 @@ class ToolTurn:
         self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
         self.rounds = 0
         """Number of answers whose calls have run."""
-        self._results: dict[str, tuple[str, int]] = {}
-        """Last result of each call, and how often it came in a row. Keys are name and arguments."""
+        self._loops = False
+        """Whether the model repeats itself, so that it has to answer now."""
+        self._results: dict[str, str] = {}
+        """Results since the last call that may have changed anything. Keys are name and arguments."""
 
     @property
     def exhausted(self) -> bool:
         """Whether no more calls run for this question."""
-        return self.rounds >= self._max_rounds
+        return self._loops or self.rounds >= self._max_rounds
+
+    def must_answer(self, answer: Message) -> bool:
+        """Return True if an answer after results is empty, and another one without tools is due."""
+        if answer.content or answer.tool_calls or self.exhausted or not self.rounds:
+            return False
+        self._loops = True
+        return True
 
     def offer(self, messages: Messages) -> Messages:
         """Add the tools to a request. The last request after the limit of rounds cannot call any."""
@@ -92,8 +105,18 @@ class ToolTurn:
         if self.exhausted:
             choice = "none"
         tools = tuple(tool.offered() for tool in self._tools.values())
+        system = Message("system")
+        others = messages.messages
+        if others and others[0].role == "system":
+            system = others[0]
+            others = others[1:]
+        text = f"{system.content}\n\n{_INSTRUCTIONS}".strip()
         return msgspec.structs.replace(
-            messages, tools=tools, tool_choice=choice, bind_arguments=True
+            messages,
+            messages=(msgspec.structs.replace(system, content=text), *others),
+            tools=tools,
+            tool_choice=choice,
+            bind_arguments=True,
         )
 
     def calls(self, answer: Message) -> tuple[CalledTool, ...]:
@@ -111,6 +134,7 @@ class ToolTurn:
         ends normally with results that say so.
         """
         self.rounds += 1
+        self._loops = self._loops or all(_key(call) in self._results for call in calls)
         results: dict[str, CallResult] = {}
         readers: list[asyncio.Task[None]] = []
         try:
@@ -145,7 +169,7 @@ class ToolTurn:
             ordered.append(result)
         if self.exhausted:
             last = ordered[-1]
-            note = "\n\n[No more calls are possible for this question: answer now.]"
+            note = "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
             content = last.message.content + note
             ordered[-1] = last._replace(
                 message=msgspec.structs.replace(last.message, content=content)
@@ -167,13 +191,11 @@ class ToolTurn:
                     f"there is no tool {call.name!r}",
                     hint=did_you_mean(call.name, self._tools),
                 )
-            arguments = parsed_arguments(call.arguments)
-            _, repeats = self._results.get(_key(call.name, arguments), ("", 0))
-            if repeats >= _MAX_REPEATS:
-                raise ToolError(
-                    f"this call was made {repeats} times with the same result; answer, or call another tool"
-                )
-            plan = await tool.plan(arguments)
+            if (before := self._results.get(_key(call))) is not None:
+                text = f"{before}\n\n{_REPEATED}"
+                results[call.id] = self._finished(call, "done", title, 0.0, text, report)
+                return None
+            plan = await tool.plan(parsed_arguments(call.arguments))
             title = plan.title
             report(CallReport(call, "asking", title))
             await self._approvals.require(tool, plan)
@@ -207,20 +229,10 @@ class ToolTurn:
             state = "failed"
             outcome = ToolError(f"{call.name} failed: {type(problem).__name__}: {problem}")
         seconds = time.monotonic() - began_s
-        result = self._finished(call, state, plan.title, seconds, outcome, report)
         if tool.effect in ("write", "run"):
             # Earlier results may be out of date.
             self._results.clear()
-        key = _key(call.name, parsed_arguments(call.arguments))
-        before, repeats = self._results.get(key, ("", 0))
-        if before == result.message.content:
-            note = "\n\n[The same call had the same result before.]"
-            message = msgspec.structs.replace(result.message, content=result.message.content + note)
-            result = result._replace(message=message)
-            self._results[key] = (before, repeats + 1)
-        else:
-            self._results[key] = (result.message.content, 1)
-        results[call.id] = result
+        results[call.id] = self._finished(call, state, plan.title, seconds, outcome, report)
 
     def _finished(
         self,
@@ -237,6 +249,9 @@ class ToolTurn:
             text = outcome or "(no output)"
         report(CallReport(call, state, title, seconds, text))
         message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
+        tool = self._tools.get(call.name)
+        if tool is None or tool.effect not in ("write", "run") or state == "failed":
+            self._results.setdefault(_key(call), message.content)
         return CallResult(message, ToolRun(state, title, seconds, len(text)))
 
 
@@ -253,5 +268,9 @@ def with_ids(answer: Message) -> Message:
     return msgspec.structs.replace(answer, tool_calls=tuple(calls))
 
 
-def _key(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name} {json.dumps(arguments, sort_keys=True)}"
+def _key(call: CalledTool) -> str:
+    """Return name and arguments, which are compared as JSON if they are."""
+    arguments = call.arguments
+    with suppress(ToolError):
+        arguments = json.dumps(parsed_arguments(arguments), sort_keys=True)
+    return f"{call.name} {arguments}"

@@ -68,7 +68,7 @@ def own_tool(
 ) -> Tool:
     """Return a tool whose arguments are the fields of a struct."""
     _, components = msgspec.json.schema_components([arguments])
-    schema = {key: value for key, value in components[arguments.__name__].items() if key != "title"}
+    schema = _short_schema(components[arguments.__name__])
 
     async def checked_plan(values: Mapping[str, Any]) -> Plan:
         try:
@@ -79,6 +79,14 @@ def own_tool(
         return await plan(checked)
 
     return Tool(name, description, schema, effect, checked_plan)
+
+
+def _short_schema(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a schema without keywords that only cost a small model attention. `plan` still checks them."""
+    if not isinstance(schema, dict):
+        return schema
+    left_out = ("title", "default", "minLength", "maxLength")
+    return {key: _short_schema(value) for key, value in schema.items() if key not in left_out}
 
 
 def parsed_arguments(text: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_a_short_file_is_returned_as_it_is(folder: Path) -> None:
 
 def test_a_range_of_lines_says_where_it_is_and_takes_numbers_as_text(folder: Path) -> None:
     text = ToolScene(folder).text("read_file", path="notes.txt", start_line="2", end_line="2")
-    assert text == "two\n[lines 2 to 2 of 3 of notes.txt]"
+    assert text == "Lines 2 to 2 of 3 of notes.txt:\ntwo"
 
 
 @pytest.mark.parametrize(

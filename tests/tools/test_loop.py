@@ -46,23 +46,48 @@ def test_parallel_calls_have_results_in_their_order(tmp_path: Path) -> None:
     assert results[2].message.content == "B"
 
 
-def test_a_repeated_call_is_noticed_and_then_not_run(tmp_path: Path) -> None:
+def test_a_repeated_call_is_not_run_again_and_has_to_be_the_last(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("A")
-    scene = ToolScene(tmp_path, "session")
+    scene = ToolScene(tmp_path)
     assert scene.text("read_file", path="a") == "A"
-    second = scene.text("read_file", path="a")
-    assert "same result" in second
-    third = scene.call("read_file", path="a")
-    assert third.run.state == "failed"
+    first, other = scene.calls(("read_file", '{"path":"a"}'), ("list_folder", "{}"))
+    assert "same call" in first.message.content
+    assert "same call" not in other.message.content
+    assert not scene.turn.exhausted
     scene.call("edit_file", path="a", old_text="A", new_text="B")
     assert scene.text("read_file", path="a") == "B"
+    assert not scene.turn.exhausted
+    asked = len(scene.consent.asked)
+    last = scene.text("read_file", path="a")
+    assert last.startswith("B\n\n[This is the same call")
+    assert "Now answer" in last
+    assert scene.turn.exhausted
+    assert len(scene.consent.asked) == asked
+
+
+def test_a_call_that_fails_again_and_again_ends_the_calls(tmp_path: Path) -> None:
+    scene = ToolScene(tmp_path)
+    scene.call("edit_file", path="none", old_text="A", new_text="B")
+    assert not scene.turn.exhausted
+    scene.call("edit_file", path="none", old_text="A", new_text="B")
+    assert scene.turn.exhausted
+
+
+def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_path: Path) -> None:
+    turn = ToolScene(tmp_path).turn
+    assert not turn.must_answer(Message("assistant"))
+    turn.rounds = 1
+    assert not turn.must_answer(Message("assistant", "text"))
+    assert turn.must_answer(Message("assistant"))
+    assert turn.exhausted
+    assert not turn.must_answer(Message("assistant"))
 
 
 def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
     scene = ToolScene(tmp_path, max_rounds=1)
     messages = Messages((Message("user", "hi"),))
     assert scene.turn.offer(messages).tool_choice == "auto"
-    assert "answer now" in scene.text("list_folder")
+    assert "Now answer" in scene.text("list_folder")
     assert scene.turn.offer(messages).tool_choice == "none"
     assert scene.turn.calls(Message("assistant", tool_calls=(CalledTool("x", "{}"),))) == ()
 

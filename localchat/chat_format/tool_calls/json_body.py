@@ -345,6 +345,8 @@ class JsonBody:
         part = self._part
         if character == "{" and part == "key" and not self._levels:
             self._levels = 1
+        elif character == "{" and part == "key" and self._levels == 1 and not self._key:
+            pass  # the template of Qwen2.5-Coder shows doubled braces, and the model copies them
         elif character == '"' and part == "key" and self._levels:
             self._key = ""
             self._string = JsonString()

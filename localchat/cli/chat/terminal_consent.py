@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import termios
 from contextlib import suppress
 from typing import Final
@@ -56,8 +57,8 @@ class TerminalConsent:
             if not readable.done():
                 readable.set_result(None)
 
-        loop.add_reader(self._handle, note)
         try:
+            loop.add_reader(self._handle, note)
             await readable
             return os.read(self._handle, 4096).decode("utf-8", "replace")
         except OSError:
@@ -75,6 +76,8 @@ def open_consent(terminal: Terminal) -> TerminalConsent | None:
     if not terminal.stderr_is_terminal:
         return None
     try:
-        return TerminalConsent(terminal, os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        # Event loops of macOS cannot wait for /dev/tty, only for the device itself.
+        handle = os.open(os.ttyname(sys.stderr.fileno()), os.O_RDWR | os.O_NOCTTY)
+        return TerminalConsent(terminal, handle)
     except OSError:
         return None

@@ -285,6 +285,13 @@ def test_a_model_without_a_template_is_read_too() -> None:
             None,
             [("get_time", "{}"), ("get_time", "{}")],
         ),
+        ('{{"name": "get_time", "arguments": {}}}', "", [("get_time", "{}")]),
+        (
+            '<tool_call>\n{{"name": "get_time", "arguments": {}}}\n</tool_call>',
+            "",
+            [("get_time", "{}")],
+        ),
+        ('{{"name": "Ann", "arguments": {}}}', "same", []),
         ('So:\n```json\n{"name": "Ann", "age": 7}\n```', "same", []),
         ('So:\n```json\n{"name": "get_t", "arguments": {}}\n```\nEnd.', "same", []),
         ("So:\n```python\nprint({1: 2})\n```", "same", []),

@@ -37,7 +37,7 @@ def test_calls_are_lines_on_stderr_and_the_answer_is_alone_on_stdout(
     code, out, err = call(app, *flags, "What is in a.txt?")
     assert code == 0
     assert out == "Looking.\nLooking.\n"
-    assert "◆ read_file a.txt, lines 1 to 200 · done · " in err
+    assert "◆ read_file a.txt, from line 1 · done · " in err
     first, second = app.engines[0].requests
     assert isinstance(first.prompt, Messages)
     assert first.prompt.tool_choice == "auto"
