@@ -127,7 +127,7 @@ def test_after_the_last_attention_only_rows_with_logits_go_on(
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("quantized", ["qwen2", "gemma3"], indirect=True)
+@pytest.mark.parametrize("quantized", ["qwen2", "gemma3", "lfm2", "nemotron-h"], indirect=True)
 def test_after_the_last_attention_only_rows_with_logits_are_packed(
     quantized: tuple[Any, Path], kernels: bool
 ) -> None:

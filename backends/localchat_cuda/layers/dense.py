@@ -322,7 +322,8 @@ class LayersBase:
             return normed
         heads = shape.value_heads
         if shape.kind == "mamba":
-            gate, channels, gates = torch.split(product, list(shape.parts), 2)
+            parts = torch.split(product[..., : shape.columns], list(shape.parts), 2)
+            gate, channels, gates = parts
             norm_heads = shape.key_heads
         else:
             channels = product

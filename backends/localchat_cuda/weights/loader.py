@@ -30,6 +30,7 @@ from localchat_cuda.weights.formats.weight import (
     block_of,
     concat_rows,
     dequantized,
+    pad_rows,
     reorder_rows,
     stack_rows,
 )
@@ -46,6 +47,7 @@ from localchat_cuda.weights.values import number_of
 
 _ALWAYS = 20.0
 """Logit whose sigmoid is 1 in fp32."""
+_GEMM_ROWS = 64
 _MIN_GAIN = 1e-4
 """Smallest weight of a norm by which a router's columns are divided. Experts do not depend on smaller ones."""
 Progress: TypeAlias = Callable[[int, int], bool]
@@ -258,6 +260,8 @@ class Loader:
         if shape.kind == "mamba":
             bias = self.tensor(begin + names.conv_bias, shape.channels) if shape.biased else None
             norm = self.tensor(begin + names.norm, shape.values)
+            # Time steps of heads are seldom a multiple of the rows that the gemms compute at once.
+            linears["in"] = pad_rows(linears["in"], _GEMM_ROWS)
             return DeltaNetWeights(conv, decay, dt_bias, norm, bias, per_head(names.skip))
         self.add_gates(begin, names.ba, linears)
         return DeltaNetWeights(

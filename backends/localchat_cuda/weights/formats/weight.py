@@ -179,6 +179,19 @@ def _place(stack: torch.Tensor, part: torch.Tensor, number: int) -> None:
     stack[number * part.shape[0] : (number + 1) * part.shape[0]] = part
 
 
+def pad_rows(weight: Weight, multiple: int) -> Weight:
+    """Return an int4 weight with rows of zeros up to a multiple. Other weights need none."""
+    missing = -weight.features_out % multiple if isinstance(weight, w4_pack.W4) else 0
+    if not missing:
+        return weight
+    assert isinstance(weight, w4_pack.W4)
+    codes, scale_zeros = (
+        torch.cat((part, part.new_zeros(missing // w4_pack.ROWS, *part.shape[1:])))
+        for part in (weight.codes, weight.scale_zeros)
+    )
+    return weight._replace(codes=codes, scale_zeros=scale_zeros)
+
+
 def reorder_rows(weight: Weight, rows: torch.Tensor) -> Weight:
     """Return the weight with output features in the order of `rows`, int64 [N]."""
     if isinstance(weight, torch.Tensor):
